@@ -1,0 +1,179 @@
+"""The SPEAR reward and the schedules that weigh its parts; plain Python, so that an environment needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+__all__ = [
+    "FORMAT_BONUS",
+    "TOOL_CALL_STEP",
+    "Constant",
+    "CosineDecay",
+    "Schedule",
+    "compose_reward",
+    "constant",
+    "cosine",
+    "cosine_decay",
+    "cosine_warmup",
+    "make_schedule",
+    "none",
+    "tool_call_reward",
+]
+
+FORMAT_BONUS = 0.1
+"""Reward of a trajectory whose every turn is well formed (``eq:formatreward``)."""
+
+TOOL_CALL_STEP = 0.1
+"""Reward of one tool call, before the cap at 1 (``eq:actionreward``)."""
+
+
+def cosine_warmup(t: float, T: float) -> float:
+    """Weight gamma of the self-imitation term at global step ``t`` (``eq:gamma``).
+
+    ``(1 - cos(pi t / T)) / 2`` up to ``T``, then 1. ``T <= 0`` means no warm-up: always 1.
+
+    Raises:
+        ValueError: ``t`` is negative.
+    """
+    if t < 0:
+        raise ValueError(f"the step must be 0 or more, not {t}")
+    if T <= 0 or t >= T:
+        return 1.0
+    return 0.5 * (1.0 - math.cos(math.pi * t / T))
+
+
+def cosine_decay(t: float, T: float) -> float:
+    """Weight mu of the tool-call reward at global step ``t`` (``eq:mudecay``).
+
+    ``(1 + cos(pi t / T)) / 2`` up to ``T``, then 0. ``T <= 0`` means no tool-call reward: always 0.
+
+    Raises:
+        ValueError: ``t`` is negative.
+    """
+    if t < 0:
+        raise ValueError(f"the step must be 0 or more, not {t}")
+    if T <= 0 or t >= T:
+        return 0.0
+    return 0.5 * (1.0 + math.cos(math.pi * t / T))
+
+
+def tool_call_reward(n_calls: int, *, shape: str = "linear", correct: bool | None = None) -> float:
+    """Reward of using tools, in [0, 1], before its weight mu (``eq:actionreward``).
+
+    Args:
+        n_calls: tool calls of the trajectory.
+        shape: ``"linear"`` gives min(1, 0.1 n), as in the paper. ``"any_if_correct"`` gives 1 for any call at all when
+            the trajectory is correct and the linear value otherwise, as the authors' code does for Qwen3 on maths.
+        correct: whether the outcome is right; needed by ``"any_if_correct"`` only.
+
+    Raises:
+        ValueError: ``n_calls`` is negative, the shape is unknown, or ``correct`` is missing where it is needed.
+    """
+    if n_calls < 0:
+        raise ValueError(f"n_calls must be 0 or more, not {n_calls}")
+    linear = min(1.0, TOOL_CALL_STEP * n_calls)
+    if shape == "linear":
+        return linear
+    if shape != "any_if_correct":
+        raise ValueError(f"unknown shape {shape!r}: choose 'linear' or 'any_if_correct'")
+    if correct is None:
+        raise ValueError("shape 'any_if_correct' needs correct=True or correct=False")
+    return 1.0 if correct and n_calls > 0 else linear
+
+
+def compose_reward(terms: Mapping[str, float], mu: float) -> float:
+    """Reward of a trajectory: outcome + mu * tool_call + format (``eq:rewardtotal``).
+
+    Args:
+        terms: holds ``outcome``, ``tool_call`` (before mu) and ``format``; other keys are ignored.
+        mu: weight of the tool-call term, from :func:`cosine_decay` or another schedule.
+
+    Raises:
+        ValueError: a term is missing.
+    """
+    missing = [key for key in ("outcome", "tool_call", "format") if key not in terms]
+    if missing:
+        raise ValueError(f"reward terms lack {', '.join(missing)}; they hold {', '.join(terms) or 'nothing'}")
+    return float(terms["outcome"] + mu * terms["tool_call"] + terms["format"])
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A weight that may change with the global training step, which starts at 1."""
+
+    def __call__(self, t: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same weight at every step."""
+
+    value: float = 1.0
+
+    def __call__(self, t: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """From 1 to 0 along a half cosine of ``period`` steps (``eq:mudecay``)."""
+
+    period: int = 200
+
+    def __call__(self, t: int) -> float:
+        return cosine_decay(t, self.period)
+
+
+def constant(value: float = 1.0) -> Constant:
+    """The same weight at every step."""
+    return Constant(float(value))
+
+
+def cosine(period: int) -> CosineDecay:
+    """Decay from 1 to 0 in ``period`` steps (``eq:mudecay``).
+
+    Raises:
+        ValueError: ``period`` is not positive; use :func:`none` for a weight of 0.
+    """
+    if period <= 0:
+        raise ValueError(f"the period must be positive, not {period}; for a weight of 0 use none()")
+    return CosineDecay(int(period))
+
+
+def none() -> Constant:
+    """No tool-call reward at all: the weight is 0."""
+    return Constant(0.0)
+
+
+_FORMS = "'none', 'constant', 'constant:0.5', 'cosine:200', a number, or a function of the step"
+
+
+def make_schedule(spec: str | float | Schedule | Callable[[int], float]) -> Schedule:
+    """Turn a setting into a schedule.
+
+    Args:
+        spec: ``"none"`` (0), ``"constant"`` (1), ``"constant:<value>"``, ``"cosine:<steps>"``, a number (that constant),
+            or anything callable with a step.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if callable(spec):
+        return spec
+    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
+        return constant(spec)
+    if isinstance(spec, str):
+        name, _, argument = spec.partition(":")
+        try:
+            if name == "none" and not argument:
+                return none()
+            if name == "constant":
+                return constant(float(argument or 1.0))
+            if name == "cosine" and argument:
+                return cosine(int(argument))
+        except ValueError as error:
+            raise ValueError(f"bad schedule {spec!r} ({error}): use {_FORMS}") from None
+    raise ValueError(f"bad schedule {spec!r}: use {_FORMS}")

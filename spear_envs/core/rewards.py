@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -151,7 +151,7 @@ def none() -> Constant:
 _FORMS = "'none', 'constant', 'constant:0.5', 'cosine:200', a number, or a function of the step"
 
 
-def make_schedule(spec: str | float | Schedule | Callable[[int], float]) -> Schedule:
+def make_schedule(spec: str | float | Schedule) -> Schedule:
     """Turn a setting into a schedule.
 
     Args:

@@ -96,7 +96,7 @@ def _suggest(cls: type[Record], key: str) -> str:
     if near:
         return f"did you mean {cls.PATH}.{near[0]}?"
     below = {path.rpartition(".")[2]: path for path in cls.keys()}  # noqa: SIM118 - a class method, no mapping
-    near = difflib.get_close_matches(key, list(below), 1)
+    near = difflib.get_close_matches(key, list(below), 1, 0.8)
     if near:
         return f"did you mean {below[near[0]]}?"
     return f"there are {', '.join(siblings)}"

@@ -155,7 +155,7 @@ def make_schedule(spec: str | float | Schedule) -> Schedule:
     """Turn a setting into a schedule.
 
     Args:
-        spec: ``"none"`` (0), ``"constant"`` (1), ``"constant:<value>"``, ``"cosine:<steps>"``, a number (that constant),
+        spec: ``"none"`` (0), ``"constant"`` (1), ``"constant:<value>"``, ``"cosine:<steps>"``, a number (that weight),
             or anything callable with a step.
 
     Raises:

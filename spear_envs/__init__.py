@@ -1,0 +1,20 @@
+"""SPEAR environments: language-agent tasks behind one contract. Importing the package registers them with gymnasium."""
+
+from spear_envs.core import EnvFault, SpearEnv, SpearError, UnknownTaskError, image_of, set_training_step, text_of
+from spear_envs.core.registration import register_builtin, register_env
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EnvFault",
+    "SpearEnv",
+    "SpearError",
+    "UnknownTaskError",
+    "__version__",
+    "image_of",
+    "register_env",
+    "set_training_step",
+    "text_of",
+]
+
+register_builtin()

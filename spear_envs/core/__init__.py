@@ -1,0 +1,57 @@
+"""What all environments share: the contract, and everything needed to write another environment."""
+
+from spear_envs.core.env import ActionResult, OnMalformed, RewardMode, SpearEnv, image_of, set_training_step, text_of
+from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS, RewardTerms, StepInfo
+from spear_envs.core.parsing import (
+    MAX_RESPONSE_LENGTH,
+    ParsedResponse,
+    PlainParser,
+    ResponseFormat,
+    ResponseParser,
+    TagParser,
+    make_parser,
+)
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.registration import register_env
+from spear_envs.core.spaces import PermissiveText
+from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, Task, TaskSet, canonical_json, check_disjoint, check_split
+
+__all__ = [
+    "INFO_KEYS",
+    "MAX_RESPONSE_LENGTH",
+    "REWARD_TERM_KEYS",
+    "ActionResult",
+    "CompactTemplate",
+    "DefaultTemplate",
+    "EnvFault",
+    "GeneratedTaskSet",
+    "ListTaskSet",
+    "OnMalformed",
+    "ParsedResponse",
+    "PermissiveText",
+    "PlainParser",
+    "PromptContext",
+    "PromptTemplate",
+    "ResponseFormat",
+    "ResponseParser",
+    "RewardMode",
+    "RewardTerms",
+    "SpearEnv",
+    "SpearError",
+    "StepInfo",
+    "TagParser",
+    "Task",
+    "TaskSet",
+    "UnknownTaskError",
+    "canonical_json",
+    "check_disjoint",
+    "check_split",
+    "choose_member",
+    "image_of",
+    "make_parser",
+    "register_env",
+    "set_training_step",
+    "text_of",
+]

@@ -1,0 +1,452 @@
+"""The base of all environments: it counts turns, reads responses, pays rewards and keeps the contract."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat, ResponseParser, make_parser
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
+from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
+from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
+from spear_envs.core.tasks import Task, TaskSet, canonical_json
+
+__all__ = ["ActionResult", "OnMalformed", "RewardMode", "SpearEnv", "image_of", "set_training_step", "text_of"]
+
+ObsType = TypeVar("ObsType")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class RewardMode(str, Enum):
+    """What ``step`` pays."""
+
+    SPEAR = "spear"
+    """outcome + mu * tool_call + format, when the episode ends, and 0 before (``eq:rewardtotal``)."""
+    NATIVE = "native"
+    """The benchmark's own reward, each turn."""
+
+
+class OnMalformed(str, Enum):
+    """What happens on a response that is not well formed."""
+
+    EXPLAIN = "explain"
+    """Nothing is played and the observation says what was wrong."""
+    PEER = "peer"
+    """What verl-agent would play is played, for comparison with published numbers."""
+
+
+class ActionResult(NamedTuple):
+    """What one action did. A tuple and no dataclass since one is made for every step."""
+
+    ok: bool
+    """The action did something (``info["action_ok"]``)."""
+    native_reward: float = 0.0
+    """The benchmark's own reward for this turn."""
+    won: bool = False
+    """The task is solved now; ends the episode."""
+    done: bool = False
+    """The episode is over, won or lost."""
+    message: str = ""
+    """What the environment has to say, to be shown with the next observation."""
+    tool_calls: int = 0
+    """Tool calls made in this turn."""
+    details: Mapping[str, Any] = NOTHING
+    """Keys of the environment's own for ``info``; the same ones at every step."""
+    terms: Mapping[str, float] = NOTHING
+    """Further reward terms for ``info["reward_terms"]``; they stay until they are given anew."""
+    outcome: float | None = None
+    """Outcome term where it is not simply +1 when won and -1 otherwise."""
+    action: str | None = None
+    """Canonical form of what was played, where it differs from what was written."""
+
+
+def text_of(observation: Any) -> str:
+    """The text of an observation: the string itself, or its ``"text"``; empty for a picture alone."""
+    return observation if isinstance(observation, str) else observation.get("text", "")
+
+
+def image_of(observation: Any) -> np.ndarray | None:
+    """The picture of an observation, uint8 [height, width, 3], or None if it has none."""
+    return None if isinstance(observation, str) else observation.get("image")
+
+
+class SpearEnv(gym.Env[ObsType, str], ABC):
+    """Base class of environments whose action is one response of a model.
+
+    A subclass supplies its tasks and the hooks below that start with an underscore; see ``CONTRIBUTING.md``. All
+    randomness must come from ``self.np_random``.
+
+    Args:
+        tasks: the task set that ``reset`` draws from.
+        max_turns: responses after which the episode is truncated.
+        observation_space: by default any text.
+        parser: grammar of the responses, instead of the stock one of ``response_format``.
+        response_format: ``"tags"`` or ``"plain"``, see :class:`ResponseFormat`.
+        reward: ``"spear"`` or ``"native"``, see :class:`RewardMode`.
+        on_malformed: ``"explain"`` or ``"peer"``, see :class:`OnMalformed`.
+        mu: weight of the tool-call term over the training steps, see ``make_schedule``.
+        render_mode: one of ``metadata["render_modes"]``, or None.
+
+    Raises:
+        SpearError: a keyword has no valid value; the message lists the valid ones.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    templates: ClassVar[Mapping[str, PromptTemplate]] = MappingProxyType(
+        {"default": DefaultTemplate(), "compact": CompactTemplate()}
+    )
+    splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
+    """Values that the keyword ``split`` may have."""
+
+    def __init__(
+        self,
+        tasks: TaskSet,
+        *,
+        max_turns: int,
+        observation_space: gym.Space[Any] | None = None,
+        parser: ResponseParser | None = None,
+        response_format: str = "tags",
+        reward: str = "spear",
+        on_malformed: str = "explain",
+        mu: str | float | Schedule = "constant",
+        render_mode: str | None = None,
+    ) -> None:
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise SpearError(f"max_turns={max_turns!r} is not valid: give a whole number of at least 1.")
+        modes = self.metadata["render_modes"]
+        if render_mode is not None and render_mode not in modes:
+            raise SpearError(f"render_mode={render_mode!r} is not valid: choose one of {modes} or None.")
+        try:
+            self.mu = make_schedule(mu)
+        except ValueError as error:
+            raise SpearError(f"mu: {error}") from None
+        self.tasks = tasks
+        self.max_turns = max_turns
+        self.response_format = choose_member(ResponseFormat, response_format, "response_format")
+        self.reward_mode = choose_member(RewardMode, reward, "reward")
+        self.on_malformed = choose_member(OnMalformed, on_malformed, "on_malformed")
+        self.parser = parser or make_parser(self.response_format)
+        self.render_mode = render_mode
+        self.action_space = PermissiveText(ACTION_LENGTH)
+        self.observation_space = observation_space or PermissiveText()
+        self.training_step = 1
+        self.turn = 0
+        self.parsed = ParsedResponse(None, True)  # the response being played, for hooks that need more than the action
+        self.response = ""  # and its whole text
+        self._done = True
+        self._task: Task | None = None
+        self._result = ActionResult(True)
+        self._spear = self.reward_mode is RewardMode.SPEAR
+        self._peer = self.on_malformed is OnMalformed.PEER
+        self._begin_episode()
+
+    # ---------------------------------------------------------------- hooks
+
+    @abstractmethod
+    def _start(self, task: Task) -> None:
+        """Set up the world of ``task``."""
+
+    @abstractmethod
+    def _act(self, action: str) -> ActionResult:
+        """Play an action in its plain form. Unknown actions do nothing and say so; they never raise.
+
+        ``self.turn`` already counts this response; ``self.parsed`` and ``self.response`` hold the whole of it.
+        """
+
+    @abstractmethod
+    def _observe(self, message: str) -> ObsType:
+        """What the policy is shown now, with ``message`` (often empty) in its text. New objects at every call."""
+
+    @abstractmethod
+    def _world(self) -> Any:
+        """All of the world that changes within an episode, as plain values that can be pickled."""
+
+    @abstractmethod
+    def _restore_world(self, state: Any) -> None:
+        """Put back what :meth:`_world` gave, in a world of the same task."""
+
+    @abstractmethod
+    def expert_plan(self) -> list[str]:
+        """Actions in plain form that win from the present state.
+
+        Where later actions hang on what will be seen, the next one; it is asked again then. Empty if all is lost.
+        """
+
+    def _malformed(self, problem: str) -> ActionResult:
+        """Answer a malformed response: the turn counts and nothing is played."""
+        return ActionResult(False, message=f"Your response could not be read: {problem}. {self.parser.hint}")
+
+    def _anchor(self) -> Hashable:
+        """Key of the state, the same in every process; the default digests the task id and :meth:`_world`."""
+        assert self._task is not None
+        return hashlib.sha256(canonical_json([self._task.id, self._world()]).encode()).hexdigest()[:32]
+
+    def _admissible(self) -> list[str] | None:
+        """Actions that would be accepted now, in a new list, or None where they cannot be listed."""
+        return None
+
+    def _score(self) -> float:
+        """The benchmark's own score of the episode so far, in [0, 1]."""
+        return 1.0 if self._won else 0.0
+
+    def _details(self) -> Mapping[str, Any]:
+        """The environment's own keys of ``info`` right after ``reset``; the same that its ``ActionResult`` give."""
+        return NOTHING
+
+    def peer_action(self, text: str) -> str:
+        """What verl-agent would play for a malformed response (``on_malformed="peer"``)."""
+        raise SpearError(f"{type(self).__name__} has no on_malformed='peer': use 'explain'.")
+
+    # ---------------------------------------------------------------- the episode
+
+    @property
+    def task(self) -> Task:
+        """The task being played.
+
+        Raises:
+            ResetNeeded: before the first ``reset``.
+        """
+        if self._task is None:
+            raise ResetNeeded("No task yet: call reset() first.")
+        return self._task
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended, or none has begun."""
+        return self._done
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ObsType, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: seeds ``self.np_random``; without ``options`` it also draws the task.
+            options: ``{"task": "<task id>"}`` starts that very task.
+
+        Raises:
+            UnknownTaskError: no such task in this split.
+            SpearError: an option that does not exist.
+            EnvFault: a service that the task needs is down.
+        """
+        super().reset(seed=seed)
+        task_id = self._read_options(options)
+        task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
+        self._done, self._task = True, None  # and so it stays if _start raises
+        self._begin_episode()
+        self._task = task
+        try:
+            self._start(task)
+        except BaseException:
+            self._task = None
+            raise
+        self._result = ActionResult(True, details=self._details())
+        self._done = False
+        return self._observe(""), self._info()
+
+    def step(self, action: str) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
+        """Take one response; nothing that a model may write raises.
+
+        Returns:
+            Observation, reward, terminated (success or failure of the task), truncated (turn limit or fault), info
+            with the keys of ``StepInfo``.
+
+        Raises:
+            ResetNeeded: the episode is over.
+            TypeError: the action is not a string.
+        """
+        if self._done:
+            state = "has ended" if self._task is not None else "has not begun"
+            raise ResetNeeded(f"The episode {state}: call reset() before step().")
+        if not isinstance(action, str):
+            raise TypeError(f"step() takes the text of a response (str), not {type(action).__name__}.")
+        self.turn += 1
+        self.response = action
+        self.parsed = parsed = self.parser.parse(action)
+        self._format_ok = parsed.format_ok
+        self._well_formed = self._well_formed and parsed.format_ok
+        try:
+            played = parsed.action
+            if played is None and self._peer:
+                played = self.peer_action(action)
+            result = self._malformed(parsed.problem) if played is None else self._act(played)
+            self._action = (played or "") if result.action is None else result.action
+        except EnvFault as fault:
+            return self._stop_on_fault(fault)
+        self._result = result
+        self._tool_calls += result.tool_calls
+        self._native_return += result.native_reward
+        self._won = result.won
+        if result.outcome is not None:
+            self._outcome = result.outcome
+        if result.terms:
+            self._extra_terms.update(result.terms)
+        terminated = result.won or result.done
+        truncated = not terminated and self.turn >= self.max_turns
+        self._done = terminated or truncated
+        info = self._info()
+        if not self._spear:
+            reward = float(result.native_reward)
+        elif self._done:
+            reward = compose_reward(info["reward_terms"], self.mu(self.training_step))
+        else:
+            reward = 0.0
+        return self._observe(result.message), reward, terminated, truncated, info
+
+    def set_training_step(self, step: int) -> None:
+        """Tell the schedule of mu the global training step, which starts at 1."""
+        self.training_step = int(step)
+
+    def render(self) -> Any:
+        """The text of the present observation (``render_mode="ansi"``); None without a render mode."""
+        if self.render_mode is None:
+            gym.logger.warn("render() without a render mode: pass render_mode='ansi' to gym.make().")
+            return None
+        self.task  # noqa: B018 - raises ResetNeeded before the first episode
+        return text_of(self._observe(self._result.message))
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the rest of the episode hangs on, as plain values that can be pickled.
+
+        Later steps do not change it. It may be given to ``set_state`` of any environment with the same keywords.
+        """
+        result = self._result
+        return copy.deepcopy(
+            {
+                "task_id": self.task.id,
+                "turn": self.turn,
+                "done": self._done,
+                "won": self._won,
+                "outcome": self._outcome,
+                "well_formed": self._well_formed,
+                "tool_calls": self._tool_calls,
+                "native_return": self._native_return,
+                "extra_terms": self._extra_terms,
+                "fault": self._fault,
+                "action": self._action,
+                "format_ok": self._format_ok,
+                "result": {"ok": result.ok, "message": result.message, "details": dict(result.details)},
+                "np_random": self.np_random.bit_generator.state,
+                "world": self._world(),
+            }
+        )
+
+    def set_state(self, state: Mapping[str, Any]) -> tuple[ObsType, dict[str, Any]]:
+        """Go back, or over, to a state from :meth:`get_state`.
+
+        Returns:
+            The observation and info of that moment.
+
+        Raises:
+            UnknownTaskError: the state is of a task that this environment does not have.
+        """
+        state = copy.deepcopy(dict(state))
+        task = self.tasks.get(state["task_id"])
+        if self._task is not task:
+            self._task = task
+            self._start(task)
+        self._restore_world(state["world"])
+        self.np_random.bit_generator.state = state["np_random"]
+        self.turn = state["turn"]
+        self._done = state["done"]
+        self._won = state["won"]
+        self._outcome = state["outcome"]
+        self._well_formed = state["well_formed"]
+        self._tool_calls = state["tool_calls"]
+        self._native_return = state["native_return"]
+        self._extra_terms = state["extra_terms"]
+        self._fault = state["fault"]
+        self._action = state["action"]
+        self._format_ok = state["format_ok"]
+        self._result = ActionResult(**state["result"])
+        return self._observe(self._result.message), self._info()
+
+    # ---------------------------------------------------------------- inside
+
+    def _begin_episode(self) -> None:
+        self.turn = 0
+        self._won = False
+        self._outcome: float | None = None
+        self._well_formed = True
+        self._tool_calls = 0
+        self._native_return = 0.0
+        self._extra_terms: dict[str, float] = {}
+        self._fault: str | None = None
+        self._action = ""
+        self._format_ok = True
+
+    def _read_options(self, options: Mapping[str, Any] | None) -> str | None:
+        if not options:
+            return None
+        for key in options:
+            if key != "task":
+                raise SpearError(f"reset() knows no option {key!r}: the only one is 'task', a task id.")
+        return options["task"]
+
+    def _reward_terms(self) -> dict[str, float]:
+        outcome = self._outcome
+        if outcome is None:
+            outcome = 1.0 if self._won else -1.0
+        return {
+            "outcome": outcome,
+            "tool_call": tool_call_reward(self._tool_calls),
+            "format": FORMAT_BONUS if self._well_formed and self.turn else 0.0,
+            "native_return": self._native_return,
+            **self._extra_terms,
+        }
+
+    def _info(self) -> dict[str, Any]:
+        task = self._task
+        assert task is not None
+        result = self._result
+        return {
+            "task_id": task.id,
+            "task_fingerprint": self.tasks.fingerprint,
+            "subtask": task.subtask,
+            "instruction": task.instruction,
+            "turn": self.turn,
+            "admissible_actions": self._admissible(),
+            "anchor": self._anchor(),
+            "action": self._action,
+            "format_ok": self._format_ok,
+            "action_ok": result.ok,
+            "tool_calls": self._tool_calls,
+            "won": self._won,
+            "score": self._score(),
+            "reward_terms": self._reward_terms(),
+            "fault": self._fault,
+            **result.details,
+        }
+
+    def _stop_on_fault(self, fault: EnvFault) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
+        self._fault = fault.kind
+        self._done = True
+        self._action = self.parsed.action or ""
+        self._result = ActionResult(False, message=f"The environment failed ({fault}).", details=self._result.details)
+        return self._observe(self._result.message), 0.0, False, True, self._info()
+
+
+def set_training_step(env: Any, step: int) -> None:
+    """Tell an environment the global training step, through wrappers and through vector environments.
+
+    Raises:
+        SpearError: neither a SPEAR environment nor a vector environment of them.
+    """
+    base = env.unwrapped
+    if isinstance(base, gym.vector.VectorEnv) and hasattr(base, "call"):
+        base.call("set_training_step", step)
+    elif hasattr(base, "set_training_step"):
+        base.set_training_step(step)
+    else:
+        raise SpearError(f"{env} has no training step: it is no environment of spear_envs.")

@@ -1,0 +1,27 @@
+"""Faults: failures of a service that an environment leans on, which must not count against the policy."""
+
+from __future__ import annotations
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["EnvFault"]
+
+
+class EnvFault(SpearError):
+    """Raised by a hook of an environment when a sandbox, a retriever or the like is down, and not the policy at fault.
+
+    ``SpearEnv.step`` turns it into ``truncated=True``, reward 0 and ``info["fault"] = kind``, so that a trainer can
+    leave the trajectory out of its loss and statistics. ``SpearEnv.reset`` lets it pass: no episode has begun.
+
+    Args:
+        kind: short stable name, for counting, such as ``"retriever_timeout"``.
+        message: what happened, in a sentence.
+    """
+
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind

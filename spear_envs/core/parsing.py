@@ -1,0 +1,180 @@
+"""From the text of a response to an action. Nothing here raises on what a model may write, and all of it is linear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from spear_envs.core.errors import choose_member
+
+__all__ = [
+    "MAX_RESPONSE_LENGTH",
+    "ParsedResponse",
+    "PlainParser",
+    "ResponseFormat",
+    "ResponseParser",
+    "TagParser",
+    "make_parser",
+]
+
+MAX_RESPONSE_LENGTH = 100_000
+"""Longest response that is read, in characters; a longer one is malformed."""
+
+
+class ResponseFormat(str, Enum):
+    """How an action is written down."""
+
+    TAGS = "tags"
+    """Thoughts and action, each between its tags: what a policy is trained to write."""
+    PLAIN = "plain"
+    """The bare action, for a person or a script."""
+
+
+class ParsedResponse(NamedTuple):
+    """What was found in a response. A tuple and no dataclass since one is made for every step."""
+
+    action: str | None
+    """Text of the action, or None if nothing is to be played."""
+    format_ok: bool
+    """Whether the response earns the format reward."""
+    problem: str = ""
+    """What is wrong with the response: a short clause for the policy to read. Empty if nothing is."""
+    think: str = ""
+    """The thoughts, if there were any."""
+    kind: str = "action"
+    """Which kind of action, where a grammar has several (such as ``search`` and ``answer``)."""
+
+
+@runtime_checkable
+class ResponseParser(Protocol):
+    """Turns responses into actions. An environment with a grammar of its own passes one to ``SpearEnv``."""
+
+    @property
+    def hint(self) -> str:
+        """One sentence that shows the expected form."""
+        ...
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; never raises, whatever the text."""
+        ...
+
+    def respond(self, action: str, think: str = "") -> str:
+        """A well-formed response with this action, so that ``parse(respond(a)).action == a``."""
+        ...
+
+
+def _find_unreadable(response: str) -> str:
+    """The clause for a response that is not even looked into, or an empty string."""
+    if len(response) > MAX_RESPONSE_LENGTH:
+        return f"it has {len(response):,} characters and only {MAX_RESPONSE_LENGTH:,} are read"
+    if "\0" in response:
+        return "it holds a NUL character"
+    return ""
+
+
+@dataclass(frozen=True)
+class PlainParser:
+    """The stripped text is the action."""
+
+    hint: str = "Give the bare action, nothing else."
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Strip the response; only an empty, an overlong or a NUL-holding one is malformed."""
+        problem = _find_unreadable(response)
+        if problem:
+            return ParsedResponse(None, False, problem)
+        action = response.strip()
+        return ParsedResponse(action, True) if action else ParsedResponse(None, False, "it is empty")
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action itself; thoughts have no place in this form."""
+        return action
+
+
+@dataclass(frozen=True)
+class TagParser:
+    """Strictly ``<think>…</think><action>…</action>``: one of each, in this order, white space around them, no more.
+
+    Args:
+        action_tag: name of the tag around the action.
+        think_tag: name of the tag around the thoughts.
+    """
+
+    action_tag: str = "action"
+    think_tag: str = "think"
+    _tags: tuple[str, str, str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Built once: parse() runs at every step.
+        tags = (f"<{self.think_tag}>", f"</{self.think_tag}>", f"<{self.action_tag}>", f"</{self.action_tag}>")
+        object.__setattr__(self, "_tags", tags)
+
+    @property
+    def hint(self) -> str:
+        """One sentence that shows the expected form."""
+        think, end_think, act, end_act = self._tags
+        return f"Write {think}your reasoning{end_think}{act}your action{end_act}, each once, and nothing else."
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response in time linear in its length; anything but the strict form is malformed, with a reason."""
+        problem = _find_unreadable(response)
+        if problem:
+            return ParsedResponse(None, False, problem)
+        think, end_think, act, end_act = self._tags
+        text = response.strip()
+        if text.startswith(think) and text.endswith(end_act):
+            thoughts, closed, rest = text[len(think) : -len(end_act)].partition(end_think)
+            rest = rest.lstrip()
+            if closed and rest.startswith(act):
+                action = rest[len(act) :].strip()
+                if action and not self._holds_tag(thoughts) and not self._holds_tag(action):
+                    return ParsedResponse(action, True, "", thoughts.strip())
+        return ParsedResponse(None, False, self._explain(text))
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action between its tags, behind the thoughts between theirs."""
+        begin_think, end_think, act, end_act = self._tags
+        return f"{begin_think}{think}{end_think}{act}{action}{end_act}"
+
+    def _holds_tag(self, text: str) -> bool:
+        return "<" in text and any(tag in text for tag in self._tags)
+
+    def _explain(self, text: str) -> str:
+        """Why ``text`` is not of the strict form, the most helpful reason first."""
+        think, end_think, act, end_act = self._tags
+        if not text:
+            return "it is empty"
+        for begin, end, name in ((act, end_act, "action"), (think, end_think, "reasoning")):
+            opened, ended = text.count(begin), text.count(end)
+            if not opened and not ended:
+                written = " (tags are written in lower case)" if begin in text.lower() else ""
+                return f"there is no {begin}…{end} with the {name} in it{written}"
+            if not ended:
+                return f"{begin} is never closed by {end}"
+            if not opened:
+                return f"{end} was never opened by {begin}"
+            if opened > 1 or ended > 1:
+                return f"{begin}…{end} stands there {max(opened, ended)} times and only one is allowed"
+        first, second, third, fourth = (text.index(tag) for tag in self._tags)
+        if second < first:
+            return f"{end_think} stands before {think}"
+        if fourth < third:
+            return f"{end_act} stands before {act}"
+        if first < third < second or third < first < fourth:
+            return f"{think}…{end_think} and {act}…{end_act} overlap; one must end before the other begins"
+        if third < first:
+            return f"{act} stands before {think}; the reasoning comes first"
+        if not text[third + len(act) : fourth].strip():
+            return f"the action between {act} and {end_act} is empty"
+        return "there is text outside the tags"
+
+
+def make_parser(response_format: ResponseFormat | str) -> ResponseParser:
+    """The stock parser of a format.
+
+    Raises:
+        SpearError: there is no such format.
+    """
+    chosen = choose_member(ResponseFormat, response_format, "response_format")
+    return PlainParser() if chosen is ResponseFormat.PLAIN else TagParser()

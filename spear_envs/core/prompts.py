@@ -1,0 +1,130 @@
+"""Prompt templates: how an observation becomes the message that a policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from spear_envs.core.parsing import ResponseParser, TagParser
+
+__all__ = ["CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate"]
+
+
+@dataclass(frozen=True)
+class PromptContext:
+    """The slots of a prompt, as they stand before one response."""
+
+    instruction: str
+    """What is to be done."""
+    observation: str
+    """What the environment shows now, as text."""
+    admissible_actions: Sequence[str] | None
+    """Actions that may be taken now, or None where they cannot be listed."""
+    history: Sequence[tuple[str, str]]
+    """Pairs of observation and action, oldest first, already cut to the window."""
+    turn: int
+    """Number of the response that is asked for, from 1."""
+    max_turns: int
+    """Turns after which the episode ends."""
+
+
+@runtime_checkable
+class PromptTemplate(Protocol):
+    """Words around the slots. An environment offers some by name in ``SpearEnv.templates``."""
+
+    name: str
+    token_pattern: str | None
+    """Regular expression whose matches are the words of a tiny model's tokenizer; None if not meant for tiny models."""
+
+    def system(self) -> str | None:
+        """System message, or None."""
+        ...
+
+    def render(self, context: PromptContext) -> str:
+        """User message of a prompt made for each turn, and the first user message of a conversation."""
+        ...
+
+    def follow_up(self, context: PromptContext) -> str:
+        """Later user messages of a conversation, which shows the earlier turns anyway."""
+        ...
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The response an expert would write to play ``action``."""
+        ...
+
+
+@dataclass(frozen=True)
+class DefaultTemplate:
+    """A prompt with all slots of the paper: task, step count, history, observation, actions, form of the response.
+
+    Args:
+        rules: what the world is like and what may be done; stands in front of everything.
+        parser: states the form of a response, as the environment reads it.
+        hidden_actions: admissible actions that the prompt leaves out.
+    """
+
+    rules: str = ""
+    parser: ResponseParser = field(default_factory=TagParser)
+    hidden_actions: frozenset[str] = frozenset()
+    name: str = "default"
+    token_pattern: str | None = None
+
+    def system(self) -> str | None:
+        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The whole prompt."""
+        parts = [self.rules] if self.rules else []
+        parts.append(f"Your task: {context.instruction}")
+        if context.turn > 1:
+            taken = context.turn - 1
+            parts.append(f"You have taken {taken} of at most {context.max_turns} steps.")
+        if context.history:
+            first = context.turn - len(context.history)
+            lines = [
+                f"[Observation {first + i}: '{seen}', Action {first + i}: '{action}']"
+                for i, (seen, action) in enumerate(context.history)
+            ]
+            parts.append("The latest observations and what you did:\n" + "\n".join(lines))
+        parts.append(self.follow_up(context))
+        return "\n\n".join(parts)
+
+    def follow_up(self, context: PromptContext) -> str:
+        """Observation, actions and the form of the response."""
+        parts = [f"This is step {context.turn}. You see:\n{context.observation}"]
+        if context.admissible_actions is not None:
+            offered = [action for action in context.admissible_actions if action not in self.hidden_actions]
+            parts.append("You may: " + ", ".join(f"'{action}'" for action in offered))
+        parts.append(f"Think about what to do next. {self.parser.hint}")
+        return "\n\n".join(parts)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action in the form that the environment reads."""
+        return self.parser.respond(action, think)
+
+
+@dataclass(frozen=True)
+class CompactTemplate:
+    """The observation alone: short sequences for tiny models with a word-level tokenizer."""
+
+    parser: ResponseParser = field(default_factory=TagParser)
+    name: str = "compact"
+    token_pattern: str | None = r"</?\w+>|\w+|\n|[^\w\s]"
+
+    def system(self) -> str | None:
+        """None."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """Instruction in the first turn, then the observation."""
+        return f"{context.instruction}\n{context.observation}" if context.turn == 1 else context.observation
+
+    def follow_up(self, context: PromptContext) -> str:
+        """The observation."""
+        return context.observation
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action in the form that the environment reads."""
+        return self.parser.respond(action, think)

@@ -1,0 +1,65 @@
+"""Making environments known to gymnasium: ours, and those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+__all__ = ["ENVIRONMENTS", "EnvEntry", "register_builtin", "register_env"]
+
+
+class EnvEntry(NamedTuple):
+    """One environment of this package."""
+
+    id: str
+    entry_point: str
+    vector_entry_point: str | None = None
+    """None for the generic vector environment."""
+
+
+ENVIRONMENTS: tuple[EnvEntry, ...] = (
+    EnvEntry("spear/Sokoban-v0", "spear_envs.sokoban.env:SokobanEnv", "spear_envs.sokoban.vector:SokobanVectorEnv"),
+)
+"""All environments that this package registers; one line each."""
+
+
+def register_env(
+    id: str,
+    entry_point: str | Callable[..., gym.Env[Any, Any]],
+    *,
+    vector_entry_point: str | Callable[..., gym.vector.VectorEnv[Any, Any, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Register a SPEAR environment, so that ``gym.make``, ``gym.make_vec`` and ``spear check`` know it.
+
+    No time limit is put around it: a SPEAR environment keeps its own. Registering the same id again is no error.
+
+    Args:
+        id: such as ``"mine/Corridor-v0"``.
+        entry_point: ``"package.module:Class"``, or something callable.
+        vector_entry_point: what ``gym.make_vec`` builds; by default ``SpearVectorEnv`` over ``entry_point``.
+        kwargs: keywords that every environment of this id is made with.
+    """
+    gym.registry.pop(id, None)  # register() warns if the id is there, as it is after a reload
+    gym.register(
+        id,
+        entry_point=entry_point,
+        vector_entry_point=vector_entry_point or partial(_make_vector_env, id),
+        kwargs=dict(kwargs or {}),
+    )
+
+
+def _make_vector_env(id: str, num_envs: int = 1, **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
+    # Imported late: most uses of the package need no vector environment, and importing it should stay quick.
+    from spear_envs.core.vector import make_vector_env
+
+    return make_vector_env(id, num_envs=num_envs, **kwargs)
+
+
+def register_builtin() -> None:
+    """Register every environment of :data:`ENVIRONMENTS`; ``import spear_envs`` does."""
+    for entry in ENVIRONMENTS:
+        register_env(entry.id, entry.entry_point, vector_entry_point=entry.vector_entry_point)

@@ -1,0 +1,65 @@
+"""A text space that takes any string, for the responses of a model and for what it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+__all__ = ["ACTION_LENGTH", "OBSERVATION_LENGTH", "PermissiveText"]
+
+ACTION_LENGTH = 2**24
+"""Most characters of a response: far more than any model writes, since a long response must not be an error."""
+
+OBSERVATION_LENGTH = 2**20
+"""Most characters of an observation, unless an environment states a closer bound."""
+
+# sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, so that whoever samples meets what
+# models really write. contains() does not look at them.
+_SAMPLED = "\n\t" + "".join(map(chr, range(32, 127))) + "äéßñЖяλπ漢字かな한글ابहि√→😀"
+_SAMPLED_LENGTH = 64
+
+
+class PermissiveText(spaces.Text):
+    """All strings of ``min_length`` to ``max_length`` characters, whatever the characters.
+
+    ``gymnasium.spaces.Text`` knows an alphabet, by default 62 letters and digits, and refuses blanks, line breaks and
+    every other script. A model's response is not so tidy. ``sample()`` gives short strings (at most 64 characters above
+    ``min_length``), the same ones for the same seed on every machine.
+    """
+
+    def __init__(
+        self, max_length: int = OBSERVATION_LENGTH, *, min_length: int = 0, seed: int | np.random.Generator | None = None
+    ) -> None:
+        super().__init__(max_length, min_length=min_length, charset=_SAMPLED, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string of a permitted length."""
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """A random string; ``mask`` and ``probability`` as in ``gymnasium.spaces.Text``."""
+        if mask is not None or probability is not None:
+            return super().sample(mask, probability)
+        longest = min(self.max_length, self.min_length + _SAMPLED_LENGTH)
+        length = int(self.np_random.integers(self.min_length, longest + 1))
+        letters = self.character_list
+        return "".join(letters[i] for i in self.np_random.integers(len(letters), size=length))
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Never: an alphabet without bounds has no fixed-size array form."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PermissiveText)
+            and self.min_length == other.min_length
+            and self.max_length == other.max_length
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # like every gymnasium space
+
+    def __repr__(self) -> str:
+        return f"PermissiveText({self.min_length}, {self.max_length})"

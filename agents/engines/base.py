@@ -1,0 +1,90 @@
+"""The seam between an episode and whatever generates its responses: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+
+class Finish(str, Enum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """The policy produced a stop token (it is the last of ``token_ids``)."""
+    LENGTH = "length"
+    """``max_tokens`` were produced without a stop token."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one response is drawn.
+
+    ``top_k`` 0 and ``top_p`` 1 switch those filters off; ``temperature`` 0 is greedy.  ``stop_token_ids`` end a
+    response besides the model's own end tokens.  With ``seed`` the response depends on the prompt, the weights and
+    the seed alone, not on the batch in which it is computed.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0 (0 switches it off), got {self.top_k}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One response.
+
+    ``log_probs`` has one entry for each token: its natural-log probability under the model's distribution at the
+    sampling temperature, before top-k and top-p (the convention of verl's rollouts).  At temperature 0 it is the
+    greedy token's under temperature 1.  Policies without a distribution (scripts) give zeros.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pending call of :meth:`Engine.generate`, as a batch runner sees it."""
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    request_id: str
+    images: Sequence[np.ndarray] = ()
+
+
+class Engine(Protocol):
+    """Anything that answers a prompt.  Implementations may serve many calls at the same time."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Returns the response to ``prompt_ids``.  ``images`` are uint8 arrays [height, width, 3], oldest first.
+
+        ``request_id`` is unique among the calls under way and sorts in the order in which a canonical batch is built.
+        """
+        ...
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed in [0, 2**63) from the text of ``parts``; the same in every process and on every machine."""
+    text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,231 @@
+"""From an environment's text to prompt token ids, in either layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+from agents.engines.base import Finish
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+
+Message = Mapping[str, str]
+_Key = TypeVar("_Key", str, tuple[int, ...])
+_Value = TypeVar("_Value")
+
+_PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
+"""Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
+
+_CACHED_TEXTS = 4096
+"""Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
+_CACHED_LENGTH = 256
+"""Longest text (in characters) or response (in tokens) worth keeping; longer ones hardly ever recur."""
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; every Hugging Face tokenizer has it."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any:
+        """The text of a conversation (called with ``tokenize=False``)."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One turn's prompt: ``ids`` go to the engine, ``new_ids`` into the record (see
+    :class:`agents.trajectory.Turn`).
+    """
+
+    ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
+    shows_image: bool
+    """The text holds the placeholder ``<image>``."""
+
+
+class PromptBuilder:
+    """Makes prompts for one policy: a tokenizer with its chat template, a prompt template, a layout.
+
+    The chat template is rendered once for each kind of message; later texts are set between its fixed parts and
+    tokenised as a whole, so tokens never differ from ``apply_chat_template``'s.  A chat template that rewrites
+    contents (strips them, say) is noticed and rendered for every prompt instead.
+
+    Args:
+        tokenizer: any Hugging Face tokenizer with a chat template, or :class:`agents.engines.bytes.ByteTokenizer`.
+        template: an environment's prompt template (``env.unwrapped.templates``).
+        layout: see :class:`~agents.trajectory.Layout`.
+        history: pairs of observation and action shown in ``per_turn`` prompts (the paper shows 2).
+        max_prompt_tokens: longest sequence sent to the engine; None for no limit.
+        stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
+            its text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: PromptTemplate,
+        layout: Layout | str = Layout.PER_TURN,
+        history: int = 2,
+        max_prompt_tokens: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        if history < 0:
+            raise ValueError(f"history must be >= 0, got {history}")
+        self.tokenizer = tokenizer
+        self.template = template
+        self.layout = Layout(layout)
+        self.history = history
+        self.max_prompt_tokens = max_prompt_tokens
+        self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
+        self._encode = _cache_short(_make_encoder(tokenizer))
+        self._decode = _cache_short(self._decode_uncached)
+        system = template.system()
+        self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._opening = self._find_frame(self._system, "")
+        reply = "\x02reply\x02"
+        before: list[Message] = [
+            *self._system,
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": reply},
+        ]
+        self._continuation = self._find_frame(before, reply) if self.layout is Layout.CONVERSATION else None
+        self._before = before
+        self._reply = reply
+
+    def begin(self) -> Dialogue:
+        """The prompts of one episode."""
+        return Dialogue(self)
+
+    def first(self, context: PromptContext) -> Prompt:
+        """The prompt of a ``per_turn`` turn, or the first of a conversation."""
+        text = self.template.render(context)
+        ids = self._encode(self._set_in(self._opening, self._system, "", text))
+        return Prompt(ids, ids, "<image>" in text)
+
+    def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
+        """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
+        text = self.template.follow_up(context)
+        added = self._set_in(self._continuation, self._before, self._reply, text)
+        if finish is Finish.STOP:
+            added = added.removeprefix(self._end_mark)
+        ids = self._encode(added)
+        return Prompt(ids, ids, "<image>" in text)
+
+    def decode(self, response_ids: Sequence[int]) -> str:
+        """Text of a response without its closing stop token; other special tokens stay visible."""
+        return self._decode(tuple(response_ids))
+
+    def _decode_uncached(self, response_ids: tuple[int, ...]) -> str:
+        if response_ids and response_ids[-1] in self._closing:
+            response_ids = response_ids[:-1]
+        return self.tokenizer.decode(list(response_ids), skip_special_tokens=False)
+
+    @property
+    def _end_mark(self) -> str:
+        end = self.tokenizer.eos_token_id
+        return "" if end is None else self.tokenizer.decode([end], skip_special_tokens=False)
+
+    def _render(self, messages: list[Message]) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def _render_after(self, before: list[Message], marker: str, content: str) -> str:
+        text = self._render([*before, {"role": "user", "content": content}])
+        if not marker:
+            return text
+        _, found, rest = text.rpartition(marker)
+        if not found:
+            raise SpearError(
+                "the chat template of this tokenizer rewrites earlier responses, so a conversation cannot be continued "
+                "token by token: use layout per_turn"
+            )
+        return rest
+
+    def _find_frame(self, before: list[Message], marker: str) -> tuple[str, str] | None:
+        """What the chat template puts before and after a user message, or None if it depends on the message."""
+        seed = "\x02content\x02"
+        head, found, tail = self._render_after(before, marker, seed).partition(seed)
+        if not found:
+            return None
+        passed = all(self._render_after(before, marker, probe) == head + probe + tail for probe in _PROBES)
+        return (head, tail) if passed else None
+
+    def _set_in(self, frame: tuple[str, str] | None, before: list[Message], marker: str, content: str) -> str:
+        if frame is None:
+            return self._render_after(before, marker, content)
+        return f"{frame[0]}{content}{frame[1]}"
+
+
+class Dialogue:
+    """The prompts of one episode in their order."""
+
+    def __init__(self, builder: PromptBuilder) -> None:
+        self._builder = builder
+        self._past: list[tuple[str, str]] = []
+        self._ids: tuple[int, ...] = ()
+        self._finish: Finish | None = None
+
+    def next(
+        self,
+        *,
+        instruction: str,
+        observation: str,
+        admissible_actions: Sequence[str] | None,
+        turn: int,
+        max_turns: int,
+    ) -> Prompt | None:
+        """The prompt of turn ``turn`` (from 1), or None if it exceeds the limit of prompt tokens."""
+        builder = self._builder
+        history = self._past[-builder.history :] if builder.history else []
+        context = PromptContext(
+            instruction=instruction,
+            observation=observation,
+            admissible_actions=admissible_actions,
+            history=history,
+            turn=turn,
+            max_turns=max_turns,
+        )
+        if builder.layout is Layout.PER_TURN or self._finish is None:
+            prompt = builder.first(context)
+        else:
+            added = builder.follow_up(context, self._finish)
+            prompt = replace(added, ids=self._ids + added.new_ids)
+        if builder.max_prompt_tokens is not None and len(prompt.ids) > builder.max_prompt_tokens:
+            return None
+        self._ids = prompt.ids
+        return prompt
+
+    def add(self, observation: str, action: str, response_ids: tuple[int, ...], finish: Finish) -> None:
+        """Records a turn: what was seen, what was done, the sampled tokens and how they ended."""
+        self._past.append((observation, action))
+        if self._builder.layout is Layout.CONVERSATION:
+            self._ids += response_ids
+            self._finish = finish
+
+
+def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
+    """Remembers the results for short arguments."""
+    remembered = lru_cache(_CACHED_TEXTS)(function)
+    return lambda key: remembered(key) if len(key) <= _CACHED_LENGTH else function(key)
+
+
+def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
+    """``text -> ids`` without special tokens added; a fast tokenizer's own backend saves four fifths of the call."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+    # Truncation and padding are settings of the backend that some earlier call may have left behind.
+    backend.no_truncation()
+    backend.no_padding()
+    return lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)

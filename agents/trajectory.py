@@ -1,0 +1,247 @@
+"""What an episode leaves behind: frozen records, their JSON-lines file, and the training rows they give."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from agents.engines.base import Finish
+from spear_envs.core.errors import SpearError
+
+_log = logging.getLogger(__name__)
+
+
+class Layout(str, Enum):
+    """How turns become token sequences."""
+
+    PER_TURN = "per_turn"
+    """Each turn is a prompt of its own with a window of history."""
+    CONVERSATION = "conversation"
+    """The episode is one growing sequence."""
+
+
+class StopReason(str, Enum):
+    """Why an episode ended."""
+
+    WON = "won"
+    """The task was solved."""
+    FAILED = "failed"
+    """The environment ended the episode without success."""
+    TURN_LIMIT = "turn_limit"
+    """The environment's turns were used up."""
+    CONTEXT_LIMIT = "context_limit"
+    """The next prompt would have exceeded ``max_prompt_tokens``."""
+    FAULT = "fault"
+    """Something outside the policy broke; not the policy's failure, to be left out of losses and statistics."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One response and what came of it.
+
+    Attributes:
+        prompt_ids: the whole prompt (``per_turn``), or only the tokens added since the previous response
+            (``conversation``).
+        response_ids: what the engine sampled, as sampled.
+        log_probs: one for each of ``response_ids``, see :class:`agents.engines.base.Generation`.
+        response: the text of ``response_ids`` without the closing stop token.
+        action: what the environment read out of it (empty if it could not be read).
+        observation: the text shown to the policy before this response.
+        format_ok: the response was well formed.
+        action_ok: the action had an effect, by the environment's own rule.
+        anchor: key of the state in which the response was given (GiGPO groups turns by it).
+        reward: the benchmark's own reward of this turn.
+        finish: whether the response stopped by itself.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    response: str
+    action: str
+    observation: str
+    format_ok: bool
+    action_ok: bool
+    anchor: str
+    reward: float
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence.
+
+    ``response_mask`` is 1 on tokens of the policy and 0 on tokens of the environment; ``log_probs`` are 0 there.  All
+    three response fields have the same length.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    turn_index: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode.  ``reward`` is the sum of what the environment paid; ``reward_terms`` the raw terms behind it.
+
+    ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
+    environment and of the sampling.
+    """
+
+    env_id: str
+    task_id: str
+    subtask: str
+    instruction: str
+    fingerprint: str
+    layout: Layout
+    turns: tuple[Turn, ...]
+    reward_terms: Mapping[str, float]
+    reward: float
+    score: float
+    won: bool
+    tool_calls: int
+    stop: StopReason
+    fault: str | None = None
+    seed: int = 0
+
+    @property
+    def format_ok(self) -> bool:
+        """Every response was well formed."""
+        return all(turn.format_ok for turn in self.turns)
+
+    def rows(self) -> list[Row]:
+        """Training rows: one for each turn (``per_turn``), or one for the episode (``conversation``)."""
+        if self.layout is Layout.PER_TURN:
+            return [
+                Row(turn.prompt_ids, turn.response_ids, (1,) * len(turn.response_ids), turn.log_probs, index)
+                for index, turn in enumerate(self.turns)
+            ]
+        if not self.turns:
+            return []
+        ids: list[int] = []
+        mask: list[int] = []
+        log_probs: list[float] = []
+        for index, turn in enumerate(self.turns):
+            if index:
+                ids += turn.prompt_ids
+                mask += [0] * len(turn.prompt_ids)
+                log_probs += [0.0] * len(turn.prompt_ids)
+            ids += turn.response_ids
+            mask += [1] * len(turn.response_ids)
+            log_probs += turn.log_probs
+        return [Row(self.turns[0].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), 0)]
+
+    def to_json(self) -> str:
+        """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
+        # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
+        data = vars(self) | {"turns": [vars(turn) for turn in self.turns], "reward_terms": dict(self.reward_terms)}
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Trajectory:
+        """Raises ValueError, KeyError or TypeError where ``line`` is no trajectory."""
+        data: dict[str, Any] = json.loads(line)
+        turns = tuple(
+            Turn(
+                **turn
+                | {
+                    "prompt_ids": tuple(turn["prompt_ids"]),
+                    "response_ids": tuple(turn["response_ids"]),
+                    "log_probs": tuple(turn["log_probs"]),
+                    "finish": Finish(turn["finish"]),
+                }
+            )
+            for turn in data.pop("turns")
+        )
+        layout, stop = Layout(data.pop("layout")), StopReason(data.pop("stop"))
+        return cls(turns=turns, layout=layout, stop=stop, **data)
+
+
+@dataclass
+class TrajectoryWriter:
+    """Appends trajectories to a JSON-lines file, one write for each, so that a kill can tear the last line only.
+
+    Opening repairs the file: a last line without its newline is cut off with a warning.  Use it as a context manager.
+
+    Raises:
+        SpearError: the file cannot be opened or written (read-only folder, full disk).
+    """
+
+    path: Path
+    _file: IO[bytes] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> TrajectoryWriter:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab+", buffering=0)
+            _cut_torn_line(self._file, self.path)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Appends one trajectory."""
+        if self._file is None:
+            raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
+        data = trajectory.to_json().encode("ascii") + b"\n"
+        try:
+            while data:  # an unbuffered write may take less than it was given, for instance when the disk fills up
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+
+def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, oldest first; a torn last line is left out with a warning.
+
+    Raises:
+        SpearError: the file cannot be read, or a whole line of it is no trajectory (names the line).
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    _log.warning("%s: line %d is torn (the writer was killed): left out", path, number)
+                    return
+                try:
+                    trajectory = Trajectory.from_json(line.decode("ascii"))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise SpearError(
+                        f"{path}, line {number} is no trajectory ({type(error).__name__}): remove the line or the file"
+                    ) from error
+                yield trajectory
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _cut_torn_line(file: IO[bytes], path: Path) -> None:
+    size = file.seek(0, 2)
+    end = size
+    while end:
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
+        file.truncate(end)
+    file.seek(0, 2)
+
+
+def _unwritable(path: Path, error: OSError) -> SpearError:
+    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")

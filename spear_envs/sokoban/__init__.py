@@ -1,0 +1,1 @@
+"""Sokoban: gym-sokoban's dynamics, rewards and pictures, with levels of known solution length."""

@@ -1,0 +1,205 @@
+"""Level generator: random rooms, and start positions chosen by their exact solution length."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spear_envs.sokoban.levels import (
+    BOX,
+    BOX_ON_TARGET,
+    FLOOR,
+    PLAYER,
+    PLAYER_ON_TARGET,
+    TARGET,
+    WALL,
+    Level,
+    LevelError,
+    SplitBy,
+    digest_level,
+    find_split,
+    format_codes,
+)
+from spear_envs.sokoban.search import CELL_BITS, CELL_MASK, STATE_BUDGET, measure_backward
+
+_STROKES = (
+    ((0, -1), (0, 0), (0, 1)),
+    ((-1, 0), (0, 0), (1, 0)),
+    ((0, 0), (0, 1), (1, 0)),
+    ((0, 0), (0, -1), (1, 0), (1, -1)),
+    ((0, 0), (-1, 0), (0, 1)),
+)
+"""What one stroke of the brush clears around the walker, as (dy, dx)."""
+_HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What kind of level to make.
+
+    ``height`` and ``width`` include the border and lie between 5 and 10, ``boxes`` between 1 and 4; the shortest
+    solution of every level has between ``shortest`` and ``longest`` moves.
+    """
+
+    height: int = 6
+    width: int = 6
+    boxes: int = 1
+    shortest: int = 3
+    longest: int = 12
+    split_by: SplitBy = SplitBy.LEVEL
+
+    def __post_init__(self) -> None:
+        if not (5 <= self.height <= 10 and 5 <= self.width <= 10):
+            raise LevelError(f"room {self.height}x{self.width}: choose both sides between 5 and 10")
+        if not 1 <= self.boxes <= 4:
+            raise LevelError(f"boxes={self.boxes}: choose between 1 and 4")
+        if not 1 <= self.shortest <= self.longest:
+            raise LevelError(
+                f"shortest={self.shortest}, longest={self.longest}: choose 1 <= shortest <= longest moves"
+            )
+
+    @property
+    def name(self) -> str:
+        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-room`` where not the default."""
+        bounds = "" if (self.shortest, self.longest) == (3, 12) else f"-{self.shortest}to{self.longest}"
+        return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-room' if self.split_by is SplitBy.ROOM else ''}"
+
+
+def parse_room(room: str) -> tuple[int, int]:
+    """``"6x7"`` to (height 6, width 7).
+
+    Raises:
+        LevelError: when the text is not of that form.
+    """
+    height, cross, width = str(room).lower().partition("x")
+    if not (cross and height.isdecimal() and width.isdecimal() and height.isascii() and width.isascii()):
+        raise LevelError(f'room={room!r}: write height and width as in room="6x6"')
+    return int(height), int(width)
+
+
+def make_dice(*key: object) -> Callable[[], float]:
+    """A function that draws from [0, 1), seeded by the content of ``key`` alone: the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return random.Random(int.from_bytes(digest, "big")).random
+
+
+def draw_room(dice: Callable[[], float], height: int, width: int) -> bytearray:
+    """Connected floor drawn by a walker with a brush: height*width cells, 1 floor, 0 wall, the border wall.
+
+    The walk has gym-sokoban's length and chance of turning; the strokes are like its own.
+    """
+    grid = bytearray(height * width)
+    y, x = 1 + int(dice() * (height - 2)), 1 + int(dice() * (width - 2))
+    dy, dx = _HEADINGS[int(dice() * 4)]
+    for _ in range(int(1.7 * (height + width))):
+        if dice() < 0.35:
+            dy, dx = _HEADINGS[int(dice() * 4)]
+        y, x = max(1, min(height - 2, y + dy)), max(1, min(width - 2, x + dx))
+        for by, bx in _STROKES[int(dice() * len(_STROKES))]:
+            if 0 < y + by < height - 1 and 0 < x + bx < width - 1:
+                grid[(y + by) * width + x + bx] = 1
+    return grid
+
+
+def make_level(recipe: Recipe, *key: object, split: str | None = None, budget: int = STATE_BUDGET) -> Level:
+    """The level that ``key`` and the recipe decide; see :func:`draw_level`."""
+    return draw_level(recipe, make_dice("sokoban", recipe.name, *key), split, budget)
+
+
+def draw_level(
+    recipe: Recipe, dice: Callable[[], float], split: str | None = None, budget: int = STATE_BUDGET
+) -> Level:
+    """Draw one level, with its optimal number of moves.
+
+    A room is drawn and its targets placed; one backward search gives the solution length of all its start positions;
+    one of those within the bounds, with no box on a target and the player beside the boxes, is taken at random.  Rooms
+    without any are drawn again, and so are levels outside ``split`` where it is given.
+
+    Raises:
+        LevelError: when ``budget`` states have been searched without finding a level.
+    """
+    height, width, boxes = recipe.height, recipe.width, recipe.boxes
+    searched = 0
+    by_room = split is not None and recipe.split_by is SplitBy.ROOM
+    while searched < budget:
+        grid = draw_room(dice, height, width)
+        pool = [cell for cell, floor in enumerate(grid) if floor]
+        searched += len(pool)  # so that rooms which are thrown away unsearched end the loop too
+        if len(pool) < boxes + 2:
+            continue
+        targets = [pool.pop(int(dice() * len(pool))) for _ in range(boxes)]
+        if by_room and find_split(_format_state(grid, width, targets, 0), recipe.split_by) != split:
+            continue
+        layers = measure_backward(grid, width, targets, recipe.longest, budget)
+        searched += sum(map(len, layers))
+        solved = sum([1 << target for target in targets]) << CELL_BITS
+        fits = [[state for state in layer if not state & solved] for layer in layers[recipe.shortest :]]
+        choice = sum(map(len, fits))
+        if not choice:
+            continue
+        choice = int(dice() * choice)
+        moves = recipe.shortest
+        for layer in fits:
+            if choice < len(layer):
+                break
+            choice -= len(layer)
+            moves += 1
+        state = layer[choice]
+        text = _format_state(grid, width, targets, state)
+        if split is None or by_room or find_split(text) == split:
+            codes = tuple(_place(grid, targets, state))
+            return Level(text, height, width, codes, moves)
+    raise LevelError(
+        f"no {height}x{width} level with {boxes} box(es), {recipe.shortest} to {recipe.longest} moves long, within "
+        f"{budget:,} searched states: ask for a smaller shortest, a larger longest, a smaller room or fewer boxes"
+    )
+
+
+def _place(grid: bytearray, targets: list[int], state: int) -> list[int]:
+    codes = [FLOOR if floor else WALL for floor in grid]
+    for target in targets:
+        codes[target] = TARGET
+    player, boxes = state & CELL_MASK, state >> CELL_BITS
+    while boxes:
+        low = boxes & -boxes
+        boxes ^= low
+        cell = low.bit_length() - 1
+        codes[cell] = BOX_ON_TARGET if codes[cell] == TARGET else BOX
+    if player:  # cell 0 is a corner of the border: no player
+        codes[player] = PLAYER_ON_TARGET if codes[player] == TARGET else PLAYER
+    return codes
+
+
+def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -> str:
+    return format_codes(_place(grid, targets, state), width)
+
+
+def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
+    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, distinct up to symmetry.
+
+    Levels are drawn one after another as for training, and each goes where its content puts it.  Small rooms have
+    fewer different levels: when 5,000 draws in a row bring nothing new, the lists stay as short as they are.
+
+    Raises:
+        LevelError: when a list stays empty, or a single level passes ``budget``.
+    """
+    lists: dict[str, list[Level]] = {"valid": [], "test": []}
+    seen: set[str] = set()
+    dice = make_dice("sokoban", recipe.name, "held-out")
+    idle = 0
+    while idle < 5_000 and any(len(levels) < count for levels in lists.values()):
+        level = draw_level(recipe, dice, budget=budget)
+        idle += 1
+        wanted = lists.get(find_split(level.text, recipe.split_by))
+        if wanted is None or len(wanted) == count:
+            continue
+        digest = digest_level(level.text)
+        if digest not in seen:
+            wanted.append(level)
+            seen.add(digest)
+            idle = 0
+    if not all(lists.values()):
+        raise LevelError(f"{recipe.name} has no held-out levels: widen the bounds on the moves or take a larger room")
+    return lists

@@ -1,0 +1,248 @@
+"""The seven 16x16 tiles: our own, drawn here pixel by pixel, or those of an installed gym-sokoban wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.core.errors import SpearError
+
+TILE = 16
+NAMES = ("wall", "floor", "box_target", "box_on_target", "box", "player", "player_on_target")
+"""gym-sokoban's names of the tiles, in the order of the cell codes 0 to 6."""
+
+Image = npt.NDArray[np.uint8]
+
+
+class Sprites(str, Enum):
+    """Which tiles the pictures are made of.  Never chosen by what happens to be installed."""
+
+    DRAWN = "drawn"
+    """The tiles of this module."""
+    GYM_SOKOBAN = "gym-sokoban"
+    """gym-sokoban 0.0.6's PNG files, read from its installed wheel without importing it."""
+
+
+_PALETTE = {
+    " ": (233, 224, 203),  # floor
+    ",": (221, 210, 186),  # floor, grain
+    "#": (94, 104, 128),  # brick
+    "+": (124, 135, 160),  # brick, lit edge
+    "=": (54, 60, 78),  # mortar
+    "o": (214, 48, 66),  # target ring
+    "r": (247, 196, 196),  # target ground
+    "R": (240, 134, 142),  # target ground, stood on
+    "B": (150, 98, 46),  # crate, frame
+    "b": (205, 149, 84),  # crate, planks
+    "l": (224, 176, 113),  # crate, lit planks
+    "d": (92, 56, 24),  # crate, outline
+    "G": (30, 110, 58),  # crate at home, outline
+    "g": (72, 176, 96),  # crate at home, planks
+    "h": (128, 214, 140),  # crate at home, lit
+    "w": (255, 255, 255),  # check mark
+    "y": (250, 200, 40),  # cap
+    "k": (38, 34, 48),  # visor, pupils, shoes
+    "s": (248, 200, 158),  # skin
+    "u": (38, 104, 200),  # jacket
+    "v": (24, 70, 148),  # jacket, shade
+    "t": (58, 62, 92),  # trousers
+}
+
+_WALL = """\
+++++++=+++++++++
++#####=+########
++#####=+########
++#####=+########
+================
+++=+++++++++=+++
+##=+########=+##
+##=+########=+##
+##=+########=+##
+================
+++++++=+++++++++
++#####=+########
++#####=+########
++#####=+########
+================
+++=+++++++++=+++
+"""
+_FLOOR = """\
+,,,,,,,,,,,,,,,,
+,               
+,               
+,               
+,     ,         
+,               
+,               
+,           ,   
+,               
+,   ,           
+,               
+,               
+,         ,     
+,               
+,               
+,               
+"""
+_TARGET = """\
+,,,,,,,,,,,,,,,,
+, oooooooooooo  
+,oorrrrrrrrrroo 
+,orrrrrrrrrrrro 
+,orrrrroorrrrro 
+,orrrroooorrrro 
+,orrroooooorrro 
+,orroooooooorro 
+,orroooooooorro 
+,orrroooooorrro 
+,orrrroooorrrro 
+,orrrrroorrrrro 
+,orrrrrrrrrrrro 
+,oorrrrrrrrrroo 
+, oooooooooooo  
+,               
+"""
+_LIT_TARGET = """\
+,,,,,,,,,,,,,,,,
+, oooooooooooo  
+,ooRRRRRRRRRRoo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,oRRRRRRRRRRRRo 
+,ooRRRRRRRRRRoo 
+, oooooooooooo  
+,               
+"""
+_BOX = """\
+,,,,,,,,,,,,,,,,
+,dddddddddddddd 
+,dlbbbbbbbbbbBd 
+,dbddddddddddBd 
+,dbdBbllllbBdBd 
+,dbdBBblllBBdBd 
+,dbdbBBblBBbdBd 
+,dbdlbBBBBbldBd 
+,dbdllbBBbbldBd 
+,dbdlbBBBBbldBd 
+,dbdbBBbbBBbdBd 
+,dbdBBbbbbBBdBd 
+,dbddddddddddBd 
+,dBBBBBBBBBBBBd 
+,dddddddddddddd 
+,               
+"""
+_BOX_ON_TARGET = """\
+,,,,,,,,,,,,,,,,
+,GGGGGGGGGGGGGG 
+,GhhhhhhhhhhhhG 
+,GhGGGGGGGGGGhG 
+,GhGggggggggGhG 
+,GhGgggggggwwhG 
+,GhGggggggwwwhG 
+,GhGwggggwwwGhG 
+,GhGwwggwwwgGhG 
+,GhGwwwwwwggGhG 
+,GhGgwwwwgggGhG 
+,GhGggwwggggGhG 
+,GhGGGGGGGGGGhG 
+,GhhhhhhhhhhhhG 
+,GGGGGGGGGGGGGG 
+,               
+"""
+_FIGURE = """\
+................
+................
+.....yyyyyy.....
+....yyyyyyyy....
+....kkkkkkkkk...
+....sssssssss...
+....sskssskss...
+....sssssssss...
+.....sssssss....
+....uuuuuuuu....
+...uuvuuuuvuu...
+...suvuuuuvus...
+.....tttttt.....
+.....tt..tt.....
+....kkk..kkk....
+................
+"""
+
+
+def _paint(rows: str) -> Image:
+    return np.array([[_PALETTE[mark] for mark in row] for row in rows.splitlines()], np.uint8)
+
+
+def _stand_on(ground: str) -> str:
+    """The figure over a ground."""
+    return "".join(below if mark == "." else mark for mark, below in zip(_FIGURE, ground, strict=True))
+
+
+@lru_cache(maxsize=1)
+def draw_tiles() -> Image:
+    """Our own tiles, read-only uint8 of shape (7, 16, 16, 3), in the order of ``NAMES``."""
+    drawings = (_WALL, _FLOOR, _TARGET, _BOX_ON_TARGET, _BOX, _stand_on(_FLOOR), _stand_on(_LIT_TARGET))
+    tiles = np.stack([_paint(rows) for rows in drawings])
+    tiles.flags.writeable = False
+    return tiles
+
+
+@lru_cache(maxsize=1)
+def read_peer_tiles() -> Image:
+    """gym-sokoban's tiles, read-only uint8 of shape (7, 16, 16, 3), from its installed wheel.
+
+    Raises:
+        SpearError: when the wheel is not installed or lacks a file.
+    """
+    from PIL import Image as Picture
+
+    mend = "install it with: pip install --no-deps gym-sokoban==0.0.6 (the wheel), or use sprites='drawn'"
+    spec = importlib.util.find_spec("gym_sokoban")  # finds the folder, runs nothing of it
+    if spec is None or not spec.submodule_search_locations:
+        raise SpearError(f"sprites='gym-sokoban' needs gym-sokoban, which is not installed: {mend}")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "envs" / "surface"
+    tiles = []
+    for name in NAMES:
+        try:
+            data = (folder / f"{name}.png").read_bytes()
+        except OSError as error:
+            raise SpearError(f"the installed gym-sokoban lacks {name}.png: {mend}") from error
+        tiles.append(np.asarray(Picture.open(io.BytesIO(data)).convert("RGB")))
+    stacked = np.stack(tiles)
+    stacked.flags.writeable = False
+    return stacked
+
+
+def load_tiles(sprites: Sprites | str) -> Image:
+    """The tiles of a choice, shape (7, 16, 16, 3).
+
+    Raises:
+        SpearError: for an unknown choice or a missing wheel.
+    """
+    try:
+        choice = Sprites(sprites)
+    except ValueError:
+        raise SpearError(f"sprites={sprites!r}: choose 'drawn' or 'gym-sokoban'") from None
+    return draw_tiles() if choice is Sprites.DRAWN else read_peer_tiles()
+
+
+def enlarge(image: Image, minimum: int = 256) -> Image:
+    """Enlarge a picture (H, W, 3) by the least whole factor that makes both sides at least ``minimum`` pixels.
+
+    Nearest neighbour: every pixel becomes a square, nothing is smoothed.  96x96 becomes 288x288.
+    """
+    factor = max(1, -(-minimum // min(image.shape[:2])))
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)

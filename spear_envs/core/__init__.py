@@ -16,7 +16,15 @@ from spear_envs.core.parsing import (
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate
 from spear_envs.core.registration import register_env
 from spear_envs.core.spaces import PermissiveText
-from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, Task, TaskSet, canonical_json, check_disjoint, check_split
+from spear_envs.core.tasks import (
+    GeneratedTaskSet,
+    ListTaskSet,
+    Task,
+    TaskSet,
+    canonical_json,
+    check_disjoint,
+    check_split,
+)
 
 __all__ = [
     "INFO_KEYS",

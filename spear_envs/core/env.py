@@ -109,6 +109,19 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
     """Values that the keyword ``split`` may have."""
 
+    # The episode so far; set by _begin_episode().
+    turn: int
+    """Responses taken in this episode."""
+    _won: bool
+    _outcome: float | None
+    _well_formed: bool
+    _tool_calls: int
+    _native_return: float
+    _extra_terms: dict[str, float]
+    _fault: str | None
+    _action: str
+    _format_ok: bool
+
     def __init__(
         self,
         tasks: TaskSet,
@@ -139,9 +152,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.parser = parser or make_parser(self.response_format)
         self.render_mode = render_mode
         self.action_space = PermissiveText(ACTION_LENGTH)
-        self.observation_space = observation_space or PermissiveText()
+        self.observation_space = observation_space or PermissiveText()  # type: ignore[assignment]
         self.training_step = 1
-        self.turn = 0
         self.parsed = ParsedResponse(None, True)  # the response being played, for hooks that need more than the action
         self.response = ""  # and its whole text
         self._done = True
@@ -377,12 +389,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def _begin_episode(self) -> None:
         self.turn = 0
         self._won = False
-        self._outcome: float | None = None
+        self._outcome = None
         self._well_formed = True
         self._tool_calls = 0
         self._native_return = 0.0
-        self._extra_terms: dict[str, float] = {}
-        self._fault: str | None = None
+        self._extra_terms = {}
+        self._fault = None
         self._action = ""
         self._format_ok = True
 

@@ -33,9 +33,15 @@ class PromptContext:
 class PromptTemplate(Protocol):
     """Words around the slots. An environment offers some by name in ``SpearEnv.templates``."""
 
-    name: str
-    token_pattern: str | None
-    """Regular expression whose matches are the words of a tiny model's tokenizer; None if not meant for tiny models."""
+    @property
+    def name(self) -> str:
+        """Name it is chosen by."""
+        ...
+
+    @property
+    def token_pattern(self) -> str | None:
+        """Regular expression whose matches are the words of a tiny model's tokenizer; None: not for tiny models."""
+        ...
 
     def system(self) -> str | None:
         """System message, or None."""

@@ -15,8 +15,8 @@ ACTION_LENGTH = 2**24
 OBSERVATION_LENGTH = 2**20
 """Most characters of an observation, unless an environment states a closer bound."""
 
-# sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, so that whoever samples meets what
-# models really write. contains() does not look at them.
+# sample() draws from these: blanks, line breaks, mark-up, other scripts and an emoji, so that whoever samples meets
+# what models really write. contains() does not look at them.
 _SAMPLED = "\n\t" + "".join(map(chr, range(32, 127))) + "äéßñЖяλπ漢字かな한글ابहि√→😀"
 _SAMPLED_LENGTH = 64
 
@@ -30,7 +30,11 @@ class PermissiveText(spaces.Text):
     """
 
     def __init__(
-        self, max_length: int = OBSERVATION_LENGTH, *, min_length: int = 0, seed: int | np.random.Generator | None = None
+        self,
+        max_length: int = OBSERVATION_LENGTH,
+        *,
+        min_length: int = 0,
+        seed: int | np.random.Generator | None = None,
     ) -> None:
         super().__init__(max_length, min_length=min_length, charset=_SAMPLED, seed=seed)
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from spear_envs.core import ActionResult, DefaultTemplate, ListTaskSet, SpearEnv, Task, check_split, register_env
+from spear_envs.core import (
+    ActionResult,
+    CompactTemplate,
+    DefaultTemplate,
+    ListTaskSet,
+    SpearEnv,
+    Task,
+    check_split,
+    register_env,
+)
 
 STEPS = {"left": -1, "right": 1}
 
@@ -34,7 +43,10 @@ def load_tasks(length: int, split: str) -> ListTaskSet:
 class CorridorEnv(SpearEnv[str]):
     """Cells in a row, one player ``P``, one door ``D``; the actions are ``left`` and ``right``."""
 
-    templates = {"default": DefaultTemplate(rules="You stand at P in a corridor. Reach the door D with left or right.")}
+    templates: ClassVar = {
+        "default": DefaultTemplate("You stand at P in a corridor. Walk left or right until you are at the door D."),
+        "compact": CompactTemplate(),
+    }
 
     def __init__(self, *, split: str = "train", length: int = 8, max_turns: int = 12, **common: Any) -> None:
         super().__init__(load_tasks(length, check_split(split, self.splits)), max_turns=max_turns, **common)

@@ -1,0 +1,74 @@
+"""From the text of an action to moves."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from spear_envs.sokoban.engine import ACTIONS, STILL
+from spear_envs.sokoban.levels import WORDS
+
+_SEPARATOR = re.compile(r"\|\||[,\s]")
+_LONGEST_PIECE = 16  # characters a move may take with its separators; longer texts are not looked into
+_EXCERPT = 24
+
+
+class Moves(NamedTuple):
+    """What an action says to do."""
+
+    codes: tuple[int, ...]
+    """Moves to play, in order; empty when the text is not understood."""
+    words: str
+    """The moves in their canonical form, joined by ", "."""
+    problem: str
+    """Why the text is not understood; empty when it is."""
+
+
+_SINGLE = {word: Moves((code,), word, "") for word, code in ACTIONS.items()}
+
+
+def read_moves(text: str, limit: int = 1) -> Moves:
+    """Read the moves of an action.
+
+    Each must be one of up, down, left, right, still, in any case; a full stop may follow the last.  Up to ``limit``
+    moves are joined by commas, blanks or ``||``.
+    """
+    found = _SINGLE.get(text)
+    if found is not None:
+        return found
+    if len(text) > _LONGEST_PIECE * limit:
+        return Moves((), "", f"{ascii(text[:_EXCERPT])}... is too long for an action. {_explain(limit)}")
+    words = [word for word in _SEPARATOR.split(text.strip().lower().removesuffix(".")) if word]
+    for word in words:
+        if word not in ACTIONS:
+            return Moves((), "", f"{ascii(word[:_EXCERPT])} is not a move. {_explain(limit)}")
+    if not words or len(words) > limit:
+        return Moves((), "", f"The action holds {len(words)} moves. {_explain(limit)}")
+    return Moves(tuple([ACTIONS[word] for word in words]), ", ".join(words), "")
+
+
+def _explain(limit: int) -> str:
+    words = "up, down, left, right"
+    if limit == 1:
+        return f"Nothing moved. Answer with one of: {words}."
+    return f"Nothing moved. Answer with 1 to {limit} of: {words}, joined by commas."
+
+
+def read_like_peer(text: str) -> Moves:
+    """What verl-agent plays: the first of up, down, left, right, still that occurs anywhere in the lower-case text.
+
+    "I should not go up, but left" therefore plays up.  Where none occurs the player stands still.
+    """
+    lowered = text.lower()
+    for word in (*WORDS, "still"):
+        if word in lowered:
+            return _SINGLE[word]
+    return Moves((STILL,), "", "No move was found; the player stood still.")
+
+
+def find_peer_action(response: str) -> str:
+    """What verl-agent reads as the action of a response: what stands, in lower case, between the first
+    ``<action>`` and the first ``</action>``; empty if there is no such place."""
+    lowered = response.lower()
+    begin, end = lowered.find("<action>"), lowered.find("</action>")
+    return lowered[begin + len("<action>") : end] if begin >= 0 and end >= 0 else ""

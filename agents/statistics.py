@@ -1,0 +1,190 @@
+"""Success rates with their uncertainty, by task and by subtask, and the paired comparison of two runs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from agents.trajectory import StopReason, Trajectory
+from spear_envs.core.errors import SpearError
+
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+def estimate_mean(per_task: Sequence[float]) -> Estimate:
+    """Mean over tasks with the normal interval mean ± 1.96 s / sqrt(n).
+
+    Tasks are the independent units: samples of one task are averaged first.  Where all tasks agree on 0 or on 1, the
+    normal interval would have no width; Wilson's score interval stands in.  With one task any other interval is
+    infinite.
+
+    Raises:
+        ValueError: no task.
+    """
+    count = len(per_task)
+    if not count:
+        raise ValueError("a mean over no tasks")
+    mean = fmean(per_task)
+    if mean in (0.0, 1.0) and all(value == mean for value in per_task):
+        edge = _Z95**2 / (count + _Z95**2)
+        return Estimate(mean, 0.0 if mean == 0 else 1 - edge, edge if mean == 0 else 1.0, count)
+    half = _Z95 * stdev(per_task) / math.sqrt(count) if count > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Figures of one subtask, or of all.  Episodes with a fault count in ``faults`` alone.
+
+    Attributes:
+        success: share of episodes won, over tasks.
+        score: mean of the benchmark's own score.
+        turns: mean number of turns.
+        format_ok: share of turns that were well formed.
+        stops: number of episodes by reason of their end.
+    """
+
+    success: Estimate | None
+    score: float
+    turns: float
+    format_ok: float
+    episodes: int
+    faults: int
+    stops: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        success = None if self.success is None else _plain(self.success)
+        return vars(self) | {"success": success, "stops": dict(self.stops)}
+
+
+def _plain(estimate: Estimate) -> dict[str, float | int | None]:
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "mean": estimate.mean,
+        "ci95_low": finite(estimate.low),
+        "ci95_high": finite(estimate.high),
+        "tasks": estimate.tasks,
+    }
+
+
+def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
+    """Figures of all episodes and of each subtask, subtasks in the order of their names."""
+    every = list(trajectories)
+    by_subtask: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in every:
+        by_subtask[trajectory.subtask].append(trajectory)
+    return _summarise_part(every), {name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask)}
+
+
+def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
+    valid = [t for t in trajectories if t.stop is not StopReason.FAULT]
+    turns = [turn for t in valid for turn in t.turns]
+    stops = dict.fromkeys((reason.value for reason in StopReason), 0)
+    for trajectory in trajectories:
+        stops[trajectory.stop.value] += 1
+    return Part(
+        success=estimate_mean(list(average_by_task(valid).values())) if valid else None,
+        score=fmean(t.score for t in valid) if valid else 0.0,
+        turns=len(turns) / len(valid) if valid else 0.0,
+        format_ok=fmean(turn.format_ok for turn in turns) if turns else 0.0,
+        episodes=len(valid),
+        faults=len(trajectories) - len(valid),
+        stops={reason: count for reason, count in stops.items() if count},
+    )
+
+
+def average_by_task(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Share of won episodes of each task, faults left out."""
+    won: dict[str, list[bool]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.stop is not StopReason.FAULT:
+            won[trajectory.task_id].append(trajectory.won)
+    return {task: fmean(values) for task, values in won.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs on the same tasks.
+
+    Attributes:
+        before, after: success of either run.
+        difference: mean over tasks of after - before, with the interval of that paired difference.
+        gained, lost: number of tasks on which the second run won more, or less, often.
+    """
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    gained: int
+    lost: int
+
+    @property
+    def separate(self) -> bool:
+        """The two intervals do not touch."""
+        return self.before.high < self.after.low or self.after.high < self.before.low
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "before": _plain(self.before),
+            "after": _plain(self.after),
+            "difference": _plain(self.difference),
+            "gained_tasks": self.gained,
+            "lost_tasks": self.lost,
+            "intervals_separate": self.separate,
+        }
+
+
+def compare_trajectories(before: Iterable[Trajectory], after: Iterable[Trajectory]) -> Comparison:
+    """Compares two runs task by task, over the tasks that both have.
+
+    Raises:
+        SpearError: they share no task, or equal task ids come from different task sets.
+    """
+    first, second = list(before), list(after)
+    prints = {t.fingerprint for t in first} | {t.fingerprint for t in second}
+    if len(prints) > 1:
+        raise SpearError(
+            f"the runs are not on the same task set (fingerprints {', '.join(sorted(p[:12] for p in prints))}): "
+            "evaluate both with the same environment, split and keywords"
+        )
+    old, new = average_by_task(first), average_by_task(second)
+    shared = [task for task in old if task in new]
+    if not shared:
+        raise SpearError("the runs share no task: evaluate both on the same tasks")
+    steps = [new[task] - old[task] for task in shared]
+    return Comparison(
+        before=estimate_mean([old[task] for task in shared]),
+        after=estimate_mean([new[task] for task in shared]),
+        difference=_estimate_difference(steps),
+        gained=sum(step > 0 for step in steps),
+        lost=sum(step < 0 for step in steps),
+    )
+
+
+def _estimate_difference(steps: Sequence[float]) -> Estimate:
+    count, mean = len(steps), fmean(steps)
+    half = _Z95 * stdev(steps) / math.sqrt(count) if count > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, count)

@@ -1,0 +1,186 @@
+"""The command ``spear``: a group whose subcommands come from entry points and are imported only when they run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import click
+
+from spear_envs import __version__
+from spear_envs.core.errors import SpearError, suggest_name
+
+__all__ = ["check", "main", "spear"]
+
+COMMAND_GROUP = "spear.commands"
+
+# Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
+SUMMARIES = {
+    "check": "Prove that an environment keeps the contract.",
+    "demo": "Train a small agent on Sokoban from start to finish.",
+    "eval": "Play an environment's tasks with a policy and report its success.",
+    "train": "Train a policy with SPEAR, through verl.",
+    "warmstart": "Build a small policy from an environment's expert.",
+}
+
+
+def _find_commands() -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=COMMAND_GROUP))}
+
+
+class LazyGroup(click.Group):
+    """Commands from the entry points of ``spear.commands``; listing them imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return sorted({*_find_commands(), *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None if there is none of this name."""
+        point = _find_commands().get(cmd_name)
+        if point is None:
+            return super().get_command(ctx, cmd_name)
+        try:
+            command = point.load()
+        except ImportError as error:
+            if error.name and error.name.partition(".")[0] == point.module.partition(".")[0]:
+                raise click.ClickException(f"'spear {cmd_name}' is not in this installation: {error}.") from error
+            raise click.ClickException(
+                f"'spear {cmd_name}' needs a package that is missing ({error}): pip install -e '.[train]' brings it."
+            ) from error
+        if not isinstance(command, click.Command):
+            raise click.ClickException(
+                f"'spear {cmd_name}' is no command: {point.value} is a {type(command).__name__}."
+            )
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but an unknown name is answered with the nearest one."""
+        name = args[0]
+        known = self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}.{suggest_name(name, known)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List all commands from the table above."""
+        rows = []
+        for name, point in _find_commands().items():
+            source = f"From {point.dist.name}." if point.dist else f"From {point.module}."
+            rows.append((name, SUMMARIES.get(name, source)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
+def spear() -> None:
+    """Environments for language agents, and SPEAR to train them."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run ``spear``. What a user can mend becomes one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
+    try:
+        code = spear.main(args=args, prog_name="spear", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _say("Interrupted.")
+        sys.exit(130)
+    except SpearError as error:
+        _say(f"Error: {error}")
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
+            raise
+        _say(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """``key=value`` pairs to keywords; values are JSON where they can be, else text."""
+    keywords = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, --kwargs boxes=2.")
+        try:
+            keywords[key] = json.loads(value)
+        except ValueError:
+            keywords[key] = value
+    return keywords
+
+
+def _import_modules(modules: tuple[str, ...]) -> None:
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it; a console script has its own folder there
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise click.ClickException(
+                f"--module {module} cannot be imported ({error}): run from its folder or install it."
+            ) from error
+
+
+@click.command()
+@click.argument("env_id")
+@click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
+@click.option("--kwargs", "-k", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
+@click.option("--train-tasks", default=64, show_default=True, help="Tasks tried of a split that has no end.")
+@click.option("--resets", default=1000, show_default=True, help="Resets after which memory must be as before.")
+def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_tasks: int, resets: int) -> None:
+    """Prove that the environment ENV_ID keeps the contract: yours too, with --module.
+
+    Exit code 1 if it does not.
+    """
+    import gymnasium as gym
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from spear_envs.testing import check_spear_env
+
+    _import_modules(modules)
+    keywords = _read_keywords(pairs)
+    console = Console()
+    try:
+        with console.status(f"checking {env_id}") as status:
+            report = check_spear_env(
+                env_id,
+                train_tasks=train_tasks,
+                resets=resets,
+                raise_on_failure=False,
+                on_check=lambda name: status.update(f"checking {env_id}: {name}"),
+                **keywords,
+            )
+    except gym.error.UnregisteredEnv as error:
+        raise click.ClickException(f"{error} Give --module with the module that registers it.") from error
+    table = Table(title=f"{env_id} {' '.join(pairs)}".strip())
+    table.add_column("check")
+    table.add_column("result")
+    table.add_column("seconds", justify="right")
+    table.add_column("what was found", overflow="fold")
+    for result in report.results:
+        verdict = Text("ok", style="green") if result.passed else Text("FAILED", style="bold red")
+        table.add_row(Text(result.name), verdict, f"{result.seconds:.2f}", Text(result.detail))
+    console.print(table)
+    if not report.passed:
+        raise click.ClickException(f"{env_id} breaks the contract: {', '.join(report.failed_names)}.")
+
+
+if __name__ == "__main__":
+    main()

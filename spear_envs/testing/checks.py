@@ -1,0 +1,422 @@
+"""The single checks. Each returns what it looked at, or raises ``ContractError`` with what is wrong."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import tracemalloc
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+from spear_envs.core.env import SpearEnv, text_of
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.core.tasks import Task, TaskSet, check_disjoint
+from spear_envs.testing.report import ContractError
+from spear_envs.testing.trace import (
+    MALFORMED,
+    choose_response,
+    describe_step,
+    find_difference,
+    freeze,
+    replay,
+    trace_elsewhere,
+)
+
+__all__ = ["CHECKS", "Subject"]
+
+TRACE_EPISODES = 4
+GROUP_SIZE = 4
+VECTOR_SIZE = 3
+VECTOR_STEPS = 40
+WARM_UP_RESETS = 256
+MEMORY_TOLERANCE = 128 * 1024
+"""Bytes by which Python's own memory may have grown after many resets: noise of caches and of the interpreter."""
+
+
+@dataclass
+class Subject:
+    """The environment under test, and how much of it to try."""
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    train_tasks: int = 64
+    resets: int = 1000
+
+    def make(self, **more: Any) -> gym.Env[Any, str]:
+        """A new environment without gymnasium's passive checker."""
+        return gym.make(self.id, disable_env_checker=True, **{**self.kwargs, **more})
+
+    @contextmanager
+    def opened(self, **more: Any) -> Iterator[SpearEnv[Any]]:
+        """A new bare environment, closed at the end."""
+        env = self.make(**more)
+        try:
+            base = env.unwrapped
+            _require(isinstance(base, SpearEnv), f"{type(base).__name__} is no SpearEnv: derive it from SpearEnv")
+            yield base  # type: ignore[misc]
+        finally:
+            env.close()
+
+    def splits(self) -> tuple[str, ...]:
+        """The splits to try: the one asked for, or all."""
+        if "split" in self.kwargs:
+            return (self.kwargs["split"],)
+        with self.opened() as env:
+            return env.splits
+
+
+def _require(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise ContractError(complaint)
+
+
+def _sample(tasks: TaskSet, limit: int) -> Iterator[Task]:
+    """All tasks of a bounded set, else ``limit`` of them, always the same."""
+    if tasks.bounded or len(tasks) <= limit:
+        yield from tasks
+    else:
+        rng = np.random.default_rng(0)
+        for index in sorted(rng.choice(len(tasks), size=limit, replace=False).tolist()):
+            yield tasks[index]
+
+
+def _record(env: SpearEnv[Any], seed: int) -> dict[str, Any]:
+    """An episode of mixed responses, as :func:`replay` takes it."""
+    rng = random.Random(seed)
+    env.reset(seed=seed)
+    responses = []
+    while not env.done:
+        responses.append(choose_response(env, rng))
+        env.step(responses[-1])
+    return {"seed": seed, "options": None, "responses": responses}
+
+
+def check_gymnasium(subject: Subject) -> str:
+    """gymnasium's own checker, with its warnings taken as failures; and every render mode."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        env = gym.make(subject.id, **subject.kwargs)
+        base = env.unwrapped
+        check_env(base, skip_render_check=True)
+        env.reset(seed=0)
+        while not base.done:  # type: ignore[attr-defined]  # through the passive checker
+            env.step("")
+        env.close()
+        modes = [mode for mode in base.metadata["render_modes"] if mode != "human"]
+        for mode in modes:
+            with subject.opened(render_mode=mode) as rendered:
+                rendered.reset(seed=0)
+                kind = str if mode == "ansi" else np.ndarray
+                _require(isinstance(rendered.render(), kind), f"render_mode={mode!r} does not give a {kind.__name__}")
+    complaints = [str(warning.message) for warning in caught if "gymnasium" in warning.filename]
+    complaints = [text for text in complaints if "is different from the unwrapped version" not in text]
+    _require(not complaints, f"gymnasium warns: {'; '.join(complaints)}")
+    _require("ansi" in modes, "metadata['render_modes'] lacks 'ansi', which every environment has")
+    return f"check_env passes, render modes {', '.join(modes)}"
+
+
+def check_tasks(subject: Subject) -> str:
+    """Task ids lead to their tasks; unknown ids and options are refused with a clear error."""
+    with subject.opened() as env:
+        task = env.tasks[len(env.tasks) // 2]
+        _require(env.tasks.get(task.id).definition() == task.definition(), f"tasks.get({task.id!r}) is another task")
+        _, info = env.reset(options={"task": task.id})
+        _require(info["task_id"] == task.id, f"options={{'task': {task.id!r}}} started {info['task_id']!r}")
+        for options, kind in (({"task": "no/such/task"}, UnknownTaskError), ({"no_such_option": 1}, SpearError)):
+            try:
+                env.reset(options=options)
+            except kind as error:
+                _require("\n" not in str(error).strip(), f"the error for options={options} is more than one line")
+            else:
+                raise ContractError(f"reset(options={options}) passes: it must raise {kind.__name__}")
+        return f"{len(env.tasks):,} tasks in {env.tasks.split!r}, fingerprint {env.tasks.fingerprint[:12]}"
+
+
+def check_info(subject: Subject) -> str:
+    """All keys of info, of the right kind, at every moment of an episode; rewards as the reward mode says."""
+    turns = 0
+    with subject.opened() as env:
+        for seed in range(TRACE_EPISODES):
+            rng = random.Random(seed)
+            observation, info = env.reset(seed=seed)
+            keys = set(info)
+            _look_at(env, observation, info)
+            while not env.done:
+                observation, reward, terminated, truncated, info = env.step(choose_response(env, rng))
+                turns += 1
+                _look_at(env, observation, info)
+                _require(set(info) == keys, f"the keys of info change in an episode: {sorted(set(info) ^ keys)}")
+                ended = terminated or truncated
+                _require(ended == env.done, "terminated or truncated does not agree with env.done")
+                spear = env.reward_mode.value == "spear"
+                _require(ended or not spear or reward == 0.0, f"reward='spear' pays {reward} before the end")
+    return f"{len(keys)} keys over {turns} turns"
+
+
+def _look_at(env: SpearEnv[Any], observation: Any, info: dict[str, Any]) -> None:
+    """One observation and info by themselves."""
+    missing = (INFO_KEYS - info.keys()) | (REWARD_TERM_KEYS - info.get("reward_terms", {}).keys())
+    _require(not missing, f"info lacks {sorted(missing)} at turn {env.turn}")
+    _require(observation in env.observation_space, f"the observation of turn {env.turn} is not in its space")
+    _require(isinstance(info["anchor"], Hashable), "info['anchor'] is not hashable")
+    for key in ("format_ok", "action_ok", "won"):
+        _require(isinstance(info[key], bool), f"info[{key!r}] is {info[key]!r}: it must be a bool")
+    _require(0.0 <= info["score"] <= 1.0, f"info['score'] is {info['score']}: it must be in [0, 1]")
+    _require(info["turn"] == env.turn, f"info['turn'] is {info['turn']} at turn {env.turn}")
+
+
+def check_malformed(subject: Subject) -> str:
+    """No response raises; a malformed one costs a turn, plays nothing, and the observation says what is wrong."""
+    counted = 0
+    with subject.opened() as env:
+        for response in MALFORMED:
+            _, before = env.reset(seed=2)
+            shown = repr(response[:40])
+            try:
+                observation, _, _, _, info = env.step(response)
+            except Exception as error:
+                raise ContractError(f"the response {shown} raises {type(error).__name__}: {error}") from error
+            _require(info["turn"] == 1, f"the response {shown} does not count as a turn")
+            if env.parsed.action is not None:  # this grammar makes something of it
+                continue
+            counted += 1
+            _require(not info["format_ok"], f"format_ok is True for {shown}")
+            _require(bool(env.parsed.problem), f"the parser gives no reason for refusing {shown}")
+            _require(info["reward_terms"]["format"] == 0.0, f"the format term survives {shown}")
+            if env.on_malformed.value == "explain":
+                _require(
+                    env.parsed.problem in text_of(observation), f"the observation does not say what is wrong: {shown}"
+                )
+                _require(info["anchor"] == before["anchor"], f"the response {shown} changes the state")
+    _require(counted > 0, "no response at all is malformed: an empty one must be")
+    return f"{len(MALFORMED)} responses, {counted} of them malformed here"
+
+
+def check_end(subject: Subject) -> str:
+    """The turn limit truncates, and after the end, and before the beginning, ``step`` raises ``ResetNeeded``."""
+    with subject.opened() as env:
+        for moment in ("before reset()", "after the end"):
+            try:
+                env.step("")
+            except ResetNeeded:
+                pass
+            else:
+                raise ContractError(f"step() {moment} passes: it must raise gymnasium.error.ResetNeeded")
+            if moment == "before reset()":
+                env.reset(seed=3)
+                while not env.done:
+                    _require(env.turn < env.max_turns, f"the episode goes on after max_turns={env.max_turns}")
+                    _, _, terminated, truncated, _ = env.step("")
+                _require(terminated != truncated, "an episode ends either terminated or truncated")
+        return f"ends after {env.turn} empty responses (max_turns {env.max_turns})"
+
+
+def check_group(subject: Subject) -> str:
+    """Environments reset to one task id show the same thing, whatever their seeds."""
+    with subject.opened() as env:
+        task_ids = [env.tasks.draw(np.random.default_rng(i)).id for i in range(5)]
+    members = [subject.make() for _ in range(GROUP_SIZE)]
+    try:
+        for task_id in task_ids:
+            seen = [
+                describe_step(*_spread(member.reset(seed=100 + i, options={"task": task_id})))
+                for i, member in enumerate(members)
+            ]
+            for other in seen[1:]:
+                difference = find_difference(seen[0], other)
+                _require(not difference, f"two members of a group on {task_id} differ at {difference}")
+    finally:
+        for member in members:
+            member.close()
+    return f"{len(task_ids)} tasks, groups of {GROUP_SIZE}"
+
+
+def _spread(first: tuple[Any, dict[str, Any]]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    return first[0], 0.0, False, False, first[1]
+
+
+def check_determinism(subject: Subject) -> str:
+    """Same seed and responses, same trace: here, and in two processes with different PYTHONHASHSEED."""
+    python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
+    with subject.opened() as env:
+        episodes = [_record(env, seed) for seed in range(TRACE_EPISODES)]
+        here = replay(env, episodes)
+    _require(random.getstate() == python_state, "an episode uses the global generator of random: use self.np_random")
+    same = freeze(np.random.get_state(legacy=False)) == freeze(numpy_state)
+    _require(same, "an episode uses the global generator of numpy.random: use self.np_random")
+    here = [freeze(step) for step in here]
+    for hash_seed in (1, 2):
+        there = trace_elsewhere(gym.spec(subject.id), subject.kwargs, episodes, hash_seed)
+        difference = find_difference(here, there)
+        _require(not difference, f"with PYTHONHASHSEED={hash_seed} the trace differs at {difference}")
+    return f"{len(episodes)} episodes, {len(here)} observations, 3 processes"
+
+
+def check_state(subject: Subject) -> str:
+    """``set_state(get_state())`` is the identity, from every turn, in the same environment and in another."""
+    branches = 0
+    with subject.opened() as env, subject.opened() as other:
+        other.reset(seed=99)
+        for seed in range(3):
+            responses = _record(env, seed)["responses"]
+            env.reset(seed=seed)
+            states = [env.get_state()]
+            for response in responses:
+                env.step(response)
+                states.append(env.get_state())
+            kept = [freeze(state) for state in states]
+            states = [pickle.loads(pickle.dumps(state)) for state in states]
+            env.reset(seed=seed)
+            trace = [describe_step(*_spread(env.reset(seed=seed)))]
+            trace += [describe_step(*env.step(response)) for response in responses]
+            for turn, state in enumerate(states):
+                for target in (env, other):
+                    observation, info = target.set_state(state)
+                    again = [describe_step(observation, 0.0, False, False, info)["observation"], freeze(info)]
+                    difference = find_difference([trace[turn]["observation"], trace[turn]["info"]], again)
+                    _require(not difference, f"set_state() at turn {turn} shows another state at {difference}")
+                    difference = find_difference(kept[turn], freeze(target.get_state()))
+                    _require(not difference, f"get_state() after set_state() differs at turn {turn}: {difference}")
+                    rest = [describe_step(*target.step(response)) for response in responses[turn:]]
+                    difference = find_difference(trace[turn + 1 :], rest)
+                    _require(not difference, f"the branch from turn {turn} goes another way at {difference}")
+                    branches += 1
+                _require(freeze(state) == kept[turn], f"playing on changes the state that was got at turn {turn}")
+    return f"{branches} branches"
+
+
+def check_oracle(subject: Subject) -> str:
+    """The expert wins every task of every split with score 1."""
+    found = []
+    for split in subject.splits():
+        with subject.opened(split=split) as env:
+            played = longest = 0
+            for task in _sample(env.tasks, subject.train_tasks):
+                env.reset(options={"task": task.id})
+                plan: list[str] = []
+                info: dict[str, Any] = {}
+                while not env.done:
+                    plan = plan or list(env.expert_plan())
+                    _require(bool(plan), f"expert_plan() has nothing to offer at turn {env.turn} of {task.id}")
+                    _, _, terminated, _, info = env.step(env.parser.respond(plan.pop(0), "as planned"))
+                won = terminated and info["won"] and info["score"] == 1.0
+                _require(won, f"the expert does not win {task.id}: score {info['score']} after {env.turn} turns")
+                played += 1
+                longest = max(longest, env.turn)
+            found.append(f"{split} {played} (≤ {longest} turns)")
+    return "wins " + ", ".join(found)
+
+
+def check_splits(subject: Subject) -> str:
+    """The splits share no task by content."""
+    splits = subject.splits()
+    if len(splits) < 2:
+        return "only one split asked for"
+    sets = []
+    for split in splits:
+        with subject.opened(split=split) as env:
+            _require(env.tasks.split == split, f"split={split!r} gives tasks of {env.tasks.split!r}")
+            sets.append(env.tasks)
+    compared = check_disjoint(*sets, sample=max(1000, subject.train_tasks))
+    return f"{compared:,} tasks of {', '.join(splits)} compared"
+
+
+def check_vector(subject: Subject) -> str:
+    """``gym.make_vec`` gives the same episodes as single environments with seeds s, s + 1, …, autoresets included."""
+    envs = [subject.make() for _ in range(VECTOR_SIZE)]
+    vector = gym.make_vec(subject.id, num_envs=VECTOR_SIZE, **subject.kwargs)
+    mode = vector.metadata.get("autoreset_mode")
+    try:
+        _require(mode is AutoresetMode.NEXT_STEP, f"the autoreset mode is {mode} unasked: it must be NEXT_STEP")
+        observations, infos = vector.reset(seed=7)
+        results = [_spread(env.reset(seed=7 + i)) for i, env in enumerate(envs)]
+        flags: tuple[Any, ...] = ([0.0] * VECTOR_SIZE, [False] * VECTOR_SIZE, [False] * VECTOR_SIZE)
+        rng = random.Random(7)
+        for step in range(VECTOR_STEPS + 1):
+            for i, result in enumerate(results):
+                batched = (_pick(observations, i), *(column[i] for column in flags), _pick_info(infos, i))
+                difference = find_difference(describe_step(*result), describe_step(*batched))
+                _require(not difference, f"environment {i} and the single one differ at step {step}: {difference}")
+            bases: list[Any] = [env.unwrapped for env in envs]
+            responses = ["" if base.done else choose_response(base, rng) for base in bases]
+            observations, *flags, infos = vector.step(responses)  # type: ignore[assignment]
+            results = [
+                _spread(env.reset()) if base.done else env.step(response)  # type: ignore[misc]
+                for env, base, response in zip(envs, bases, responses, strict=True)
+            ]
+    finally:
+        vector.close()
+        for env in envs:
+            env.close()
+    return f"{VECTOR_SIZE} environments, {VECTOR_STEPS} steps"
+
+
+def _pick(batch: Any, i: int) -> Any:
+    return {key: _pick(value, i) for key, value in batch.items()} if isinstance(batch, dict) else batch[i]
+
+
+def _pick_info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """The info of one environment out of a batch of infos."""
+    picked = {}
+    for key, value in infos.items():
+        if f"_{key}" in infos and infos[f"_{key}"][i]:
+            if isinstance(value, Mapping):
+                picked[key] = _pick_info(value, i)
+            else:
+                picked[key] = value[i].item() if isinstance(value[i], np.generic) else value[i]
+    return picked
+
+
+def check_memory(subject: Subject) -> str:
+    """Many resets, and a step behind each, leave memory as it was."""
+    with subject.opened() as env:
+
+        def play(resets: int) -> None:
+            for i in range(resets):
+                env.reset(seed=i % WARM_UP_RESETS)
+                env.step("")
+
+        play(WARM_UP_RESETS)  # caches may fill
+        started = not tracemalloc.is_tracing()
+        if started:
+            tracemalloc.start()
+        try:
+            play(WARM_UP_RESETS)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            play(subject.resets)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            if started:
+                tracemalloc.stop()
+    _require(grown <= MEMORY_TOLERANCE, f"{subject.resets} resets leave {grown / 1024:.0f} KiB behind")
+    return f"{subject.resets} resets, {grown / 1024:+.1f} KiB"
+
+
+CHECKS: Mapping[str, Callable[[Subject], str]] = {
+    "gymnasium": check_gymnasium,
+    "tasks": check_tasks,
+    "info": check_info,
+    "malformed": check_malformed,
+    "end": check_end,
+    "group": check_group,
+    "determinism": check_determinism,
+    "state": check_state,
+    "splits": check_splits,
+    "oracle": check_oracle,
+    "vector": check_vector,
+    "memory": check_memory,
+}
+"""All checks by name, in the order they run."""

@@ -1,0 +1,69 @@
+"""Running all checks on one environment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from spear_envs.core.errors import SpearError
+from spear_envs.testing.checks import CHECKS, Subject
+from spear_envs.testing.report import CheckReport, CheckResult
+
+__all__ = ["check_spear_env"]
+
+
+def check_spear_env(
+    id: str,
+    *,
+    train_tasks: int = 64,
+    resets: int = 1000,
+    raise_on_failure: bool = True,
+    on_check: Callable[[str], None] | None = None,
+    **kwargs: Any,
+) -> CheckReport:
+    """Prove that an environment keeps the contract, or say where it does not.
+
+    It passes gymnasium's checker; finds tasks by id; has all keys of info; takes any response without raising; ends
+    once; shows one thing to all members of a group; gives the same trace in processes with different
+    ``PYTHONHASHSEED``; goes back to any state; keeps its splits apart by content; is won by its own expert, on every
+    task of a bounded split; is the same in a vector environment; and does not leak memory.
+
+    Args:
+        id: registered id, ``"module:id"`` included.
+        train_tasks: tasks that the expert plays of a split that is generated without end.
+        resets: resets after which memory must be as before.
+        raise_on_failure: raise if a check fails, instead of only reporting it.
+        on_check: called with the name of each check before it runs.
+        kwargs: keywords that the environment is made with. With ``split`` among them, only that split is tried.
+
+    Raises:
+        ContractError: a check failed and ``raise_on_failure`` is set; the message names all that failed.
+        SpearError: the environment cannot be made with these keywords.
+        gymnasium.error.UnregisteredEnv: there is no such environment.
+    """
+    subject = Subject(id, kwargs, train_tasks, resets)
+    try:
+        subject.make().close()  # so that a wrong id or keyword is one clear error, and not that of every check
+    except (TypeError, ValueError) as error:
+        raise SpearError(f"{id} cannot be made: {error}") from error
+    subject.id = id.rpartition(":")[2]  # registered by now
+    gym.spec(subject.id)
+    results = []
+    for name, check in CHECKS.items():
+        if on_check is not None:
+            on_check(name)
+        start = time.perf_counter()
+        try:
+            detail, passed = check(subject), True
+        except SpearError as error:
+            detail, passed = str(error), False
+        except Exception as error:  # a bug in the environment under test is a finding, not a crash of the checker
+            detail, passed = f"{type(error).__name__}: {error}", False
+        results.append(CheckResult(name, passed, time.perf_counter() - start, detail))
+    report = CheckReport(id, dict(kwargs), tuple(results))
+    if raise_on_failure:
+        report.raise_on_failure()
+    return report

@@ -1,0 +1,150 @@
+"""Traces of episodes, compared between processes. Run as a module, it replays responses in a fresh interpreter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium
+import gymnasium as gym
+import numpy as np
+
+from spear_envs.core.env import SpearEnv
+
+__all__ = ["MALFORMED", "choose_response", "describe_step", "find_difference", "freeze", "replay", "trace_elsewhere"]
+
+MALFORMED: tuple[str, ...] = (
+    "",
+    "   \n\t ",
+    "go on then",
+    "<action>",
+    "</action>",
+    "<think>hm</think>",
+    "<think>hm<action>up",
+    "<think><action>a</action></think>",
+    "<think>a</think><action>b</action><action>c</action>",
+    "<think>a</think><action> </action>",
+    "<think>a</think><action>\0</action>",
+    "<action><action><action>",
+    "<think>思考</think><動作>上</動作>",
+    "\ud800 a lone surrogate",
+    "\u202eright to left\u202c \u200b\ufeff",
+    "<think>" * 150_000,
+    "x" * 1_048_576,
+)
+"""Responses as a policy in training may write them, most of them malformed in any grammar."""
+
+
+def choose_response(env: SpearEnv[Any], rng: random.Random) -> str:
+    """A response for the present state: the expert's, an admissible one, a strange one or a malformed one."""
+    draw = rng.random()
+    if draw < 0.5:
+        plan = env.expert_plan()
+        if plan:
+            return env.parser.respond(plan[0], "the expert says so")
+    admissible = env._admissible()
+    if admissible and draw < 0.8:
+        return env.parser.respond(rng.choice(admissible))
+    return rng.choice(MALFORMED[:-2]) if draw < 0.9 else env.parser.respond("dance on the table")
+
+
+def freeze(value: Any) -> Any:
+    """A JSON value that is equal for equal values, arrays by shape, type and content; sets stay in their own order."""
+    if isinstance(value, Mapping):
+        return {str(key): freeze(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, (list, tuple)):
+        return [freeze(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return f"array {value.shape} {value.dtype} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return repr(value)
+
+
+def describe_step(
+    observation: Any, reward: SupportsFloat, terminated: bool, truncated: bool, info: Any
+) -> dict[str, Any]:
+    """All that one step gave, as a JSON value."""
+    return {
+        "observation": freeze(observation),
+        "reward": freeze(float(reward)),
+        "terminated": bool(terminated),
+        "truncated": bool(truncated),
+        "info": freeze(info),
+    }
+
+
+def find_difference(first: Any, second: Any, path: str = "") -> str:
+    """Where two JSON values differ, with both values there; empty if they are equal."""
+    if type(first) is type(second):
+        if isinstance(first, dict) and first.keys() == second.keys():
+            return next(filter(None, (find_difference(first[k], second[k], f"{path}/{k}") for k in first)), "")
+        if isinstance(first, list) and len(first) == len(second):
+            pairs = enumerate(zip(first, second, strict=True))
+            return next(filter(None, (find_difference(a, b, f"{path}/{i}") for i, (a, b) in pairs)), "")
+        if first == second:
+            return ""
+    return f"{path or '/'}: {_shorten(first)} and {_shorten(second)}"
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 160 else text[:157] + "…"
+
+
+def replay(env: gym.Env[Any, str], episodes: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Play given episodes: each ``{"seed", "options", "responses"}``; all that was seen comes back."""
+    trace: list[Any] = []
+    for episode in episodes:
+        observation, info = env.reset(seed=episode["seed"], options=episode["options"])
+        trace.append(describe_step(observation, 0.0, False, False, info))
+        trace.extend(describe_step(*env.step(response)) for response in episode["responses"])
+    return trace
+
+
+def trace_elsewhere(spec: Any, kwargs: Mapping[str, Any], episodes: Sequence[Any], hash_seed: int) -> list[Any]:
+    """:func:`replay` in a fresh interpreter with this ``PYTHONHASHSEED``.
+
+    Raises:
+        RuntimeError: it failed there; the message holds the end of its stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        order, answer = Path(folder, "order.pickle"), Path(folder, "trace.json")
+        order.write_bytes(cloudpickle.dumps((spec, dict(kwargs), list(episodes))))
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(hash_seed),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "spear_envs.testing.trace", str(order), str(answer)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0 or not answer.exists():
+            raise RuntimeError(f"replaying in another process failed: {done.stderr.strip()[-500:]}")
+        return json.loads(answer.read_text())
+
+
+def _main(order: str, answer: str) -> None:
+    spec, kwargs, episodes = pickle.loads(Path(order).read_bytes())
+    env = gym.make(spec, disable_env_checker=True, **kwargs)
+    try:
+        Path(answer).write_text(json.dumps(replay(env, episodes)))
+    finally:
+        env.close()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -63,7 +63,7 @@ class HFModel:
         if threads is not None:
             torch.set_num_threads(threads)
         try:
-            with _quiet_loading():
+            with quiet_transformers():
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
@@ -290,8 +290,8 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
 
 
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """No progress bar of transformers over its loading, which would tear a command's own display."""
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers for loading and saving: they would tear a command's own display."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -1,0 +1,306 @@
+"""Trains a tiny policy on the rows of a noisy expert and saves it as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from agents.engines.hf import quiet_transformers
+from agents.evaluate import EngineKind, EvalSettings, choose_template, make_env, run_evaluation
+from agents.files import explain_unwritable, write_json
+from agents.statistics import Part
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from training.warmstart.rows import ExpertRow, collect_expert_rows
+from training.warmstart.tokenizer import make_tokenizer
+
+REPORT = "warmstart.json"
+IGNORED = -100
+"""Label of tokens that are read and not learnt, as in transformers."""
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """Size of the model (Qwen2 architecture, tied embeddings, no grouped heads).  The default has 0.45 M parameters."""
+
+    hidden: int = 96
+    layers: int = 4
+    heads: int = 3
+    mlp: int = 256
+    initializer_range: float = 0.05
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """Everything a warm start depends on.
+
+    Attributes:
+        episodes: training tasks that the expert plays; won ones give rows.
+        noise: share of turns that are a random action.
+        warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
+            itself at the last step.
+        panel_tasks: leading tasks of the ``valid`` split on which the result is measured, 0 for none.
+    """
+
+    env_id: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template: str = "compact"
+    layout: Layout = Layout.PER_TURN
+    history: int = 2
+    episodes: int = 2500
+    noise: float = 0.5
+    epochs: int = 2
+    batch: int = 32
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    floor: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    shape: PolicyShape = field(default_factory=PolicyShape)
+    panel_tasks: int = 256
+    panel_samples: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < 1:
+            raise SpearError(f"noise must lie in [0, 1), got {self.noise}")
+        for name in ("episodes", "epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.shape.hidden % self.shape.heads or (self.shape.hidden // self.shape.heads) % 2:
+            raise SpearError(
+                f"hidden={self.shape.hidden} over heads={self.shape.heads} must give an even whole number per head"
+            )
+
+
+@dataclass(frozen=True)
+class WarmStartReport:
+    """What came out.  ``loss`` is the mean of the last tenth of the steps, in nats per response token."""
+
+    rows: int
+    steps: int
+    parameters: int
+    vocabulary: int
+    loss: float
+    collect_cpu_s: float
+    train_cpu_s: float
+    valid: Part | None
+
+
+Observer = Callable[[str, int, int], None]
+"""Called with the stage, how much of it is done and how much there is."""
+
+
+def train_policy(
+    settings: WarmStartSettings,
+    out: str | Path,
+    *,
+    threads: int = 1,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> WarmStartReport:
+    """Collects rows, trains, saves a Hugging Face folder under ``out`` with ``warmstart.json``, and measures it.
+
+    The folder is complete or absent: it is written under a temporary name beside ``out`` and renamed.
+
+    Raises:
+        SpearError: a setting without a valid value; ``out`` exists (unless ``overwrite``) or cannot be written.
+    """
+    folder = Path(out)
+    if folder.exists() and not overwrite:
+        raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:  # before the minutes of work, so that an unwritable place is told at once
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+    try:
+        report = _build(settings, draft, threads, observer or (lambda stage, done, total: None))
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.rename(folder)
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(draft)
+    return report
+
+
+def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Observer) -> WarmStartReport:
+    start = time.process_time()
+    finished = 0
+
+    def count(won: bool) -> None:
+        nonlocal finished
+        finished += 1
+        observe("expert episodes", finished, settings.episodes)
+
+    rows = collect_expert_rows(
+        settings.env_id,
+        settings.env_kwargs,
+        episodes=settings.episodes,
+        noise=settings.noise,
+        seed=settings.seed,
+        template=settings.template,
+        layout=settings.layout,
+        history=settings.history,
+        on_episode=count,
+    )
+    env = make_env(settings.env_id, "train", settings.env_kwargs)
+    template = choose_template(env, settings.template)
+    env.close()
+    tokenizer = make_tokenizer(template, (text for row in rows for text in (*row.prompts, *row.responses)))
+    ids, labels = encode_rows(tokenizer, rows)
+    collected = time.process_time()
+    torch.set_num_threads(threads)
+    longest = max(len(tokenizer.encode(text)) for row in rows for text in set(row.responses)) + 1
+    model = make_model(settings.shape, tokenizer, ids.shape[1], settings.seed)
+    losses = fit(model, ids, labels, settings, lambda done, total: observe("training steps", done, total))
+    model.eval()
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        # Room for two stray tokens: a policy that is lost should end soon, not fill the context.
+        max_new_tokens=longest + 2,
+    )
+    with quiet_transformers():
+        model.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    trained = time.process_time()
+    tail = losses[-max(1, len(losses) // 10) :]
+    report = WarmStartReport(
+        rows=len(rows),
+        steps=len(losses),
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=len(tokenizer),
+        loss=sum(tail) / len(tail),
+        collect_cpu_s=round(collected - start, 1),
+        train_cpu_s=round(trained - collected, 1),
+        valid=_measure(settings, draft, observe) if settings.panel_tasks else None,
+    )
+    result = vars(report) | {"valid": report.valid.to_json() if report.valid else None}
+    write_json(draft / REPORT, {"settings": asdict(settings), "result": result})
+    return report
+
+
+def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are learnt."""
+    cache: dict[str, list[int]] = {}
+
+    def encode(text: str) -> list[int]:
+        if text not in cache:
+            cache[text] = tokenizer.encode(text, add_special_tokens=False)
+        return cache[text]
+
+    end = tokenizer.eos_token_id
+    every_ids, every_labels = [], []
+    for row in rows:
+        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        for prompt, response in zip(row.prompts, row.responses, strict=True):
+            read, written = encode(prompt), [*encode(response), end]
+            ids += [*read, *written]
+            labels += [*[IGNORED] * len(read), *written]
+        every_ids.append(ids)
+        every_labels.append(labels)
+    width = max(map(len, every_ids))
+    pad = tokenizer.pad_token_id
+    return (
+        torch.tensor([ids + [pad] * (width - len(ids)) for ids in every_ids]),
+        torch.tensor([labels + [IGNORED] * (width - len(labels)) for labels in every_labels]),
+    )
+
+
+def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen2ForCausalLM:
+    """A new float32 model with room for sequences of twice ``longest`` tokens, at least 256."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=max(256, 2 ** math.ceil(math.log2(2 * longest))),
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        initializer_range=shape.initializer_range,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # transformers initialises from torch's global stream: give it back unchanged
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def fit(
+    model: Qwen2ForCausalLM,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    settings: WarmStartSettings,
+    observe: Callable[[int, int], None],
+) -> list[float]:
+    """Supervised training in place; returns the loss of each optimiser step."""
+    dice = torch.Generator().manual_seed(settings.seed)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+    )
+    total = settings.epochs * math.ceil(len(ids) / settings.batch)
+    # Positions before the first label never enter the loss, so their logits are not made.
+    kept = ids.shape[1] - int((labels != IGNORED).nonzero()[:, 1].min())
+    losses: list[float] = []
+    model.train()
+    for _ in range(settings.epochs):
+        for part in torch.randperm(len(ids), generator=dice).split(settings.batch):
+            step = len(losses) + 1
+            rate = min(1.0, step / max(1, settings.warmup_steps)) * max(settings.floor, 1 - step / total)
+            for group in optimiser.param_groups:
+                group["lr"] = settings.learning_rate * rate
+            logits = model(input_ids=ids[part, :-1], use_cache=False, logits_to_keep=kept).logits
+            target = labels[part, -kept:]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+            optimiser.step()
+            losses.append(float(loss.detach()))
+            observe(step, total)
+    return losses
+
+
+def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
+    """Success at temperature 1 on the leading tasks of the valid split."""
+    evaluation = run_evaluation(
+        EvalSettings(
+            env_id=settings.env_id,
+            engine=EngineKind.HF,
+            model=str(folder),
+            env_kwargs=settings.env_kwargs,
+            split="valid",
+            tasks=str(settings.panel_tasks),
+            episodes_per_task=settings.panel_samples,
+            template=settings.template,
+            layout=settings.layout,
+            history=settings.history,
+            seed=settings.seed,
+        ),
+        observer=lambda done, total, trajectory: observe("valid panel", done, total),
+    )
+    return evaluation.overall

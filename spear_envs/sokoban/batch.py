@@ -146,9 +146,10 @@ class Batch:
         """Whether every box stands on a target, (N,)."""
         return self.on_target == self.boxes
 
-    def texts(self) -> list[str]:
-        """The boards, rows joined by newlines."""
-        return self._letters.view(f"U{self._letters.shape[1]}")[:, 0].tolist()
+    def texts(self, rows: Ints | None = None) -> list[str]:
+        """The boards (all, or ``rows`` in their order), rows joined by newlines."""
+        letters = self._letters if rows is None else self._letters[rows]
+        return letters.view(f"U{letters.shape[1]}")[:, 0].tolist()
 
     def frames(self, copy: bool = True) -> Image:
         """The pictures, uint8 (N, 16*height, 16*width, 3).

@@ -21,6 +21,8 @@ STILL, UP, DOWN, LEFT, RIGHT = range(5)
 ACTIONS = {"still": STILL, "up": UP, "down": DOWN, "left": LEFT, "right": RIGHT}
 MOVE_REWARD = -0.1
 WIN_REWARD = 10
+_FREE = (FLOOR, TARGET)
+_BOXES = (BOX, BOX_ON_TARGET)
 
 
 class Board:
@@ -84,14 +86,14 @@ class Board:
         ahead = codes[to]
         gain = 0
         self.moved = self.pushed = False
-        if ahead == FLOOR or ahead == TARGET:
+        if ahead in _FREE:
             self._set(to, PLAYER if ahead == FLOOR else PLAYER_ON_TARGET)
             self._set(here, self.below[here])
             self.player = to
             self.moved = True
-        elif ahead == BOX or ahead == BOX_ON_TARGET:
+        elif ahead in _BOXES:
             beyond = codes[to + step]
-            if beyond == FLOOR or beyond == TARGET:
+            if beyond in _FREE:
                 gain = (beyond == TARGET) - (ahead == BOX_ON_TARGET)
                 self._set(to + step, BOX if beyond == FLOOR else BOX_ON_TARGET)
                 self._set(to, PLAYER if ahead == BOX else PLAYER_ON_TARGET)

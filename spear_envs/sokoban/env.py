@@ -22,7 +22,7 @@ from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.sokoban.engine import MOVE_REWARD, Board
 from spear_envs.sokoban.generate import Recipe, parse_room
 from spear_envs.sokoban.levels import WORDS, Level, SplitBy, format_spaced
-from spear_envs.sokoban.moves import find_peer_action, read_like_peer, read_moves
+from spear_envs.sokoban.moves import Moves, find_peer_action, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, Modality, SokobanTemplate
 from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
@@ -146,7 +146,7 @@ class SokobanEnv(SpearEnv[Observation]):
             }
         )
         needs_picture = self.modality is not Modality.TEXT or render_mode == "rgb_array"
-        self._tiles = load_tiles(self.sprites) if needs_picture else None
+        self.tiles = load_tiles(self.sprites) if needs_picture else None
         self._board: Board | None = None
         self._optimal = 0
 
@@ -155,7 +155,7 @@ class SokobanEnv(SpearEnv[Observation]):
     def _start(self, task: Task) -> None:
         level = read_level(task.content["level"])
         if self._board is None:
-            self._board = Board(level, self._tiles)
+            self._board = Board(level, self.tiles)
         else:
             self._board.load(level)
         self._optimal = task.content["optimal"]
@@ -168,7 +168,7 @@ class SokobanEnv(SpearEnv[Observation]):
         return self._board
 
     def _act(self, action: str) -> ActionResult:
-        moves = read_like_peer(action) if self._peer else read_moves(action, self.moves_per_turn)
+        moves = self.read_moves(action)
         board = self._board
         assert board is not None
         reward = 0.0
@@ -191,9 +191,16 @@ class SokobanEnv(SpearEnv[Observation]):
             action=moves.words,
         )
 
+    def read_moves(self, action: str) -> Moves:
+        """The moves of an action, by the rule of ``on_malformed``."""
+        return read_like_peer(action) if self._peer else read_moves(action, self.moves_per_turn)
+
+    def explain_problem(self, problem: str) -> str:
+        """What the observation says about a malformed response."""
+        return super()._malformed(problem).message
+
     def _malformed(self, problem: str) -> ActionResult:
-        result = super()._malformed(problem)
-        return result._replace(native_reward=MOVE_REWARD, details=self._details())
+        return ActionResult(False, MOVE_REWARD, message=self.explain_problem(problem), details=self._details())
 
     def peer_action(self, text: str) -> str:
         """What verl-agent would take for the action of a malformed response."""
@@ -226,9 +233,8 @@ class SokobanEnv(SpearEnv[Observation]):
         self.board.load(read_level(state["board"]))
 
     def _anchor(self) -> str:
-        # The board's text tells level, boxes and player.
         assert self._board is not None
-        return hashlib.blake2b(self._board.text().encode(), digest_size=16).hexdigest()
+        return digest_board(self._board.text())
 
     def _admissible(self) -> list[str]:
         return list(WORDS)
@@ -247,7 +253,7 @@ class SokobanEnv(SpearEnv[Observation]):
 
     # ---------------------------------------------------------------- rendering
 
-    def render(self) -> Image | str | None:  # type: ignore[override]
+    def render(self) -> Image | str | None:
         """The native picture (``rgb_array``, as in observations), the board's text (``ansi``), or a coloured print on
         the terminal (``human``, which also happens by itself at every reset and step)."""
         if self.render_mode is None:
@@ -273,6 +279,11 @@ def make_observation_space(height: int, width: int, modality: Modality) -> space
         return text
     image = spaces.Box(0, 255, (height * TILE, width * TILE, 3), np.uint8)
     return spaces.Dict({"image": image, "text": text})
+
+
+def digest_board(text: str) -> str:
+    """Key of a state: the board's text tells the level, the boxes and the player."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _read_preset(preset: str | None) -> Mapping[str, Any]:

@@ -56,9 +56,7 @@ class Recipe:
         if not 1 <= self.boxes <= 4:
             raise LevelError(f"boxes={self.boxes}: choose between 1 and 4")
         if not 1 <= self.shortest <= self.longest:
-            raise LevelError(
-                f"shortest={self.shortest}, longest={self.longest}: choose 1 <= shortest <= longest moves"
-            )
+            raise LevelError(f"shortest={self.shortest}, longest={self.longest}: choose 1 <= shortest <= longest moves")
 
     @property
     def name(self) -> str:

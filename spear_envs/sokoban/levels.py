@@ -84,7 +84,7 @@ def parse_level(text: str) -> Level:
     strange = sorted(set(flat) - set(SYMBOLS))
     if strange:
         raise LevelError(
-            f"the level contains {ascii(strange[0])}: write it with # wall, _ floor, O target, X box, "
+            f"the level contains {strange[0]!a}: write it with # wall, _ floor, O target, X box, "
             "\u221a box on target, P player, S player on target"
         )
     codes = tuple(map(SYMBOLS.index, flat))

@@ -37,11 +37,11 @@ def read_moves(text: str, limit: int = 1) -> Moves:
     if found is not None:
         return found
     if len(text) > _LONGEST_PIECE * limit:
-        return Moves((), "", f"{ascii(text[:_EXCERPT])}... is too long for an action. {_explain(limit)}")
+        return Moves((), "", f"{text[:_EXCERPT]!a}... is too long for an action. {_explain(limit)}")
     words = [word for word in _SEPARATOR.split(text.strip().lower().removesuffix(".")) if word]
     for word in words:
         if word not in ACTIONS:
-            return Moves((), "", f"{ascii(word[:_EXCERPT])} is not a move. {_explain(limit)}")
+            return Moves((), "", f"{word[:_EXCERPT]!a} is not a move. {_explain(limit)}")
     if not words or len(words) > limit:
         return Moves((), "", f"The action holds {len(words)} moves. {_explain(limit)}")
     return Moves(tuple([ACTIONS[word] for word in words]), ", ".join(words), "")

@@ -30,7 +30,7 @@ class Sprites(str, Enum):
 
 
 _PALETTE = {
-    " ": (233, 224, 203),  # floor
+    ".": (233, 224, 203),  # floor
     ",": (221, 210, 186),  # floor, grain
     "#": (94, 104, 128),  # brick
     "+": (124, 135, 160),  # brick, lit edge
@@ -74,111 +74,111 @@ _WALL = """\
 """
 _FLOOR = """\
 ,,,,,,,,,,,,,,,,
-,               
-,               
-,               
-,     ,         
-,               
-,               
-,           ,   
-,               
-,   ,           
-,               
-,               
-,         ,     
-,               
-,               
-,               
+,...............
+,...............
+,...............
+,.....,.........
+,...............
+,...............
+,...........,...
+,...............
+,...,...........
+,...............
+,...............
+,.........,.....
+,...............
+,...............
+,...............
 """
 _TARGET = """\
 ,,,,,,,,,,,,,,,,
-, oooooooooooo  
-,oorrrrrrrrrroo 
-,orrrrrrrrrrrro 
-,orrrrroorrrrro 
-,orrrroooorrrro 
-,orrroooooorrro 
-,orroooooooorro 
-,orroooooooorro 
-,orrroooooorrro 
-,orrrroooorrrro 
-,orrrrroorrrrro 
-,orrrrrrrrrrrro 
-,oorrrrrrrrrroo 
-, oooooooooooo  
-,               
+,.oooooooooooo..
+,oorrrrrrrrrroo.
+,orrrrrrrrrrrro.
+,orrrrroorrrrro.
+,orrrroooorrrro.
+,orrroooooorrro.
+,orroooooooorro.
+,orroooooooorro.
+,orrroooooorrro.
+,orrrroooorrrro.
+,orrrrroorrrrro.
+,orrrrrrrrrrrro.
+,oorrrrrrrrrroo.
+,.oooooooooooo..
+,...............
 """
 _LIT_TARGET = """\
 ,,,,,,,,,,,,,,,,
-, oooooooooooo  
-,ooRRRRRRRRRRoo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,oRRRRRRRRRRRRo 
-,ooRRRRRRRRRRoo 
-, oooooooooooo  
-,               
+,.oooooooooooo..
+,ooRRRRRRRRRRoo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,oRRRRRRRRRRRRo.
+,ooRRRRRRRRRRoo.
+,.oooooooooooo..
+,...............
 """
 _BOX = """\
 ,,,,,,,,,,,,,,,,
-,dddddddddddddd 
-,dlbbbbbbbbbbBd 
-,dbddddddddddBd 
-,dbdBbllllbBdBd 
-,dbdBBblllBBdBd 
-,dbdbBBblBBbdBd 
-,dbdlbBBBBbldBd 
-,dbdllbBBbbldBd 
-,dbdlbBBBBbldBd 
-,dbdbBBbbBBbdBd 
-,dbdBBbbbbBBdBd 
-,dbddddddddddBd 
-,dBBBBBBBBBBBBd 
-,dddddddddddddd 
-,               
+,dddddddddddddd.
+,dlbbbbbbbbbbBd.
+,dbddddddddddBd.
+,dbdBbllllbBdBd.
+,dbdBBblllBBdBd.
+,dbdbBBblBBbdBd.
+,dbdlbBBBBbldBd.
+,dbdllbBBbbldBd.
+,dbdlbBBBBbldBd.
+,dbdbBBbbBBbdBd.
+,dbdBBbbbbBBdBd.
+,dbddddddddddBd.
+,dBBBBBBBBBBBBd.
+,dddddddddddddd.
+,...............
 """
 _BOX_ON_TARGET = """\
 ,,,,,,,,,,,,,,,,
-,GGGGGGGGGGGGGG 
-,GhhhhhhhhhhhhG 
-,GhGGGGGGGGGGhG 
-,GhGggggggggGhG 
-,GhGgggggggwwhG 
-,GhGggggggwwwhG 
-,GhGwggggwwwGhG 
-,GhGwwggwwwgGhG 
-,GhGwwwwwwggGhG 
-,GhGgwwwwgggGhG 
-,GhGggwwggggGhG 
-,GhGGGGGGGGGGhG 
-,GhhhhhhhhhhhhG 
-,GGGGGGGGGGGGGG 
-,               
+,GGGGGGGGGGGGGG.
+,GhhhhhhhhhhhhG.
+,GhGGGGGGGGGGhG.
+,GhGggggggggGhG.
+,GhGgggggggwwhG.
+,GhGggggggwwwhG.
+,GhGwggggwwwGhG.
+,GhGwwggwwwgGhG.
+,GhGwwwwwwggGhG.
+,GhGgwwwwgggGhG.
+,GhGggwwggggGhG.
+,GhGGGGGGGGGGhG.
+,GhhhhhhhhhhhhG.
+,GGGGGGGGGGGGGG.
+,...............
 """
 _FIGURE = """\
-................
-................
-.....yyyyyy.....
-....yyyyyyyy....
-....kkkkkkkkk...
-....sssssssss...
-....sskssskss...
-....sssssssss...
-.....sssssss....
-....uuuuuuuu....
-...uuvuuuuvuu...
-...suvuuuuvus...
-.....tttttt.....
-.....tt..tt.....
-....kkk..kkk....
-................
+~~~~~~~~~~~~~~~~
+~~~~~~~~~~~~~~~~
+~~~~~yyyyyy~~~~~
+~~~~yyyyyyyy~~~~
+~~~~kkkkkkkkk~~~
+~~~~sssssssss~~~
+~~~~sskssskss~~~
+~~~~sssssssss~~~
+~~~~~sssssss~~~~
+~~~~uuuuuuuu~~~~
+~~~uuvuuuuvuu~~~
+~~~suvuuuuvus~~~
+~~~~~tttttt~~~~~
+~~~~~tt~~tt~~~~~
+~~~~kkk~~kkk~~~~
+~~~~~~~~~~~~~~~~
 """
 
 
@@ -188,7 +188,7 @@ def _paint(rows: str) -> Image:
 
 def _stand_on(ground: str) -> str:
     """The figure over a ground."""
-    return "".join(below if mark == "." else mark for mark, below in zip(_FIGURE, ground, strict=True))
+    return "".join(below if mark == "~" else mark for mark, below in zip(_FIGURE, ground, strict=True))
 
 
 @lru_cache(maxsize=1)

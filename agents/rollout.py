@@ -31,6 +31,7 @@ async def play_many(
     jobs: Iterable[Job],
     *,
     make_env: Callable[[], Env],
+    release_env: Callable[[Env], None] = gym.Env.close,
     engine_for: Callable[[Env], Engine],
     prompts: PromptBuilder,
     sampling: Sampling,
@@ -41,7 +42,8 @@ async def play_many(
     """Plays ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
 
     Args:
-        make_env: called once for each place; the environments are closed at the end.
+        make_env: called once for each place.
+        release_env: called with each environment at the end; closes it unless told otherwise (to keep it for next time).
         engine_for: the engine that plays in an environment; usually the same for all.
         on_done: called with each trajectory as soon as it ends.
 
@@ -87,7 +89,7 @@ async def play_many(
         for *_, stack in stacks:
             stack.close()
         for env in envs:
-            env.close()
+            release_env(env)
     return [done[index] for index in range(count)]
 
 

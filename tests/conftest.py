@@ -1,0 +1,44 @@
+"""What all tests have in common: fixtures, hypothesis profiles, and an environment that reaches no network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Set before any library reads them. Ray 2.60 would write a token into the home directory; Hugging Face and wandb
+# would ask the network; two thread pools on two cores make timings and sums depend on the machine.
+for name, value in {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MPLBACKEND": "Agg",
+    "OMP_NUM_THREADS": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+# No deadline: two busy cores make single examples slow. In CI the same examples every time, so a red run is a change.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder ``shared`` beside the checkout, with recorded golden data; tests that need it skip without it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no folder 'shared' with golden data beside the checkout")
+    return folder

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spear_envs.core import (
+    INFO_KEYS,
+    ActionResult,
+    EnvFault,
+    SpearError,
+    TagParser,
+    Task,
+    UnknownTaskError,
+    image_of,
+    set_training_step,
+    text_of,
+)
+from spear_envs.testing.trace import MALFORMED, choose_response, describe_step, freeze
+from tests.spear_envs.corridor import CorridorEnv
+
+LEFT, RIGHT = TagParser().respond("left"), TagParser().respond("right")
+
+
+class ShakyCorridorEnv(CorridorEnv):
+    """A corridor with a service that may be down, and with a few extras of its own."""
+
+    def _act(self, action: str) -> ActionResult:
+        if action == "knock":
+            raise EnvFault("door_down", "nobody answers")
+        if action == "grade":
+            return ActionResult(True, 0.25, done=True, outcome=0.8, terms={"f1": 0.5}, details={"knocks": 2})
+        result = super()._act(action.lower())
+        return result._replace(details={"knocks": 1}, action=action.lower())
+
+    def _details(self) -> Mapping[str, Any]:
+        return {"knocks": 0}
+
+    def peer_action(self, text: str) -> str:
+        return "left" if "left" in text else "right"
+
+
+class BrokenStartEnv(CorridorEnv):
+    def _start(self, task: Task) -> None:
+        raise EnvFault("no_corridor", "it is closed today")
+
+
+def play(env: CorridorEnv, actions: list[str]) -> list[Any]:
+    return [env.step(env.parser.respond(action)) for action in actions]
+
+
+def test_an_episode_won_pays_the_paper_reward_at_its_end() -> None:
+    env = CorridorEnv()
+    env.reset(seed=3)
+    plan = env.expert_plan()
+    *before, last = play(env, plan)
+    assert all(reward == 0.0 and not terminated for _, reward, terminated, _, _ in before)
+    _, reward, terminated, truncated, info = last
+    assert terminated and not truncated
+    terms = info["reward_terms"]
+    assert terms["outcome"] == 1.0 and terms["format"] == 0.1
+    assert terms["tool_call"] == pytest.approx(0.1 * len(plan)) and info["tool_calls"] == len(plan)
+    assert terms["native_return"] == pytest.approx(0.9 - 0.1 * (len(plan) - 1))
+    assert reward == terms["outcome"] + terms["tool_call"] + terms["format"]
+    assert info["won"] and info["score"] == 1.0 and info["turn"] == len(plan)
+
+
+def test_the_turn_limit_truncates_and_pays_a_loss() -> None:
+    env = CorridorEnv(max_turns=3)
+    env.reset(seed=3)
+    assert [step[3] for step in play(env, ["x", "x"])] == [False, False]
+    _, reward, terminated, truncated, info = env.step("<action>x</action>")
+    assert truncated and not terminated
+    assert reward == -1.0 and info["reward_terms"]["format"] == 0.0
+    assert not info["won"] and info["score"] == 0.0
+
+
+def test_winning_on_the_last_turn_terminates() -> None:
+    env = CorridorEnv()
+    env.reset(seed=3)
+    env.max_turns = len(env.expert_plan())
+    *_, last = play(env, env.expert_plan())
+    assert last[2:4] == (True, False)
+
+
+def test_one_malformed_turn_costs_the_format_term_for_good() -> None:
+    env = CorridorEnv()
+    _, info = env.reset(seed=3)
+    assert info["reward_terms"] == {"outcome": -1.0, "tool_call": 0.0, "format": 0.0, "native_return": 0.0}
+    assert play(env, ["x"])[0][4]["reward_terms"]["format"] == 0.1
+    observation, _, _, _, info = env.step("left")
+    assert info["reward_terms"]["format"] == 0.0 and not info["format_ok"] and info["action"] == ""
+    assert "there is no <action>…</action>" in observation and env.parser.hint in observation
+    assert play(env, ["x"])[0][4]["reward_terms"]["format"] == 0.0
+
+
+def test_native_reward_is_paid_each_turn() -> None:
+    env = CorridorEnv(reward="native")
+    env.reset(seed=3)
+    rewards = [step[1] for step in play(env, ["x", *env.expert_plan()])]
+    assert rewards == [-0.1] * (len(rewards) - 1) + [0.9]
+
+
+@pytest.mark.parametrize(("mu", "step", "weight"), [("none", 1, 0.0), (0.5, 1, 0.5), ("cosine:10", 5, 0.5)])
+def test_mu_follows_its_schedule(mu: Any, step: int, weight: float) -> None:
+    env = gym.make("tests/Corridor-v0", mu=mu)
+    set_training_step(env, step)
+    env.reset(seed=3)
+    *_, (_, reward, _, _, info) = play(env.unwrapped, env.unwrapped.expert_plan())  # type: ignore[arg-type,attr-defined]
+    assert reward == pytest.approx(1.1 + weight * info["reward_terms"]["tool_call"])
+
+
+def test_training_step_of_a_foreign_environment() -> None:
+    with pytest.raises(SpearError, match="no training step"):
+        set_training_step(gym.make("CartPole-v1"), 1)
+
+
+def test_plain_format_takes_the_bare_action() -> None:
+    env = CorridorEnv(response_format="plain")
+    env.reset(seed=3)
+    *_, last = [env.step(f" {action}\n") for action in env.expert_plan()]
+    assert last[4]["won"] and last[4]["reward_terms"]["format"] == 0.1
+
+
+def test_peers_play_what_is_malformed() -> None:
+    env = ShakyCorridorEnv(on_malformed="peer")
+    env.reset(options={"task": "corridor/train/00020"})
+    _, _, _, _, info = env.step("I go left")
+    assert info["action"] == "left" and info["action_ok"] and not info["format_ok"]
+    plain = CorridorEnv(on_malformed="peer")
+    plain.reset(seed=1)
+    with pytest.raises(SpearError, match="use 'explain'"):
+        plain.step("I go left")
+
+
+def test_extras_of_an_environment() -> None:
+    env = ShakyCorridorEnv()
+    _, info = env.reset(seed=3)
+    assert info["knocks"] == 0
+    info = play(env, ["LEFT"])[0][4]
+    assert info["knocks"] == 1 and info["action"] == "left"
+    _, reward, terminated, truncated, info = play(env, ["grade"])[0]
+    assert terminated and not truncated and not info["won"]
+    assert info["reward_terms"]["outcome"] == 0.8 and info["reward_terms"]["f1"] == 0.5
+    assert reward == pytest.approx(0.8 + info["reward_terms"]["tool_call"] + 0.1)
+
+
+@pytest.mark.parametrize("reward", ["spear", "native"])
+def test_a_fault_truncates_without_reward(reward: str) -> None:
+    env = ShakyCorridorEnv(reward=reward)
+    env.reset(seed=3)
+    observation, paid, terminated, truncated, info = play(env, ["knock"])[0]
+    assert (paid, terminated, truncated) == (0.0, False, True)
+    assert info["fault"] == "door_down" and info["knocks"] == 0 and info["turn"] == 1
+    assert "nobody answers" in observation
+    with pytest.raises(ResetNeeded):
+        env.step(LEFT)
+    _, info = env.reset(seed=3)
+    assert info["fault"] is None
+
+
+def test_a_fault_at_the_start_is_raised_and_leaves_no_episode() -> None:
+    env = BrokenStartEnv()
+    with pytest.raises(EnvFault, match="it is closed today"):
+        env.reset(seed=1)
+    with pytest.raises(ResetNeeded):
+        env.step(LEFT)
+    with pytest.raises(ResetNeeded):
+        _ = env.task
+
+
+def test_nothing_happens_before_the_beginning_and_after_the_end() -> None:
+    env = CorridorEnv(max_turns=1, render_mode="ansi")
+    assert env.done
+    for call in (lambda: env.step(LEFT), env.render, env.get_state):
+        with pytest.raises(ResetNeeded):
+            call()
+    env.reset(seed=1)
+    assert not env.done
+    env.step("")
+    assert env.done
+    with pytest.raises(ResetNeeded, match="has ended"):
+        env.step(LEFT)
+
+
+def test_a_response_must_be_text() -> None:
+    env = CorridorEnv()
+    env.reset(seed=1)
+    for action in (None, 3, b"left", ["left"]):
+        with pytest.raises(TypeError, match="not " + type(action).__name__):
+            env.step(action)  # type: ignore[arg-type]
+    assert env.turn == 0
+
+
+def test_reset_options() -> None:
+    env = CorridorEnv()
+    _, info = env.reset(options={"task": "corridor/train/00007"})
+    assert info["task_id"] == env.task.id == "corridor/train/00007"
+    with pytest.raises(UnknownTaskError, match="corridor/train/00000"):
+        env.reset(options={"task": "corridor/test/00001"})
+    with pytest.raises(SpearError, match="'task'"):
+        env.reset(options={"tasks": ["corridor/train/00007"]})
+    assert env.task.id == "corridor/train/00007" and not env.done  # a refused reset changes nothing
+
+
+def test_the_seed_draws_the_task() -> None:
+    env, other = CorridorEnv(), CorridorEnv()
+    first = [env.reset(seed=seed)[1]["task_id"] for seed in range(30)]
+    assert first == [other.reset(seed=seed)[1]["task_id"] for seed in range(30)]
+    assert len(set(first)) > 10
+    env.reset(seed=5)
+    other.reset(seed=5)
+    assert [env.reset()[1]["task_id"] for _ in range(9)] == [other.reset()[1]["task_id"] for _ in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "mend"),
+    [
+        ({"max_turns": 0}, "at least 1"),
+        ({"max_turns": True}, "at least 1"),
+        ({"response_format": "xml"}, "'tags', 'plain'"),
+        ({"reward": "big"}, "'spear', 'native'"),
+        ({"on_malformed": "cry"}, "'explain', 'peer'"),
+        ({"mu": "linear"}, "mu: .*'cosine:200'"),
+        ({"render_mode": "3d"}, "ansi"),
+        ({"split": "dev"}, "'train', 'valid', 'test'"),
+    ],
+)
+def test_bad_keywords_name_the_mend(keywords: dict[str, Any], mend: str) -> None:
+    with pytest.raises(SpearError, match=mend):
+        CorridorEnv(**keywords)
+
+
+def test_render() -> None:
+    env = CorridorEnv(render_mode="ansi")
+    observation, _ = env.reset(seed=1)
+    assert env.render() == observation
+    observation, *_ = env.step("nonsense")
+    assert env.render() == observation
+    silent = CorridorEnv()
+    silent.reset(seed=1)
+    with pytest.warns(UserWarning, match="render_mode='ansi'"):
+        assert silent.render() is None
+
+
+def test_info_is_new_at_every_step() -> None:
+    env = CorridorEnv()
+    infos = [env.reset(seed=1)[1], *(step[4] for step in play(env, ["x", "x"]))]
+    assert all(info.keys() == INFO_KEYS for info in infos)
+    infos[0]["reward_terms"]["outcome"] = 5.0
+    infos[0]["admissible_actions"].clear()
+    assert infos[1]["reward_terms"]["outcome"] == -1.0 and infos[1]["admissible_actions"]
+    assert infos[1]["task_fingerprint"] == env.tasks.fingerprint
+
+
+def test_text_and_image_of_observations() -> None:
+    image = np.zeros((2, 2, 3), np.uint8)
+    assert text_of("a") == "a" and image_of("a") is None
+    assert text_of({"image": image, "text": "b"}) == "b" and image_of({"image": image, "text": "b"}) is image
+    assert text_of({"image": image}) == "" and image_of({"text": "b"}) is None
+
+
+@given(st.text() | st.sampled_from(MALFORMED))
+def test_no_response_raises(response: str) -> None:
+    for response_format in ("tags", "plain"):
+        env = CorridorEnv(response_format=response_format)
+        env.reset(seed=1)
+        observation, _, _, _, info = env.step(response)
+        assert observation in env.observation_space and info["turn"] == 1
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10_000), st.integers(0, 12))
+def test_a_state_is_all_there_is(seed: int, turns: int) -> None:
+    rng = random.Random(seed)
+    env = CorridorEnv()
+    seen = describe_step(*_spread(env.reset(seed=seed)))
+    for _ in range(turns):
+        if not env.done:
+            seen = describe_step(*env.step(choose_response(env, rng)))
+    state = env.get_state()
+    kept = freeze(state)
+    other = CorridorEnv()
+    for target in (env, other):
+        observation, info = target.set_state(pickle.loads(pickle.dumps(state)))
+        assert freeze(observation) == seen["observation"] and freeze(info) == seen["info"]
+        assert freeze(target.get_state()) == kept
+    choices = random.Random(seed + 1)
+    while not env.done:
+        response = choose_response(env, choices)
+        assert describe_step(*env.step(response)) == describe_step(*other.step(response))
+    assert other.done and freeze(state) == kept
+    assert env.reset()[1]["task_id"] == other.reset()[1]["task_id"]  # the generator went along
+
+
+def _spread(first: tuple[Any, dict[str, Any]]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    return first[0], 0.0, False, False, first[1]
+
+
+def test_a_state_of_another_split_is_refused() -> None:
+    env, other = CorridorEnv(), CorridorEnv(split="test")
+    env.reset(seed=1)
+    other.reset(seed=1)
+    with pytest.raises(UnknownTaskError):
+        other.set_state(env.get_state())
+
+
+def test_a_step_is_cheap() -> None:
+    # gym-sokoban draws 661 steps in a second; with gymnasium's wrappers ours must leave room for 50 times as many.
+    env = gym.make("tests/Corridor-v0", max_turns=10**6)
+    env.reset(seed=1)
+    env.unwrapped._door = -1  # type: ignore[attr-defined]  # out of reach
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(500):
+            env.step(LEFT)
+            env.step(RIGHT)
+        best = min(best, time.process_time() - start)
+    assert 1000 / best > 33_000

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import (
+    MAX_RESPONSE_LENGTH,
+    PlainParser,
+    ResponseParser,
+    TagParser,
+    make_parser,
+)
+
+TAGS = ["<think>", "</think>", "<action>", "</action>", "<", ">", "/", "think", "action", " ", "\n", "up", "é", "漢", "\0"]
+anything = st.text() | st.lists(st.sampled_from(TAGS), max_size=30).map("".join)
+plain_text = st.text(st.characters(exclude_characters="<\0")).filter(lambda text: text.strip())
+
+
+@pytest.mark.parametrize(
+    ("response", "problem"),
+    [
+        ("", "it is empty"),
+        (" \n\t ", "it is empty"),
+        ("up", "there is no <action>…</action>"),
+        ("<Think>a</Think><Action>up</Action>", "lower case"),
+        ("<think>a</think>", "there is no <action>…</action>"),
+        ("<action>up</action>", "there is no <think>…</think>"),
+        ("<think>a</think><action>up", "<action> is never closed"),
+        ("<think>a</think>up</action>", "</action> was never opened"),
+        ("<think>a<action>up</action>", "<think> is never closed"),
+        ("a</think><action>up</action>", "</think> was never opened"),
+        ("<think>a</think><action>up</action><action>down</action>", "2 times"),
+        ("<think>a</think><think>b</think><action>up</action>", "2 times"),
+        ("<think>a</think><action><action>up</action></action>", "2 times"),
+        ("<think>a<action>up</action></think>", "overlap"),
+        ("<think>a<action>b</think>up</action>", "overlap"),
+        ("<action><think>a</think>up</action>", "overlap"),
+        ("<action>a<think>b</action>c</think>", "overlap"),
+        ("<action>up</action><think>a</think>", "the reasoning comes first"),
+        ("</think>a<think><action>up</action>", "stands before <think>"),
+        ("<think>a</think></action>up<action>", "stands before <action>"),
+        ("<think>a</think><action> \n </action>", "is empty"),
+        ("so: <think>a</think><action>up</action>", "outside the tags"),
+        ("<think>a</think> and <action>up</action>", "outside the tags"),
+        ("<think>a</think><action>up</action>.", "outside the tags"),
+        ("<think>a\0</think><action>up</action>", "NUL"),
+    ],
+)
+def test_each_malformation_has_its_reason(response: str, problem: str) -> None:
+    parsed = TagParser().parse(response)
+    assert parsed.action is None
+    assert not parsed.format_ok
+    assert problem in parsed.problem
+
+
+@pytest.mark.parametrize(
+    ("response", "action"),
+    [
+        ("<think>a</think><action>up</action>", "up"),
+        ("  <think></think>\n\n<action>\n up \n</action>\n", "up"),
+        ("<think>2 < 3 and </b></think><action>a < b</action>", "a < b"),
+        ("<think><act</think><action>ion></action>", "ion>"),
+        ("<think>思考</think><action>上</action>", "上"),
+    ],
+)
+def test_well_formed_responses(response: str, action: str) -> None:
+    parsed = TagParser().parse(response)
+    assert parsed.action == action
+    assert parsed.format_ok
+    assert parsed.problem == ""
+
+
+@given(anything)
+def test_parsing_never_raises_and_always_explains(response: str) -> None:
+    for parser in (TagParser(), PlainParser(), TagParser("answer")):
+        parsed = parser.parse(response)
+        assert parsed.format_ok == (parsed.action is not None) == (parsed.problem == "")
+        if parsed.action is not None:
+            assert parsed.action and parsed.action == parsed.action.strip()
+
+
+@given(plain_text, st.text(st.characters(exclude_characters="<\0")))
+def test_respond_is_the_inverse_of_parse(action: str, think: str) -> None:
+    for parser in (TagParser(), TagParser("search", "reason"), PlainParser()):
+        assert isinstance(parser, ResponseParser)
+        parsed = parser.parse(parser.respond(action, think))
+        assert parsed.action == action.strip()
+        assert parsed.format_ok
+
+
+@given(anything)
+def test_strict_form_means_exactly_one_of_each_tag(response: str) -> None:
+    if TagParser().parse(response).format_ok:
+        assert all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<action>", "</action>"))
+
+
+def test_tag_names_are_parameters() -> None:
+    parsed = TagParser("search").parse("<think>a</think><search>who?</search>")
+    assert parsed.action == "who?"
+    assert parsed.think == "a"
+    assert "<search>" in TagParser("search").hint
+    assert "there is no <search>…</search>" in TagParser("search").parse("<think>a</think><action>up</action>").problem
+
+
+def test_length_limit() -> None:
+    fits = TagParser().respond("up", "x" * (MAX_RESPONSE_LENGTH - 36))
+    assert len(fits) <= MAX_RESPONSE_LENGTH
+    assert TagParser().parse(fits).format_ok
+    assert "1,048,576 characters" in TagParser().parse("x" * 1_048_576).problem
+    assert "100,001 characters" in PlainParser().parse("x" * (MAX_RESPONSE_LENGTH + 1)).problem
+
+
+@pytest.mark.parametrize("piece", ["<think>", "<action>", "<", "</think><action>", " "])
+def test_time_is_linear(piece: str) -> None:
+    longest = piece * (MAX_RESPONSE_LENGTH // len(piece))
+    start = time.process_time()
+    for response in (longest, "<think>" + longest[: MAX_RESPONSE_LENGTH - 20] + "</action>"):
+        TagParser().parse(response)
+    assert time.process_time() - start < 0.1
+
+
+def test_unknown_format_names_the_valid_ones() -> None:
+    with pytest.raises(SpearError, match="'tags', 'plain'"):
+        make_parser("xml")

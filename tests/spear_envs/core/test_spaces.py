@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pickle
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector.utils import batch_space
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.core.spaces import PermissiveText
+
+PINNED = 'iZ=B"&\t2}j\u304bYe\u093fth^`\uae00>~m\nL\u0416_!xt\xdf2(\u0416 ]\'AVOM!\n,\nm\\j<fxKT\U0001f600|\u221a'
+
+
+@given(st.text())
+def test_any_text_is_in_the_space(text: str) -> None:
+    assert text in PermissiveText(10_000)
+
+
+@pytest.mark.parametrize("text", ["", "\0", "√ é 漢字 \n\t", "\ud800", "😀" * 100])
+def test_text_that_gymnasium_refuses_is_in_the_space(text: str) -> None:
+    assert text in PermissiveText(100)
+    assert text not in gym.spaces.Text(100)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"bytes", ["a"], "x" * 101])
+def test_what_is_no_text_or_too_long_is_not(value: object) -> None:
+    assert value not in PermissiveText(100)
+
+
+def test_the_least_length_counts() -> None:
+    space = PermissiveText(10, min_length=3)
+    assert "ab" not in space and "abc" in space
+    assert all(space.sample() in space for _ in range(50))
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    first, second = PermissiveText(1000), PermissiveText(1000)
+    first.seed(5)
+    second.seed(5)
+    samples = [first.sample() for _ in range(50)]
+    assert samples == [second.sample() for _ in range(50)]
+    assert all(sample in first for sample in samples)
+    assert max(map(len, samples)) <= 64 and len(set(samples)) > 40
+    assert PermissiveText(1000, seed=5).sample() == samples[0]
+    # pinned: the same text on every machine
+    first.seed(0)
+    assert first.sample() == PINNED
+
+
+def test_samples_stay_within_a_short_space() -> None:
+    space = PermissiveText(2, seed=0)
+    assert {len(space.sample()) for _ in range(100)} == {0, 1, 2}
+
+
+def test_equality_pickling_and_batching() -> None:
+    space = PermissiveText(50)
+    assert space == PermissiveText(50)
+    assert space != PermissiveText(51)
+    assert space != gym.spaces.Text(50)
+    again = pickle.loads(pickle.dumps(space))
+    assert again == space and "é\n" in again
+    assert ("a b", "é") in batch_space(space, 2)
+    assert repr(space) == "PermissiveText(0, 50)"
+    assert not space.is_np_flattenable

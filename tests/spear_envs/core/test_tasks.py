@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.tasks import (
+    GeneratedTaskSet,
+    ListTaskSet,
+    Task,
+    TaskSet,
+    canonical_json,
+    check_disjoint,
+    check_split,
+)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+contents = st.dictionaries(st.text(), json_values, max_size=4)
+
+
+def make_task(index: int, split: str = "train", content: Any = None) -> Task:
+    return Task(f"toy/{split}/{index:08d}", split, "all", "Do it.", {"n": index} if content is None else content)
+
+
+def make_generated(length: int = 1000, parameters: Any = None, **more: Any) -> GeneratedTaskSet:
+    return GeneratedTaskSet("toy", "train", length, make_task, parameters or {"size": 1}, **more)
+
+
+@given(contents)
+def test_canonical_json_ignores_the_order_of_keys(content: dict[str, Any]) -> None:
+    assert canonical_json(content) == canonical_json(dict(reversed(content.items())))
+    assert canonical_json(content).isascii()
+
+
+@given(st.lists(contents, min_size=1, max_size=5), st.data())
+def test_fingerprint_tells_task_sets_apart(some: list[dict[str, Any]], data: st.DataObject) -> None:
+    tasks = ListTaskSet(make_task(i, content=content) for i, content in enumerate(some))
+    same = ListTaskSet(make_task(i, content=dict(reversed(content.items()))) for i, content in enumerate(some))
+    assert tasks.fingerprint == same.fingerprint
+    assert len(tasks.fingerprint) == 64
+    place = data.draw(st.integers(0, len(some) - 1))
+    changed = [dict(content) for content in some]
+    changed[place]["a new key"] = 1
+    other = ListTaskSet(make_task(i, content=content) for i, content in enumerate(changed))
+    assert (tasks.fingerprint == other.fingerprint) == (some == changed)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_ids_lead_to_tasks(length: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, length - 1))
+    for tasks in (make_generated(length), ListTaskSet(map(make_task, range(length)))):
+        task = tasks[index]
+        assert tasks.get(task.id) == task
+        assert tasks.index_of(task.id) == index
+        assert task in tasks and task.id in tasks
+        assert tasks[index - length] == task
+
+
+@pytest.mark.parametrize("tasks", [make_generated(), ListTaskSet(map(make_task, range(1000)))])
+@pytest.mark.parametrize(
+    "task_id", ["", "toy", "toy/train/1", "toy/test/00000001", "toy/train/00001000", "toy/train/-0000001",
+                "toy/train/٠٠٠٠٠٠٠١", "x/train/00000001", "toy/train/" + "9" * 5000, "toy/train/00000001\n", "\0"],
+)  # fmt: skip
+def test_unknown_ids_name_the_mend(tasks: TaskSet, task_id: str) -> None:
+    with pytest.raises(UnknownTaskError) as caught:
+        tasks.get(task_id)
+    assert isinstance(caught.value, SpearError) and isinstance(caught.value, KeyError)
+    assert "'toy/train/00000000' to 'toy/train/00000999'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert task_id not in tasks
+
+
+def test_a_near_id_is_suggested() -> None:
+    with pytest.raises(UnknownTaskError, match="Did you mean 'toy/train/00000000'"):
+        ListTaskSet([make_task(0)]).get("toy/train/0000000")
+
+
+@pytest.mark.parametrize("task_id", [None, 3, ["a"], b"toy"])
+def test_ids_that_are_no_text_are_unknown(task_id: Any) -> None:
+    for tasks in (make_generated(), ListTaskSet([make_task(0)])):
+        assert task_id not in tasks
+        with pytest.raises(UnknownTaskError):
+            tasks.get(task_id)
+
+
+def test_indexing() -> None:
+    tasks = make_generated(10)
+    assert [task.id for task in tasks[2:4]] == ["toy/train/00000002", "toy/train/00000003"]
+    assert len(list(tasks)) == 10
+    with pytest.raises(IndexError, match="10 tasks"):
+        tasks[10]
+    with pytest.raises(IndexError):
+        tasks[-11]
+
+
+def test_generated_tasks_are_cached_and_the_cache_is_bounded() -> None:
+    made: list[int] = []
+
+    def make(index: int) -> Task:
+        made.append(index)
+        return make_task(index)
+
+    tasks = GeneratedTaskSet("toy", "train", 1_000_000, make, {}, cache_size=10)
+    assert tasks[5] is tasks[5]
+    assert made == [5]
+    for index in range(100):
+        _ = tasks[index]
+    assert len(tasks._cache) == 10
+    _ = tasks[99], tasks[5]
+    assert made.count(99) == 1 and made.count(5) == 2
+    assert not tasks.bounded
+
+
+def test_generated_fingerprint_covers_parameters_length_and_tasks() -> None:
+    first = make_generated(1000, {"size": 1})
+    assert first.fingerprint == make_generated(1000, {"size": 1}).fingerprint
+    assert first.fingerprint != make_generated(1000, {"size": 2}).fingerprint
+    assert first.fingerprint != make_generated(1001, {"size": 1}).fingerprint
+    other = GeneratedTaskSet("toy", "train", 1000, lambda i: make_task(i, content={"n": -i}), {"size": 1})
+    assert first.fingerprint != other.fingerprint
+
+
+def test_fingerprint_does_not_depend_on_the_hash_seed() -> None:
+    program = (
+        "from spear_envs.core.tasks import *;"
+        "print(ListTaskSet([Task('a/b/1','b','s','i',{k: [k] for k in ('x','y','é')})]).fingerprint)"
+    )
+    prints = {
+        subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        .stdout.strip()
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(prints) == 1
+
+
+def test_a_generator_that_gives_a_wrong_id_is_refused() -> None:
+    tasks = GeneratedTaskSet("toy", "train", 5, lambda i: make_task(i + 1), {})
+    with pytest.raises(SpearError, match="00000003' where 'toy/train/00000002' was due"):
+        _ = tasks[2]
+
+
+def test_task_sets_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(SpearError, match="no tasks"):
+        ListTaskSet([], name="toy")
+    with pytest.raises(SpearError, match="'toy/train/00000000' occurs twice"):
+        ListTaskSet([make_task(0), make_task(1), make_task(0)])
+    with pytest.raises(SpearError, match="several splits"):
+        ListTaskSet([make_task(0), make_task(1, "test")])
+    with pytest.raises(SpearError, match="at least 1"):
+        make_generated(0)
+
+
+def test_drawing_is_one_call_of_the_generator() -> None:
+    tasks = make_generated(1000)
+    expected = tasks[int(np.random.default_rng(3).integers(1000))]
+    assert tasks.draw(np.random.default_rng(3)) == expected
+
+
+def test_task_sets_and_tasks_survive_pickling() -> None:
+    for tasks in (make_generated(), ListTaskSet([make_task(0)])):
+        again = pickle.loads(pickle.dumps(tasks))
+        assert again.fingerprint == tasks.fingerprint
+        assert again[0] == tasks[0]
+    assert hash(make_task(1)) == hash(make_task(1))
+
+
+def test_disjoint_splits() -> None:
+    train = ListTaskSet(make_task(i) for i in range(5))
+    test = ListTaskSet(make_task(i, "test", {"n": 100 + i}) for i in range(5))
+    assert check_disjoint(train, test) == 10
+    leak = ListTaskSet([make_task(9, "valid", {"n": 3})])
+    with pytest.raises(SpearError, match="'toy/train/00000003' and 'toy/valid/00000009'"):
+        check_disjoint(train, test, leak)
+    twice = ListTaskSet([make_task(0), make_task(1, content={"n": 0})])
+    assert check_disjoint(twice, test) == 7  # the same content twice in one split is no leak
+
+
+def test_disjointness_by_a_digest_of_ones_own() -> None:
+    def digest(task: Task) -> str:
+        return str(abs(task.content["n"]))
+
+    train = ListTaskSet([make_task(0, content={"n": 4})], digest=digest)
+    test = ListTaskSet([make_task(0, "test", {"n": -4})], digest=digest)
+    with pytest.raises(SpearError, match="overlap"):
+        check_disjoint(train, test)
+
+
+def test_only_a_sample_of_a_generated_set_is_compared() -> None:
+    assert check_disjoint(make_generated(10_000), ListTaskSet([make_task(0, "test", {"n": -1})]), sample=50) == 51
+
+
+def test_check_split() -> None:
+    assert check_split("test", ("train", "test")) == "test"
+    with pytest.raises(SpearError, match=r"choose one of 'train', 'test'\. Did you mean 'train'\?"):
+        check_split("trian", ("train", "test"))

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agents.evaluate import SUMMARY, EngineKind, EvalSettings, Evaluation, play_baseline, run_evaluation
+from agents.evaluate import SUMMARY, EngineKind, EvalSettings, Evaluation, play_baseline, run_evaluation, write_summary
 from agents.statistics import Part
 from agents.trajectory import Layout, Trajectory
 
@@ -85,6 +86,7 @@ def evaluate(
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task(engine, total=None, won="")
         wins: list[bool] = []
@@ -100,6 +102,8 @@ def evaluate(
         for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
             progress.update(bar, description=f"baseline {kind.value}")
             others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
+        if out is not None and others:
+            write_summary(out, evaluation, others)
     console.print(make_table(evaluation, others))
     console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
     if out is not None:
@@ -110,17 +114,21 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
     """Success by subtask, all tasks together and the baselines."""
     settings = evaluation.settings
     table = Table(
-        title=f"{settings.env_id} {settings.split}, {settings.engine.value}, temperature {settings.temperature:g}"
+        title=f"{settings.env_id} {settings.split}, {settings.engine.value}, temperature {settings.temperature:g}",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
     )
-    table.add_column("subtask")
-    for name in ("tasks", "episodes", "success %", "CI95", "turns", "format ok %", "faults"):
-        table.add_column(name, justify="right")
+    table.add_column("subtask", no_wrap=True)
+    for name in ("tasks", "episodes", "won %", "CI95", "turns", "format %", "faults"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, part in evaluation.subtasks.items():
         table.add_row(name, *_cells(part))
     table.add_section()
     table.add_row("all", *_cells(evaluation.overall), style="bold")
     for name, part in others.items():
-        table.add_row(f"baseline {name}", *_cells(part))
+        table.add_row(f"({name})", *_cells(part))
     return table
 
 
@@ -128,7 +136,7 @@ def _cells(part: Part) -> list[str]:
     success = part.success
     if success is None:
         return ["0", "0", "–", "–", "–", "–", str(part.faults)]
-    interval = f"{100 * success.low:.1f} to {100 * success.high:.1f}" if math.isfinite(success.low) else "–"
+    interval = f"{100 * success.low:.1f}–{100 * success.high:.1f}" if math.isfinite(success.low) else "–"
     return [
         str(success.tasks),
         str(part.episodes),

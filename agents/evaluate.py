@@ -23,7 +23,7 @@ from agents.prompting import PromptBuilder, Tokenizer
 from agents.rollout import Job, play_many
 from agents.statistics import Comparison, Part, compare_trajectories, summarise
 from agents.trajectory import Layout, Trajectory, TrajectoryWriter, read_trajectories
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError
 
 EPISODES, SUMMARY, SETTINGS = "episodes.jsonl", "summary.json", "settings.json"
 MAX_SAMPLES = 10_000
@@ -113,11 +113,13 @@ def make_env(env_id: str, split: str, keywords: Mapping[str, Any]) -> gym.Env[An
     try:
         return gym.make(env_id, split=split, disable_env_checker=True, **keywords).unwrapped
     except gym.error.Error as error:
-        known = [name for name in gym.registry if name.startswith("spear/")]
         first = str(error).strip().split("\n")[0]
-        raise SpearError(f"{first} Known: {', '.join(known)}.{suggest_name(env_id, known)}") from error
+        known = ", ".join(name for name in gym.registry if name.startswith("spear/"))
+        raise SpearError(f"{first} Environments of this package: {known}") from error
     except TypeError as error:
-        raise SpearError(f"{env_id} cannot be made with these keywords: {error}") from error
+        # gymnasium appends all keywords to the message of a constructor that refuses one.
+        problem = str(error).split(" was raised from")[0]
+        raise SpearError(f"{env_id} cannot be made: {problem}") from error
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
@@ -208,13 +210,13 @@ def run_evaluation(
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, fingerprint, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
-        write_json(Path(out) / SUMMARY, summary_of(evaluation))
+        write_summary(out, evaluation)
     return evaluation
 
 
-def summary_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The content of ``summary.json``."""
-    return {
+def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
+    """Writes ``out/summary.json``.  Raises SpearError where it cannot be written."""
+    summary = {
         "settings": asdict(evaluation.settings),
         "fingerprint": evaluation.fingerprint,
         "overall": evaluation.overall.to_json(),
@@ -222,6 +224,9 @@ def summary_of(evaluation: Evaluation) -> dict[str, Any]:
         "seconds": round(evaluation.seconds, 2),
         "spear_envs": spear_envs.__version__,
     }
+    if baselines:
+        summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
+    write_json(Path(out) / SUMMARY, summary)
 
 
 def compare_runs(before: str | Path, after: str | Path) -> Comparison:

@@ -43,7 +43,7 @@ async def play_many(
 
     Args:
         make_env: called once for each place.
-        release_env: called with each environment at the end; closes it unless told otherwise (to keep it for next time).
+        release_env: called with each environment at the end; by default closes it.
         engine_for: the engine that plays in an environment; usually the same for all.
         on_done: called with each trajectory as soon as it ends.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,12 +91,18 @@ def _plain(estimate: Estimate) -> dict[str, float | int | None]:
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
-    """Figures of all episodes and of each subtask, subtasks in the order of their names."""
+    """Figures of all episodes and of each subtask, subtasks in the natural order of their names (9 before 10)."""
     every = list(trajectories)
     by_subtask: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in every:
         by_subtask[trajectory.subtask].append(trajectory)
-    return _summarise_part(every), {name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask)}
+    return _summarise_part(every), {
+        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=_natural)
+    }
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:

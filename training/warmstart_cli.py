@@ -80,6 +80,7 @@ def warmstart(
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("expert episodes", total=episodes)
         report = train_policy(

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
-from training.verl_plugin.environments import EnvironmentSettings, make_environment
+from training.environments import EnvironmentSettings, make_environment
 
 
 class TaskDataset(Dataset):

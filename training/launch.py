@@ -1,0 +1,250 @@
+"""From overrides to a run folder: composing the configuration and checking it before anything expensive starts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from spear_envs.core.errors import SpearError
+from training.algorithms.settings import SpearSettings
+from training.environments import EnvironmentSettings, make_environment
+
+CONFIG_FILE = "config.yaml"
+RUN_KEYS = ("env", "seed", "deterministic")
+"""Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
+
+CHANGEABLE = (
+    "trainer.total_training_steps",
+    "trainer.total_epochs",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_before_train",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.default_local_dir",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "ray_kwargs",
+    "global_profiler",
+    "transfer_queue",
+)
+"""What may differ when a run is resumed; every other difference would make the run another one."""
+
+
+def read_settings(node: Any) -> SpearSettings:
+    """The algorithm's settings in the ``spear`` node of a configuration.
+
+    Raises:
+        SpearError: a key or a value is wrong.
+    """
+    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
+    return SpearSettings.from_mapping({key: value for key, value in plain.items() if key not in RUN_KEYS})
+
+
+def list_configs() -> list[str]:
+    """Names that ``--config`` takes: the YAML files of ``training/config``."""
+    return sorted(path.stem for path in (Path(__file__).parent / "config").glob("*.yaml"))
+
+
+def compose_config(name: str, overrides: Sequence[str], out: Path) -> DictConfig:
+    """Compose configuration ``name`` with Hydra-style ``overrides`` for the run folder ``out``.
+
+    Raises:
+        SpearError: no such configuration or key, a value of the wrong kind; one line that names the nearest valid key.
+    """
+    if name not in list_configs():
+        raise SpearError(f"there is no configuration {name!r}; choose {', '.join(list_configs())}")
+    ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
+    GlobalHydra.instance().clear()
+    search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    with initialize_config_module("training.config", version_base=None):
+        base = compose(name, overrides=[search])
+        checked = [_check_override(override, base) for override in overrides]
+        try:
+            config = compose(name, overrides=[search, *checked])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
+    with open_dict(config):
+        config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
+        config.actor_rollout_ref.model.path = _resolve_model(config)
+    check_config(config)
+    return config
+
+
+def _resolve_model(config: DictConfig) -> str:
+    node = config.actor_rollout_ref.model
+    if OmegaConf.is_missing(node, "path"):
+        raise SpearError(
+            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes)"
+        )
+    path = Path(node.path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
+        return str(path.resolve())
+    if str(node.path).count("/") == 1 and not str(node.path).startswith((".", "/", "~")):
+        return str(node.path)  # a hub id
+    raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
+
+
+def _check_override(override: str, base: DictConfig) -> str:
+    key = override.split("=", 1)[0].lstrip("+~")
+    if "=" not in override and not override.startswith("~"):
+        raise SpearError(f"{override!r} is no override: write key=value")
+    if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
+        return override
+    known = list(_list_keys(base))
+    near = difflib.get_close_matches(key, known, 1, cutoff=0.6)
+    tail = key.rpartition(".")[2]
+    near = near or [path for path in known if path.rpartition(".")[2] == tail][:1]
+    hint = f"did you mean {near[0]}?" if near else "`spear train --print-config` lists all keys"
+    raise SpearError(f"the configuration has no key {key!r}; {hint}")
+
+
+def _exists(config: DictConfig, key: str) -> bool:
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node._content:  # type: ignore[operator]
+            return False
+        if OmegaConf.is_interpolation(node, part) and not isinstance(node._get_node(part), DictConfig):
+            return part == key.rpartition(".")[2]
+        node = node._get_node(part)
+    return True
+
+
+def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in config:
+        path = f"{prefix}{name}"
+        yield path
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
+            yield from _list_keys(node, f"{path}.")
+
+
+def check_config(config: DictConfig) -> None:
+    """Check what can be checked without starting anything.
+
+    Raises:
+        SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
+    """
+    settings = read_settings(config.spear)
+    if settings.kl.coefficient > 0:
+        raise SpearError("spear.kl.coefficient > 0 needs a reference policy, which this trainer does not run yet: set it to 0")
+    if settings.loss.aggregation.value == "sum-norm":
+        raise SpearError(
+            "spear.loss.aggregation=sum-norm depends on the micro-batch size; take seq-mean-token-sum-norm (the same up to scale)"
+        )
+    environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+    env = make_environment(environment, split=environment.train_split)
+    templates = getattr(env.unwrapped, "templates", {})
+    env.close()
+    if environment.template not in templates:
+        raise SpearError(f"spear.env.template={environment.template!r} is unknown; choose {', '.join(templates)}")
+
+
+def prepare_run(config: DictConfig, out: Path) -> bool:
+    """Make the run folder and write its configuration; returns whether there is a checkpoint to resume from.
+
+    Raises:
+        SpearError: the folder cannot be written, or it holds a run of another configuration.
+    """
+    checkpoints = out / "checkpoints"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".write-test"
+        probe.write_bytes(b"x" * 65536)
+        probe.unlink()
+    except OSError as error:
+        raise SpearError(f"{out} cannot be written ({error.strerror}): choose another folder or free the disk") from error
+    resumable = repair_tracker(checkpoints) is not None
+    path = out / CONFIG_FILE
+    if resumable and path.is_file():
+        _compare(OmegaConf.load(path), config, out)
+    write_atomically(path, OmegaConf.to_yaml(config))
+    return resumable
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename it.
+
+    Raises:
+        SpearError: the folder is read-only or the disk is full.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk") from error
+
+
+def repair_tracker(checkpoints: Path) -> int | None:
+    """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
+
+    verl writes ``data.pt`` after the weights and the tracker last, so a folder with ``data.pt`` is whole.
+    """
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    whole = sorted(
+        int(folder.name.removeprefix("global_step_"))
+        for folder in checkpoints.glob("global_step_*")
+        if (folder / "data.pt").is_file() and (folder / "actor").is_dir() and any((folder / "actor").iterdir())
+    )
+    try:
+        tracked = int(tracker.read_text().strip())
+    except (OSError, ValueError):
+        tracked = -1
+    if tracked in whole:
+        return tracked
+    if not whole:
+        tracker.unlink(missing_ok=True)
+        return None
+    write_atomically(tracker, str(whole[-1]))
+    return whole[-1]
+
+
+def _compare(old: Any, new: DictConfig, out: Path) -> None:
+    def flatten(config: DictConfig) -> dict[str, Any]:
+        plain = OmegaConf.to_container(config, resolve=False)
+        flat: dict[str, Any] = {}
+
+        def walk(node: Any, prefix: str) -> None:
+            if isinstance(node, dict) and node:
+                for key, value in node.items():
+                    walk(value, f"{prefix}{key}.")
+            else:
+                flat[prefix[:-1]] = node
+
+        walk(plain, "")
+        return flat
+
+    before, after = flatten(old), flatten(new)
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
+    ]
+    if changed:
+        first = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise SpearError(
+            f"{out} holds a run of another configuration: {first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
+            "Name another --out, or give the old settings to resume"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

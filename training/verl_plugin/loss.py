@@ -1,0 +1,124 @@
+"""The actor's loss: on-policy and replayed rows of one micro-batch, read from the columns the driver wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.padding import no_padding_2_padding
+
+from training.algorithms import covariance_clip_mask, policy_loss
+from training.algorithms.settings import SpearSettings
+
+STEERING = "spear_row"
+"""Column [N, 3]: weight of the row in the loss, 1 if it is replayed, seed of its micro-batch's random choice."""
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """Loss of a micro-batch with what is counted beside it; every field is a scalar tensor.
+
+    ``total`` = ``on_policy`` + ``self_imitation``; the rest are numbers of tokens.
+    """
+
+    total: torch.Tensor
+    on_policy: torch.Tensor
+    self_imitation: torch.Tensor
+    tokens: torch.Tensor
+    replay_tokens: torch.Tensor
+    clipped: torch.Tensor
+    dual_clipped: torch.Tensor
+    covariance_clipped: torch.Tensor
+
+
+def compute_row_loss(
+    settings: SpearSettings,
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    steering: torch.Tensor,
+    bounds: tuple[float, float],
+) -> RowLoss:
+    """Clipped loss (``eq:grpo_vanilla``) of on-policy rows plus covariance-clipped loss of replayed ones (``eq:grpo_sal_reg``).
+
+    Args:
+        settings: ``spear`` node.
+        log_probs, old_log_probs, advantages: [B, T].
+        mask: [B, T], true on the policy's tokens.
+        steering: :data:`STEERING` [B, 3]; gamma is already in the weights of replayed rows.
+        bounds: covariance bounds (lower, upper) of replayed rows.
+    """
+    weight, replay = steering[:, :1], steering[:, 1] > 0
+    clip, cov = settings.clip, settings.cov
+    options: dict[str, Any] = dict(
+        clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual, max_log_ratio=clip.max_log_ratio
+    )
+    losses = policy_loss(log_probs, old_log_probs, advantages, mask, **options)
+    clipped = (losses.clipped | losses.dual_clipped) & mask
+    keep = torch.ones_like(mask)
+    # One generator a micro-batch, seeded by the rows that are in it: no global stream is touched, no two batches share one.
+    generator = torch.Generator().manual_seed(int(steering[:, 2].double().sum().item()) % 2**62)
+    choice: dict[str, Any] = dict(
+        exclude=clipped.cpu(), scope=cov.scope.value, budget=cov.budget.value, floor_one=cov.floor_one, generator=generator
+    )
+    # The choice is made on the CPU, where the generator lives.
+    inputs = log_probs.detach().cpu(), advantages.detach().cpu()
+    replay_mask, fresh_mask = (mask & replay[:, None]).cpu(), (mask & ~replay[:, None]).cpu()
+    if cov.ratio > 0 and bool(replay_mask.any()):
+        lower, upper = bounds
+        keep &= covariance_clip_mask(*inputs, replay_mask, ratio=cov.ratio, lower=lower, upper=upper, **choice).to(keep.device)
+    if cov.on_policy and cov.on_policy_ratio > 0 and bool(fresh_mask.any()):
+        lower, upper = cov.on_policy_lower, cov.on_policy_upper
+        keep &= covariance_clip_mask(*inputs, fresh_mask, ratio=cov.on_policy_ratio, lower=lower, upper=upper, **choice).to(
+            keep.device
+        )
+    token_loss = torch.where(mask & keep, losses.loss, torch.zeros_like(losses.loss)) * weight
+    on_policy = token_loss[~replay].sum()
+    self_imitation = token_loss[replay].sum()
+    return RowLoss(
+        total=on_policy + self_imitation,
+        on_policy=on_policy.detach(),
+        self_imitation=self_imitation.detach(),
+        tokens=mask.sum(),
+        replay_tokens=(mask & replay[:, None]).sum(),
+        clipped=(losses.clipped & mask).sum(),
+        dual_clipped=(losses.dual_clipped & mask).sum(),
+        covariance_clipped=(mask & ~keep).sum(),
+    )
+
+
+def actor_loss(
+    settings: SpearSettings, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+) -> tuple[torch.Tensor, dict[str, Metric]]:
+    """verl's loss function after ``functools.partial(actor_loss, settings)``; installed with ``set_loss_fn``.
+
+    FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
+    whole mini-batch.
+    """
+    log_probs = no_padding_2_padding(model_output["log_probs"], data)
+    columns = data.select("loss_mask", "old_log_probs", "advantages", STEERING).to_padded_tensor()
+    result = compute_row_loss(
+        settings,
+        log_probs,
+        columns["old_log_probs"],
+        columns["advantages"],
+        columns["loss_mask"] > 0,
+        columns[STEERING],
+        (float(data["cov_lower"]), float(data["cov_upper"])),
+    )
+    counts = {
+        "on_policy": result.on_policy,
+        "self_imitation": result.self_imitation,
+        "tokens": result.tokens,
+        "replay_tokens": result.replay_tokens,
+        "clipped": result.clipped,
+        "dual_clipped": result.dual_clipped,
+        "covariance_clipped": result.covariance_clipped,
+    }
+    metrics = {name: Metric(AggregationType.SUM, float(value)) for name, value in counts.items()}
+    return result.total * data["dp_size"], metrics

@@ -1,0 +1,189 @@
+"""Rollouts: workers that play episodes with ``agents.episode`` and leave the rows in TransferQueue.
+
+A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``). verl's own worker makes one
+TransferQueue write an episode and polls for the end; here each worker writes the rows of many episodes at once, and the
+manager's caller waits on one Ray future a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
+
+from agents.engines.base import Engine, Finish, Generation, Request, Sampling
+from agents.engines.batching import MicroBatcher
+from agents.prompting import PromptBuilder
+from agents.rollout import Job, play_many
+from agents.trajectory import Row, Trajectory
+from training.environments import EnvironmentSettings, make_environment
+from training.verl_plugin import rollout_hf
+from training.verl_plugin.batch import RowTokens, build_columns
+from training.verl_plugin.records import EpisodeRecord, record_episode
+
+PARTITION = "train"
+ROWS_PER_WRITE = 4096
+
+
+@dataclass(frozen=True)
+class EpisodeOrder:
+    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed."""
+
+    group: str
+    sample: int
+    task_id: str
+    seed: int
+
+
+class ServerEngine:
+    """An :class:`~agents.engines.base.Engine` over verl's rollout servers, one request at a time (vLLM batches inside)."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Ask the server that verl's load balancer assigns to ``request_id``."""
+        parameters: dict[str, Any] = dict(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            max_tokens=sampling.max_tokens,
+            repetition_penalty=1.0,
+            logprobs=True,
+        )
+        if sampling.seed is not None:
+            parameters["seed"] = sampling.seed % 2**31
+        if sampling.stop_token_ids:
+            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+        output = await self._client.generate(
+            request_id,
+            prompt_ids=list(prompt_ids),
+            sampling_params=parameters,
+            image_data=list(images) or None,
+        )
+        full = len(output.token_ids) >= sampling.max_tokens and output.stop_reason != "completed"
+        return Generation(
+            tuple(output.token_ids), tuple(output.log_probs or ()), Finish.LENGTH if full else Finish.STOP
+        )
+
+
+class RolloutWorker(AgentLoopWorker):
+    """Plays many episodes concurrently, each in a coroutine of its own, over a pool of environments."""
+
+    def __init__(self, config: DictConfig, llm_client: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, llm_client, *args, **kwargs)
+        tq.init()
+        spear = OmegaConf.to_container(config.spear, resolve=True)
+        self._settings = EnvironmentSettings.from_mapping(spear["env"])
+        self._find_repetition = bool(spear["filter"]["repetition"])
+        self._idle: dict[str, list[gym.Env]] = {}
+        self._prompts: PromptBuilder | None = None
+        self._engine: Engine
+        if config.actor_rollout_ref.rollout.name == rollout_hf.NAME:
+            self._engine = MicroBatcher(
+                self._generate_batch,
+                max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
+                deterministic=bool(spear["deterministic"]),
+            )
+        else:
+            self._engine = ServerEngine(llm_client)
+
+    async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
+        server_id, server = await self.llm_client._acquire_server(requests[0].request_id)
+        try:
+            return await server.generate_batch.remote(requests)
+        finally:
+            self.llm_client._release_server(server_id, request_id=requests[0].request_id)
+
+    def _build_prompts(self, env: gym.Env) -> PromptBuilder:
+        return PromptBuilder(
+            self.tokenizer,
+            env.unwrapped.templates[self._settings.template],
+            layout=self._settings.layout,
+            history=self._settings.history,
+            max_prompt_tokens=self.rollout_config.prompt_length,
+        )
+
+    def _take_environment(self, split: str) -> gym.Env:
+        idle = self._idle.setdefault(split, [])
+        return idle.pop() if idle else make_environment(self._settings, split=split)
+
+    async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> list[EpisodeRecord]:
+        """Play ``orders``; write the rows to TransferQueue if ``keep``.
+
+        Returns:
+            One record an order, in their order. Row keys in TransferQueue's partition are in the records.
+        """
+        if self._prompts is None:
+            env = self._take_environment(split)
+            self._prompts = self._build_prompts(env)
+            self._idle[split].append(env)
+        trajectories = await play_many(
+            [Job(order.task_id, order.seed) for order in orders],
+            make_env=lambda: self._take_environment(split),
+            release_env=self._idle.setdefault(split, []).append,
+            engine_for=lambda env: self._engine,
+            prompts=self._prompts,
+            sampling=sampling,
+            env_id=self._settings.id,
+            concurrency=len(orders),
+        )
+        records = [
+            record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
+            for order, trajectory in zip(orders, trajectories, strict=True)
+        ]
+        if keep:
+            await self._write_rows(records, trajectories)
+        return records
+
+    async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
+        keys: list[str] = []
+        rows: list[Row] = []
+        for record, trajectory in zip(records, trajectories, strict=True):
+            if record.fault is None:  # a faulted episode enters no loss, so its tokens stay here
+                keys += [row.key for row in record.rows]
+                rows += trajectory.rows()
+        for start in range(0, len(rows), ROWS_PER_WRITE):
+            part = rows[start : start + ROWS_PER_WRITE]
+            tokens = [RowTokens(row.prompt_ids, row.response_ids, row.response_mask, row.log_probs) for row in part]
+            await tq.async_kv_batch_put(
+                keys=keys[start : start + ROWS_PER_WRITE],
+                partition_id=PARTITION,
+                fields=build_columns(tokens),
+                tags=[{} for _ in part],
+            )
+
+
+class RolloutManager(AgentLoopManager):
+    """Deals episodes to the workers and collects their records."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(num_cpus=0)(RolloutWorker)
+        super().__init__(*args, **kwargs)
+
+    def start(self, orders: Sequence[EpisodeOrder], sampling: Sampling, split: str, *, keep: bool) -> list[Any]:
+        """Begin to play; returns one Ray future a worker. Groups stay on one worker where there are enough of them."""
+        shares: list[list[EpisodeOrder]] = [[] for _ in self.agent_loop_workers]
+        numbers: dict[str, int] = {}
+        for order in orders:
+            shares[numbers.setdefault(order.group, len(numbers)) % len(shares)].append(order)
+        return [
+            worker.play.remote(share, sampling, split, keep)
+            for worker, share in zip(self.agent_loop_workers, shares, strict=True)
+            if share
+        ]
+
+    @staticmethod
+    def collect(futures: Sequence[Any]) -> list[EpisodeRecord]:
+        """Wait for all workers; records sorted by group and sample. A worker's error is raised here."""
+        records = [record for part in ray.get(list(futures)) for record in part]
+        return sorted(records, key=lambda record: (record.group, record.sample))

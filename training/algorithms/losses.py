@@ -234,9 +234,9 @@ def spear_loss(
     if kl_coefficient > 0.0:
         if ref_log_probs is None:
             raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
-        # Equal log-probs off the mask: what stands there must not overflow, not even in the gradient.
-        reference = torch.where(on, ref_log_probs, log_probs.detach())
-        loss = loss + kl_coefficient * kl_divergence(log_probs, reference)
+        # Blank off the mask: what stands there must not overflow, not even in the gradient.
+        current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
+        loss = loss + kl_coefficient * kl_divergence(current, reference)
 
     shape: dict[str, Any] = {"mode": mode, "loss_scale_factor": loss_scale_factor}
     on_policy = aggregate_loss(loss, fresh, num_sequences=num_on_policy, num_tokens=num_on_policy_tokens, **shape)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-RECORD_BYTES = 96
-"""What a packed row costs besides its block, its terms and its extra: object, lengths and numbers."""
+RECORD_BYTES = 200
+"""What a packed row costs besides its block, its terms and its extra: objects, lengths and numbers."""
 
 
 @dataclass(frozen=True, eq=False)

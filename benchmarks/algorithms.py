@@ -1,0 +1,172 @@
+"""Cost of training.algorithms on one thread, beside its bars: ``python benchmarks/algorithms.py [--json FILE]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.algorithms import (
+    BaselineBuffer,
+    ReplayBuffer,
+    ReplayEntry,
+    calibrate_covariance_bounds,
+    covariance_clip_mask,
+    gae_advantages,
+    gigpo_advantages,
+    group_advantages,
+    has_repetition,
+    keep_high_variance_groups,
+    spear_loss,
+)
+
+ROWS, REPLAY_ROWS, REPLAY_TOKENS = 65_536, 2_048, 6_000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measurement; ``bar`` is None where there is none to hold."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the bar holds."""
+        return self.bar is None or self.value <= self.bar
+
+
+def measure(function: Callable[[], Any], repeats: int = 3) -> float:
+    """Least CPU seconds of a call."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def measure_advantages() -> Iterator[Figure]:
+    """Estimators and the group filter on 65,536 turn rows: 512 groups of 8 trajectories of 16 turns, shuffled."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(ROWS)
+    trajectory = order // 16
+    groups = [f"task-{i}" for i in trajectory // 8]
+    trajectories = [f"trajectory-{i}" for i in trajectory]
+    anchors = [f"state-{i}" for i in rng.integers(0, 40, ROWS)]
+    rewards = torch.from_numpy(rng.choice([1.1, -0.9, -1.0], ROWS // 16)[trajectory])
+    steps = torch.from_numpy(rng.random(ROWS))
+    turns = (order % 16).tolist()
+    yield Figure(
+        "group_advantages, 65,536 rows",
+        measure(lambda: group_advantages(rewards, groups, trajectory_ids=trajectories)),
+        "s",
+        2.0,
+    )
+    yield Figure(
+        "gigpo_advantages, 65,536 rows",
+        measure(lambda: gigpo_advantages(rewards, steps, groups, trajectories, anchors, turn_ids=turns)),
+        "s",
+        2.0,
+    )
+    yield Figure(
+        "keep_high_variance_groups, 65,536 rows",
+        measure(lambda: keep_high_variance_groups(rewards, groups, trajectory_ids=trajectories)),
+        "s",
+        2.0,
+    )
+
+
+def measure_buffers() -> Iterator[Figure]:
+    """Replay of 2,048 rows of 6,000 tokens, half of them loss tokens, and the baseline percentile."""
+    rng = np.random.default_rng(0)
+    baseline = BaselineBuffer(10_240)
+    baseline.extend(rng.normal(size=10_240))
+    yield Figure("P50 of 10,240 values", 1e3 * measure(baseline.percentile, 20), "ms", 1.0)
+
+    prompt, response = 1_000, REPLAY_TOKENS - 1_000
+    ids = rng.integers(0, 150_000, (REPLAY_ROWS, REPLAY_TOKENS)).astype(np.int64)
+    mask = rng.random(response) < 0.5
+    log_probs = -rng.random(response).astype(np.float32)
+    rows = [
+        ReplayEntry(row[:prompt], row[prompt:], mask, log_probs, 3.0 + index, 1.0, 1, str(index))
+        for index, row in enumerate(ids)
+    ]
+    buffer = ReplayBuffer(REPLAY_ROWS)
+    yield Figure("add of 2,048 rows of 6,000 tokens", measure(lambda: buffer.add(rows), 1), "s", 1.0)
+    yield Figure("memory of these rows", buffer.nbytes / 1e6, "MB", 100.0)
+    yield Figure("the same for a token", buffer.nbytes / (REPLAY_ROWS * REPLAY_TOKENS), "B", 8.2)
+    yield Figure("state_dict of these rows", measure(buffer.state_dict, 1), "s")
+    buffer.add(rows)
+    yield Figure("draw of 2,048 of 4,096 rows", measure(lambda: buffer.draw(baseline), 1), "s", 1.0)
+
+    full = ReplayBuffer(REPLAY_ROWS)
+    everything = np.ones(REPLAY_TOKENS, np.uint8)
+    full.add(
+        ReplayEntry(row[:0], row, everything, np.zeros(REPLAY_TOKENS, np.float32), 1.0, 1.0, 1, str(index))
+        for index, row in enumerate(ids)
+    )
+    tokens = REPLAY_ROWS * REPLAY_TOKENS
+    yield Figure("for a token, where every token is a loss token", full.nbytes / tokens, "B", 8.2)
+
+
+def measure_tokens() -> Iterator[Figure]:
+    """Token work: the loss, the covariance clip, GAE and the repetition filter."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (64, 4_096)
+    log_probs = -torch.rand(shape, generator=generator)
+    old = log_probs + 0.1 * torch.randn(shape, generator=generator)
+    advantages = torch.randn(64, generator=generator)
+    mask = torch.rand(shape, generator=generator) < 0.5
+    replay = torch.arange(64) >= 32
+
+    def step() -> None:
+        leaf = log_probs.clone().requires_grad_(True)
+        spear_loss(leaf, old, advantages, mask, replay, gamma=0.5, cov_lower=0.2, generator=generator).loss.backward()
+
+    yield Figure("spear_loss and its gradient, 64 x 4,096 tokens", measure(step), "s")
+    clip = {"ratio": 0.02, "lower": 0.2, "upper": 40.0, "budget": "trajectory", "generator": generator}
+    yield Figure(
+        "covariance_clip_mask per trajectory, 64 x 4,096 tokens",
+        measure(lambda: covariance_clip_mask(log_probs, advantages, mask, **clip)),
+        "s",
+    )
+    yield Figure(
+        "calibrate_covariance_bounds, 64 x 4,096 tokens",
+        measure(lambda: calibrate_covariance_bounds(log_probs, advantages, mask)),
+        "s",
+    )
+    yield Figure("gae_advantages, 64 x 4,096 tokens", measure(lambda: gae_advantages(old, log_probs, mask)), "s")
+    ids = np.random.default_rng(0).integers(0, 150_000, 16_384)
+    yield Figure("has_repetition, 16,384 tokens", 1e3 * measure(lambda: has_repetition(ids)), "ms")
+
+
+def main() -> int:
+    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    file = parser.parse_args().json
+    torch.set_num_threads(1)
+    figures = []
+    for section in (measure_advantages, measure_buffers, measure_tokens):
+        for figure in section():
+            bar = "" if figure.bar is None else f"bar {figure.bar:g} {figure.unit}"
+            verdict = "" if figure.held else "  NOT HELD"
+            print(f"{figure.name:56} {figure.value:10.4g} {figure.unit:3} {bar}{verdict}", flush=True)
+            figures.append(figure)
+    if file is not None:
+        file.write_text(json.dumps([{**asdict(f), "held": f.held} for f in figures], indent=1) + "\n", encoding="utf-8")
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

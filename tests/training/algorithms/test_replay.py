@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.algorithms import BaselineBuffer, ReplayBuffer, ReplayEntry, StateMismatchError
+
+
+def entry(
+    name="t", *, reward=1.0, advantage=1.0, step=1, mask=(1, 1, 0), calls=0, extra=None, terms=None
+) -> ReplayEntry:
+    n = len(mask)
+    return ReplayEntry(
+        prompt_ids=[5, 6],
+        response_ids=np.arange(n) + 100,
+        response_mask=list(mask),
+        old_log_probs=-np.arange(1, n + 1, dtype=np.float32),
+        reward=reward,
+        advantage=advantage,
+        step=step,
+        trajectory_id=name,
+        tool_calls=calls,
+        terms=terms,
+        extra=extra,
+    )
+
+
+def baseline(*values: float) -> BaselineBuffer:
+    buffer = BaselineBuffer(100)
+    buffer.extend(values)
+    return buffer
+
+
+def names(draw) -> list:
+    return [row.trajectory_id for row in draw.entries]
+
+
+def test_an_entry_comes_back_as_it_went_in() -> None:
+    buffer = ReplayBuffer(1)
+    given_entry = entry("x", reward=0.3, extra={"anchor": "s0"}, terms={"outcome": 1.0}, calls=2, step=7)
+    buffer.add([given_entry])
+    (got,) = buffer.draw(None).entries
+    assert got.prompt_ids.tolist() == [5, 6] and got.prompt_ids.dtype == np.int32
+    assert got.response_ids.tolist() == [100, 101, 102] and got.response_ids.dtype == np.int32
+    assert got.response_mask.tolist() == [1, 1, 0]
+    assert got.old_log_probs.tolist() == [-1.0, -2.0, 0.0] and got.old_log_probs.dtype == np.float32
+    assert (got.reward, got.advantage, got.step, got.trajectory_id, got.tool_calls) == (0.3, 1.0, 7, "x", 2)
+    assert (got.terms, got.extra) == ({"outcome": 1.0}, {"anchor": "s0"})
+    got.response_ids[0] = 1  # an array of its own, to be written to
+
+
+def test_add_keeps_what_may_be_replayed_and_says_why_the_rest_was_dropped() -> None:
+    buffer = ReplayBuffer(10, require_tool_call=True)
+    rows = [
+        entry("good", calls=1),
+        entry("zero", advantage=0.0, calls=1),
+        entry("negative", advantage=-1.0, calls=1),
+        entry("masked", mask=(0, 0), calls=1),
+        entry("toolless"),
+    ]
+    assert buffer.add(rows) == 1
+    assert (buffer.last_addition.kept, buffer.last_addition.dropped_nonpositive) == (1, 2)
+    assert buffer.last_addition.dropped_other == 2
+    assert len(ReplayBuffer(10)) == 0
+
+
+def test_add_copies() -> None:
+    ids, mask, probs = np.arange(3), np.ones(3), np.zeros(3, np.float32)
+    extra, terms = {"anchors": ["a"]}, {"outcome": 1.0}
+    buffer = ReplayBuffer(1)
+    buffer.add([ReplayEntry(ids, ids, mask, probs, 1.0, 1.0, 1, "x", terms=terms, extra=extra)])
+    ids[:], mask[:], probs[:] = 9, 0, 9.0
+    extra["anchors"].append("b")
+    terms["outcome"] = -1.0
+    (got,) = buffer.draw(None).entries
+    assert got.prompt_ids.tolist() == got.response_ids.tolist() == [0, 1, 2]
+    assert got.response_mask.tolist() == [1, 1, 1] and not got.old_log_probs.any()
+    assert (got.extra, got.terms) == ({"anchors": ["a"]}, {"outcome": 1.0})
+
+
+def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
+    buffer = ReplayBuffer(10)
+    bad = [
+        (ReplayEntry([1], [1, 2], [1], [0.0], 1.0, 1.0, 1, "x"), "one length"),
+        (ReplayEntry([1.5], [1], [1], [0.0], 1.0, 1.0, 1, "x"), "token ids"),
+        (ReplayEntry([2**31], [1], [1], [0.0], 1.0, 1.0, 1, "x"), "32 bits"),
+        (ReplayEntry([1], [1], [1], [float("nan")], 1.0, 1.0, 1, "x"), "not finite"),
+        (ReplayEntry([1], [1], [1], [0.0], float("inf"), 1.0, 1, "x"), "not finite"),
+    ]
+    for row, message in bad:
+        with pytest.raises(ValueError, match=message):
+            buffer.add([entry(), row])
+    assert len(buffer) == 0
+    assert buffer.add([ReplayEntry([], [1, 2], [0, 1], [float("nan"), 0.0], 1.0, 1.0, 1, "x")]) == 1
+
+
+def test_eviction_by_age() -> None:
+    buffer = ReplayBuffer(10, max_age=2)
+    buffer.add([entry(step=t) for t in (1, 2, 3)])
+    assert (buffer.evict(3), buffer.evict(4), buffer.evict(4), len(buffer)) == (0, 1, 0, 2)
+    forever = ReplayBuffer(10, max_age=None)
+    forever.add([entry(step=1)])
+    assert forever.evict(10_000) == 0 and len(forever) == 1
+
+
+def test_readiness() -> None:
+    buffer = ReplayBuffer(2, trigger_ratio=1.5)
+    for ready in (False, False, False, True):
+        assert buffer.is_ready() is ready
+        buffer.add([entry()])
+    assert not ReplayBuffer(1, trigger_ratio=0.001).is_ready()
+
+
+def test_draw_gates_strictly_recalibrates_and_empties() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add([entry("low", reward=0.5), entry("equal", reward=1.0), entry("high", reward=1.5)])
+    draw = buffer.draw(baseline(1.0))
+    assert (names(draw), draw.advantages.tolist()) == (["high"], [0.5])
+    assert (draw.considered, draw.eligible, draw.drawn, draw.discarded) == (3, 1, 1, 2)
+    assert draw.mean_age(4) == 3.0
+    assert len(buffer) == 0 and buffer.nbytes == 0
+
+
+def test_a_draw_may_come_back_empty() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add([entry(reward=-1.0)])
+    draw = buffer.draw(baseline(0.0))
+    assert (draw.entries, draw.advantages.shape, draw.eligible, len(buffer)) == ([], (0,), 0, 0)
+    assert ReplayBuffer().draw(None).considered == 0
+
+
+def test_draw_from_an_empty_baseline_keeps_the_buffer() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add([entry()])
+    with pytest.raises(ValueError, match="empty"):
+        buffer.draw(BaselineBuffer(3))
+    assert len(buffer) == 1
+    assert buffer.draw(BaselineBuffer(0)).advantages.tolist() == [1.0]  # capacity 0: no recalibration
+
+
+def test_trajectories_stay_together() -> None:
+    buffer = ReplayBuffer(2, unit="trajectory", seed=3)
+    buffer.add([entry(f"t{i}", step=1) for i in range(5) for _ in range(i + 1)])
+    buffer.add([entry("t0", step=2)])  # the same name in another step is another trajectory
+    assert len(buffer) == 6 and buffer.is_ready()
+    draw = buffer.draw(baseline(0.0))
+    picked = {(row.step, row.trajectory_id) for row in draw.entries}
+    assert len(picked) == draw.drawn == 2
+    assert len(draw.entries) == sum(1 if step == 2 else int(name[1]) + 1 for step, name in picked)
+    assert (draw.considered, draw.eligible) == (6, 6)
+
+
+@pytest.mark.parametrize(("held", "drawn"), [(1, 1), (3, 2), (5, 4), (9, 8), (30, 8)])
+def test_power_of_two(held: int, drawn: int) -> None:
+    buffer = ReplayBuffer(10, power_of_two=True)
+    buffer.add([entry(str(i)) for i in range(held)])
+    assert len(buffer.draw(None).entries) == drawn
+
+
+def test_draw_is_uniform() -> None:
+    buffer, hits = ReplayBuffer(2, seed=1), dict.fromkeys("abcd", 0)
+    for _ in range(2000):
+        buffer.add([entry(name) for name in "abcd"])
+        for name in names(buffer.draw(None)):
+            hits[name] += 1
+    assert all(abs(count / 2000 - 0.5) < 0.06 for count in hits.values()), hits
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_history_keeps_the_rules(data) -> None:
+    """Sizes stay bounded, draws are fresh, distinct, eligible and repeat after a restored state."""
+    capacity = data.draw(st.integers(1, 6))
+    unit = data.draw(st.sampled_from(["sample", "trajectory"]))
+    options = {"unit": unit, "max_age": data.draw(st.sampled_from([None, 1, 3]))}
+    buffer, level = ReplayBuffer(capacity, seed=data.draw(st.integers(0, 99)), **options), baseline(0.25)
+    serial = 0
+    for step in range(1, data.draw(st.integers(2, 8))):
+        buffer.evict(step)
+        if buffer.is_ready():
+            twin, file = ReplayBuffer(capacity, seed=1234, **options), io.BytesIO()
+            torch.save(buffer.state_dict(), file)
+            file.seek(0)
+            twin.load_state_dict(torch.load(file))
+            assert (len(twin), twin.nbytes) == (len(buffer), buffer.nbytes)
+            draw, again = buffer.draw(level), twin.draw(level)
+            assert [row.extra for row in draw.entries] == [row.extra for row in again.entries]
+            for row, other in zip(draw.entries, again.entries, strict=True):
+                assert np.array_equal(row.response_ids, other.response_ids)
+                assert np.array_equal(row.old_log_probs, other.old_log_probs)
+            assert len({row.extra for row in draw.entries}) == len(draw.entries)
+            assert draw.drawn == min(draw.eligible, capacity)
+            assert all(
+                a == row.reward - 0.25 > 0 for a, row in zip(draw.advantages.tolist(), draw.entries, strict=True)
+            )
+            assert all(options["max_age"] is None or step - row.step <= options["max_age"] for row in draw.entries)
+            assert len(buffer) == len(twin) == 0
+        batch = data.draw(st.lists(st.tuples(st.sampled_from([-1.0, 0.25, 0.5, 1.0]), st.integers(0, 3)), max_size=7))
+        rows = [entry(f"t{name}", reward=reward, step=step, extra=(serial := serial + 1)) for reward, name in batch]
+        assert buffer.add(rows) == len(rows)
+        assert len(buffer) <= capacity - 1 + len(rows)
+
+
+def test_state_of_an_empty_buffer_and_of_another_config() -> None:
+    buffer = ReplayBuffer(3)
+    buffer.load_state_dict(ReplayBuffer(3).state_dict())
+    assert len(buffer) == 0
+    with pytest.raises(StateMismatchError, match=r"replay\.capacity=4.*this run 3"):
+        buffer.load_state_dict(ReplayBuffer(4).state_dict())
+    with pytest.raises(StateMismatchError, match=r"replay\.unit=trajectory"):
+        buffer.load_state_dict(ReplayBuffer(3, unit="trajectory").state_dict())
+
+
+def test_a_token_costs_at_most_8_2_bytes() -> None:
+    ids = np.arange(6000)
+    buffer = ReplayBuffer(4)
+    buffer.add([ReplayEntry(ids[:0], ids, np.ones(6000), np.zeros(6000), 1.0, 1.0, 1, str(i)) for i in range(4)])
+    assert buffer.nbytes <= 8.2 * 4 * 6000
+
+
+@pytest.mark.parametrize("options", [{"capacity": 0}, {"trigger_ratio": 0.0}, {"max_age": -1}, {"unit": "token"}])
+def test_bad_settings_are_refused(options) -> None:
+    with pytest.raises(ValueError):
+        ReplayBuffer(**options)

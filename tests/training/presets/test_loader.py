@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from training.algorithms import Coupling, CovarianceScope, FormatMode, SpearSettings, VoidFilter
+from training.presets import list_presets, load_preset, make_settings
+from training.presets.loader import FLAVOURS, SETTING_OF_KEY
+
+# tab:hyperparams_value of the paper
+COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
+TABLE = {
+    "train_batch_size": (32, 32, 128, 32, 128),
+    "val_data_size": (128,) * 5,
+    "ppo_mini_batch_size": (1024, 256, 32, 64, 32),
+    "ppo_max_token_len_per_gpu": (None, None, 18432, None, None),
+    "ppo_micro_batch_size_per_gpu": (8, 4, None, 8, None),
+    "log_prob_max_token_len_per_gpu": (None, None, 73728, None, 73728),
+    "log_prob_micro_batch_size_per_gpu": (8, 4, None, 8, None),
+    "use_dynamic_batch": (False, False, True, False, True),
+    "sequence_parallel_size": (1, 1, 8, 1, 8),
+    "tensor_parallel_size": (2, 2, 4, 2, 4),
+    "validation_temperature": (0.4, 0.4, 1.0, 0.4, 1.0),
+    "validation_top_p": (1.0, 1.0, 0.6, 1.0, 0.6),
+    "group_size": (8, 8, 16, 8, 16),
+    "learning_rate": (1e-6,) * 5,
+    "max_epochs": (200, 350, 1, 200, 20),
+    "total_steps": (None, None, 300, None, 300),
+    "warmup_steps": (100, 200, 300, 100, 300),
+    "decay_steps": (200,) * 5,
+    "kl_coefficient": (0.0,) * 5,
+    "max_prompt_length": (2048, 4096, 2048, 1024, 2048),
+    "max_response_length": (512, 1024, 16384, 1024, 30000),
+    "max_turns": (50, 15, 8, 15, 32),
+    "clip_low": (0.2,) * 5,
+    "clip_high": (0.28,) * 5,
+    "replay_capacity": (2048,) * 5,
+    "baseline_capacity": (10240,) * 5,
+    "dual_clip": (10.0,) * 5,
+    "cov_lower": (2.0, 2.0, 1.0, 2.0, 1.0),
+    "cov_upper": (60.0, 60.0, 40.0, 60.0, 40.0),
+    "cov_ratio": (0.02,) * 5,
+    "filter_ratio": (0.75,) * 5,
+    "loss_aggregation": ("seq-mean-token-sum-norm",) * 5,
+    "normalize_std": (False,) * 5,
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_preset_is_its_column_of_the_paper(name: str) -> None:
+    preset = load_preset(name)
+    at = COLUMNS.index(name)
+    assert {key: preset[key] for key in TABLE} == {key: values[at] for key, values in TABLE.items()}
+
+
+def test_the_list_of_presets() -> None:
+    assert list_presets() == sorted(COLUMNS)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_preset_is_flat_complete_and_gives_settings(name: str, flavour: str) -> None:
+    preset = load_preset(name, flavour)
+    assert preset.keys() == load_preset("alfworld").keys()
+    assert not any(isinstance(value, dict) for value in preset.values())
+    assert preset.keys() >= SETTING_OF_KEY.keys()
+    settings = make_settings(preset)
+    mapping = settings.to_mapping()
+    for key, path in SETTING_OF_KEY.items():
+        node, _, setting = path.partition(".")
+        assert mapping[node][setting] == preset[key], key
+    assert SpearSettings.from_mapping(mapping) == settings
+    assert make_settings(preset, estimator="gigpo").advantage.normalize_std is preset["gigpo_normalize_std"]
+
+
+def test_flavours_differ_as_documented() -> None:
+    paper, official = (make_settings(load_preset("webshop", flavour)) for flavour in FLAVOURS)
+    assert (paper.sil.coupling, official.sil.coupling) == (Coupling.JOINT, Coupling.SEQUENTIAL)
+    assert (paper.reward.success, official.reward.success, official.reward.failure) == (1.0, 10.0, 0.0)
+    assert (paper.reward.format, official.reward.format) == (FormatMode.BONUS, FormatMode.PENALTY_PER_TURN)
+    assert (paper.cov.scope, official.cov.scope) == (CovarianceScope.POSITION, CovarianceScope.BATCH)
+    assert (paper.filter.void, official.filter.void) == (VoidFilter.TRAJECTORY, VoidFilter.TURN)
+    assert (paper.sil.always_add, official.sil.trigger_ratio, official.replay.power_of_two) == (False, 1.5, True)
+    assert (paper.replay.max_age, official.replay.max_age) == (None, 5)
+    assert [load_preset("alfworld", flavour)["warmup_steps"] for flavour in FLAVOURS] == [100, 200]
+    assert [load_preset("math", flavour)["ppo_mini_batch_size"] for flavour in FLAVOURS] == [32, 64]
+    assert load_preset("math", "official")["format_mode"] == "none"
+
+
+def test_unknown_names_are_answered_with_the_choices() -> None:
+    with pytest.raises(SpearError, match=r"did you mean alfworld\? There are alfworld, math, search, sokoban, webshop"):
+        load_preset("alfwrld")
+    with pytest.raises(SpearError, match="choose one of alfworld, math"):
+        load_preset("base")
+    with pytest.raises(SpearError, match="choose paper or official"):
+        load_preset("math", "upstream")
+
+
+def test_presets_loaded_twice_share_nothing() -> None:
+    first = load_preset("math")
+    first["models"].append("another")
+    assert "another" not in load_preset("math")["models"]

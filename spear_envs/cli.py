@@ -147,7 +147,6 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
 
     Exit code 1 if it does not.
     """
-    import gymnasium as gym
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -157,18 +156,15 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
     _import_modules(modules)
     keywords = _read_keywords(pairs)
     console = Console()
-    try:
-        with console.status(f"checking {env_id}") as status:
-            report = check_spear_env(
-                env_id,
-                train_tasks=train_tasks,
-                resets=resets,
-                raise_on_failure=False,
-                on_check=lambda name: status.update(f"checking {env_id}: {name}"),
-                **keywords,
-            )
-    except gym.error.UnregisteredEnv as error:
-        raise click.ClickException(f"{error} Give --module with the module that registers it.") from error
+    with console.status(f"checking {env_id}") as status:
+        report = check_spear_env(
+            env_id,
+            train_tasks=train_tasks,
+            resets=resets,
+            raise_on_failure=False,
+            on_check=lambda name: status.update(f"checking {env_id}: {name}"),
+            **keywords,
+        )
     table = Table(title=f"{env_id} {' '.join(pairs)}".strip())
     table.add_column("check")
     table.add_column("result")

@@ -41,16 +41,16 @@ def check_spear_env(
 
     Raises:
         ContractError: a check failed and ``raise_on_failure`` is set; the message names all that failed.
-        SpearError: the environment cannot be made with these keywords.
-        gymnasium.error.UnregisteredEnv: there is no such environment.
+        SpearError: there is no such environment, or it cannot be made with these keywords.
     """
     subject = Subject(id, kwargs, train_tasks, resets)
     try:
         subject.make().close()  # so that a wrong id or keyword is one clear error, and not that of every check
-    except (TypeError, ValueError) as error:
+    except gym.error.Error as error:
+        raise SpearError(f"{error} Import the module that registers it first (spear check: --module).") from error
+    except (ImportError, TypeError, ValueError) as error:
         raise SpearError(f"{id} cannot be made: {error}") from error
     subject.id = id.rpartition(":")[2]  # registered by now
-    gym.spec(subject.id)
     results = []
     for name, check in CHECKS.items():
         if on_check is not None:

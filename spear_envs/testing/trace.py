@@ -64,6 +64,8 @@ def freeze(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [freeze(item) for item in value]
     if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return [freeze(item) for item in value.flat]
         return f"array {value.shape} {value.dtype} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"
     if value is None or isinstance(value, (bool, int, str)):
         return value

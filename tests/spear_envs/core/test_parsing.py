@@ -15,7 +15,23 @@ from spear_envs.core.parsing import (
     make_parser,
 )
 
-TAGS = ["<think>", "</think>", "<action>", "</action>", "<", ">", "/", "think", "action", " ", "\n", "up", "é", "漢", "\0"]
+TAGS = [
+    "<think>",
+    "</think>",
+    "<action>",
+    "</action>",
+    "<",
+    ">",
+    "/",
+    "think",
+    "action",
+    " ",
+    "\n",
+    "up",
+    "é",
+    "漢",
+    "\0",
+]
 anything = st.text() | st.lists(st.sampled_from(TAGS), max_size=30).map("".join)
 plain_text = st.text(st.characters(exclude_characters="<\0")).filter(lambda text: text.strip())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spear_envs.core.spaces import PermissiveText
 
-PINNED = 'iZ=B"&\t2}j\u304bYe\u093fth^`\uae00>~m\nL\u0416_!xt\xdf2(\u0416 ]\'AVOM!\n,\nm\\j<fxKT\U0001f600|\u221a'
+PINNED = "iZ=B\"&\t2}j\u304bYe\u093fth^`\uae00>~m\nL\u0416_!xt\xdf2(\u0416 ]'AVOM!\n,\nm\\j<fxKT\U0001f600|\u221a"
 
 
 @given(st.text())

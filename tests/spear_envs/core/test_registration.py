@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import gymnasium as gym
+import pytest
+
+from spear_envs.core.registration import ENVIRONMENTS, register_builtin, register_env
+from spear_envs.core.vector import SpearVectorEnv
+from tests.spear_envs.corridor import CorridorEnv
+
+
+def test_every_entry_is_registered() -> None:
+    for entry in ENVIRONMENTS:
+        spec = gym.spec(entry.id)
+        assert spec.entry_point == entry.entry_point
+        assert spec.max_episode_steps is None
+
+
+def test_registering_again_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        register_builtin()
+        register_env("tests/Corridor-v0", "tests.spear_envs.corridor:CorridorEnv")
+
+
+def test_an_environment_of_others() -> None:
+    register_env("tests/LongCorridor-v0", CorridorEnv, kwargs={"length": 20})
+    env = gym.make("tests/LongCorridor-v0")
+    observation, _ = env.reset(seed=0)
+    assert len(observation) == 20
+    for workers in (0, 1):  # the worker does not know the id, and need not
+        vector = gym.make_vec("tests/LongCorridor-v0", num_envs=2, workers=workers, max_turns=3)
+        assert isinstance(vector, SpearVectorEnv) and vector.get_attr("max_turns") == (3, 3)
+        observations, _ = vector.reset(seed=0)
+        assert observations[0] == observation
+        vector.close()
+
+
+def test_specs_can_be_pickled_and_made_from() -> None:
+    spec = pickle.loads(pickle.dumps(gym.spec("tests/Corridor-v0")))
+    assert isinstance(spec.make().unwrapped, CorridorEnv)
+    assert isinstance(gym.make_vec(spec, num_envs=2), SpearVectorEnv)
+
+
+def test_a_keyword_that_does_not_exist() -> None:
+    with pytest.raises(TypeError, match="no_such_keyword"):
+        gym.make("tests/Corridor-v0", no_such_keyword=1)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from spear_envs import __version__, cli
+from spear_envs.core.errors import SpearError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@click.command()
+@click.argument("how")
+def act_up(how: str) -> None:
+    """Misbehave in a chosen way."""
+    if how == "spear":
+        raise SpearError("The level has no door: add one.")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "file":
+        Path("/no/such/folder/file").write_text("x")
+    if how == "bug":
+        raise RuntimeError("a bug")
+    click.echo(f"did {how}")
+
+
+NO_COMMAND = "not a command"
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        "check": "spear_envs.cli:check",
+        "act": "tests.spear_envs.test_cli:act_up",
+        "gone": "no_such_package.cli:run",
+        "needy": "tests.spear_envs.needs_torch_nightly:run",
+        "text": "tests.spear_envs.test_cli:NO_COMMAND",
+    }
+    found = {name: EntryPoint(name, value, cli.COMMAND_GROUP) for name, value in points.items()}
+    monkeypatch.setattr(cli, "_find_commands", lambda: found)
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(args))
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def spawn(*args: str, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "spear_envs.cli", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        **more,
+    )
+
+
+@pytest.mark.usefixtures("commands")
+class TestGroup:
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(capsys, "--version") == (0, f"spear {__version__}\n", "")
+
+    def test_help_lists_commands_and_imports_none(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, out, _ = run(capsys, "--help")
+        assert code == 0
+        assert "check  Prove that an environment keeps the contract." in out
+        assert "gone   From no_such_package.cli." in out
+
+    def test_a_command_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(capsys, "act", "well") == (0, "did well\n", "")
+
+    def test_unknown_command_suggests_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(capsys, "chek")
+        assert code == 2 and "No such command 'chek'. Did you mean 'check'?" in err
+
+    def test_what_a_user_can_mend_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(capsys, "act", "spear") == (1, "", "Error: The level has no door: add one.\n")
+        code, _, err = run(capsys, "act", "file")
+        assert code == 1 and err.startswith("Error: No such file or directory: /no/such/folder/file. Check the path")
+        assert err.count("\n") == 1
+
+    def test_interrupted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(capsys, "act", "interrupt")
+        assert code == 130 and err.strip() == "Interrupted."
+
+    def test_a_bug_keeps_its_traceback(self) -> None:
+        with pytest.raises(RuntimeError, match="a bug"):
+            cli.main(["act", "bug"])
+
+    def test_commands_that_cannot_be_loaded(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(capsys, "gone")
+        assert code == 1 and "'spear gone' is not in this installation" in err
+        code, _, err = run(capsys, "text")
+        assert code == 1 and "'spear text' is no command" in err
+
+    def test_a_missing_package_names_the_extra(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def load(self: EntryPoint) -> Any:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+        monkeypatch.setattr(EntryPoint, "load", load)
+        code, _, err = run(capsys, "needy")
+        assert code == 1 and "(No module named 'torch'): pip install -e '.[train]'" in err
+
+
+@pytest.mark.usefixtures("commands")
+class TestCheck:
+    ARGS = ("check", "tests/Corridor-v0", "--module", "tests.spear_envs.corridor", "--resets", "50")
+
+    def test_a_sound_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, out, err = run(capsys, *self.ARGS, "-k", "length=9", "-k", "response_format=plain", "-k", "max_turns=15")
+        assert code == 0 and err == ""
+        assert "oracle" in out and "FAILED" not in out
+
+    def test_a_faulty_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, out, err = run(capsys, *self.ARGS, "-k", "max_turns=2")  # too few for the expert
+        assert code == 1 and "FAILED" in out
+        assert "tests/Corridor-v0 breaks the contract: " in err and "oracle" in err
+
+    @pytest.mark.parametrize(
+        ("args", "code", "mend"),
+        [
+            (("check", "spear/NoSuch-v0"), 1, "--module"),
+            (("check", "nospace/Corridor-v0"), 1, "(spear check: --module)"),
+            (("check", "not an id"), 1, "Malformed environment ID"),
+            (("check", "no_such_module:spear/X-v0"), 1, "no_such_module"),
+            (("check", "tests/Corridor-v0", "--module", "no.such.module"), 1, "cannot be imported"),
+            (("check", "tests/Corridor-v0", "-k", "length"), 2, "KEY=VALUE"),
+            (("check", "tests/Corridor-v0", "-k", "split=dev"), 1, "'train', 'valid', 'test'"),
+            (("check", "tests/Corridor-v0", "-k", "no_such_keyword=1"), 1, "no_such_keyword"),
+        ],
+    )
+    def test_bad_input_is_one_clear_error(
+        self, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], code: int, mend: str
+    ) -> None:
+        found, _, err = run(capsys, *args)
+        assert found == code and mend in err and "Traceback" not in err
+
+
+def test_values_of_keywords() -> None:
+    pairs = ("boxes=2", "room=6x6", "flag=true", "level=#\n=", 'name="3"')
+    assert cli._read_keywords(pairs) == {"boxes": 2, "room": "6x6", "flag": True, "level": "#\n=", "name": "3"}
+
+
+def test_help_of_the_installed_command_is_light() -> None:
+    program = (
+        "import sys\nfrom spear_envs.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n"
+        "    print(sorted(sys.modules.keys() & {'torch', 'ray', 'verl', 'rich', 'agents', 'training'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:
+    (tmp_path / "announcing_module.py").write_text("import tests.spear_envs.corridor\nprint('ready', flush=True)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    args = ("check", "tests/Corridor-v0", "--module", "announcing_module", "--resets", "100000000")
+    with spawn(*args, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "Interrupted."
+
+
+def test_help_goes_into_a_closed_pipe() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "spear_envs.cli", "--help"], stdout=write, stderr=subprocess.PIPE, cwd=ROOT, check=False
+    )
+    os.close(write)
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from spear_envs import SpearError, register_env
+from spear_envs.core import ActionResult, ListTaskSet, Task
+from spear_envs.testing import CheckReport, CheckResult, ContractError, check_spear_env
+from spear_envs.testing.checks import CHECKS, Subject
+from spear_envs.testing.trace import find_difference, freeze
+from tests.spear_envs.corridor import CorridorEnv, load_tasks
+
+
+def test_a_sound_environment_passes() -> None:
+    asked: list[str] = []
+    report = check_spear_env("tests/Corridor-v0", on_check=asked.append)
+    assert report.passed and report.failed_names == []
+    assert asked == [result.name for result in report.results] == list(CHECKS)
+    assert all(result.seconds >= 0 and result.detail for result in report.results)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"response_format": "plain"}, {"reward": "native"}, {"split": "test"}, {"render_mode": "ansi"}, {"mu": "none"}],
+)
+def test_it_passes_with_other_keywords(keywords: dict[str, Any]) -> None:
+    assert check_spear_env("tests/Corridor-v0", resets=50, **keywords).kwargs == keywords
+
+
+def test_an_environment_behind_a_module_prefix() -> None:
+    assert check_spear_env("tests.spear_envs.corridor:tests/Corridor-v0", resets=50).passed
+
+
+# Corridors that are wrong in one way each, and the check that must find it.
+
+
+class Silent(CorridorEnv):
+    def _malformed(self, problem: str) -> ActionResult:
+        return ActionResult(False, message="No.")
+
+
+class Stumbling(CorridorEnv):
+    def _malformed(self, problem: str) -> ActionResult:
+        return self._act("right" if self._place < self._door else "left")._replace(message=problem)
+
+
+class Raising(CorridorEnv):
+    def _malformed(self, problem: str) -> ActionResult:
+        raise ValueError(problem)
+
+
+class Forgetful(CorridorEnv):
+    def _restore_world(self, state: int) -> None:
+        pass
+
+
+class Aliased(CorridorEnv):
+    steps: list[int]
+
+    def _start(self, task: Task) -> None:
+        super()._start(task)
+        self.steps = []
+
+    def _act(self, action: str) -> ActionResult:
+        self.steps.append(1)
+        return super()._act(action)
+
+    def _details(self) -> Mapping[str, Any]:
+        return {}
+
+    def _score(self) -> float:
+        return 1.0 if self._won else len(self.steps) / 100  # steps is no part of _world()
+
+
+class Lost(CorridorEnv):
+    def expert_plan(self) -> list[str]:
+        return [] if self._door == 3 else super().expert_plan()
+
+
+class Clumsy(CorridorEnv):
+    def expert_plan(self) -> list[str]:
+        return ["right"]
+
+
+class HalfHearted(CorridorEnv):
+    def _score(self) -> float:
+        return 0.5
+
+
+class Overdone(CorridorEnv):
+    def _score(self) -> float:
+        return 2.0 if self.turn == 1 else float(self._won)
+
+
+class Moody(CorridorEnv):
+    def _observe(self, message: str) -> str:
+        return super()._observe(message) + " " * random.randrange(3)
+
+
+class Hashed(CorridorEnv):
+    def _admissible(self) -> list[str]:
+        return list({"left", "right", "up", "down", "still", "wait"})
+
+
+class Unequal(CorridorEnv):
+    def _observe(self, message: str) -> str:
+        mood = "!" * (self.np_random.bit_generator.state["state"]["state"] % 7)  # type: ignore[call-overload,operator]
+        return super()._observe(message) + mood
+
+
+class Changing(CorridorEnv):
+    def _act(self, action: str) -> ActionResult:
+        return super()._act(action)._replace(details={"extra": 1})
+
+
+class Leaky(CorridorEnv):
+    hoard: list[bytearray] = []  # noqa: RUF012
+
+    def _start(self, task: Task) -> None:
+        super()._start(task)
+        self.hoard.append(bytearray(1000))
+
+
+class Overlapping(CorridorEnv):
+    def __init__(self, *, split: str = "train", **more: Any) -> None:
+        super().__init__(split=split, **more)
+        leak = load_tasks(8, "train")[0]
+        if split == "test":
+            self.tasks = ListTaskSet([*self.tasks, Task("corridor/test/99999", "test", "x", "", leak.content)])
+
+
+class Endless(CorridorEnv):
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        self._done = terminated
+        return observation, reward, terminated, False, info
+
+
+class Unseen(CorridorEnv):
+    def _observe(self, message: str) -> Any:
+        return super()._observe(message).encode()
+
+
+class Secretive(CorridorEnv):
+    def _info(self) -> dict[str, Any]:
+        info = super()._info()
+        del info["anchor"]
+        return info
+
+
+class Blurred(CorridorEnv):
+    def render(self) -> Any:
+        return None
+
+
+FAULTS = {
+    Silent: "malformed",
+    Stumbling: "malformed",
+    Raising: "malformed",
+    Forgetful: "state",
+    Aliased: "state",
+    Lost: "oracle",
+    Clumsy: "oracle",
+    HalfHearted: "oracle",
+    Overdone: "info",
+    Moody: "determinism",
+    Hashed: "determinism",
+    Unequal: "group",
+    Changing: "info",
+    Leaky: "memory",
+    Overlapping: "splits",
+    Endless: "end",
+    Unseen: "gymnasium",
+    Secretive: "info",
+    Blurred: "gymnasium",
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
+def test_each_fault_is_found_by_its_check(kind: type[CorridorEnv]) -> None:
+    register_env("tests/Faulty-v0", kind)
+    with pytest.raises((SpearError, ValueError, AssertionError)):
+        CHECKS[FAULTS[kind]](Subject("tests/Faulty-v0"))
+
+
+def test_a_vector_that_differs_is_found() -> None:
+    def make_other(num_envs: int, **keywords: Any) -> Any:
+        return gym.make_vec("tests/Corridor-v0", num_envs=num_envs, max_turns=5)
+
+    register_env("tests/Faulty-v0", CorridorEnv, vector_entry_point=make_other)
+    with pytest.raises(ContractError, match="environment 0 and the single one differ"):
+        CHECKS["vector"](Subject("tests/Faulty-v0"))
+
+
+def test_a_faulty_environment_is_reported_or_raised() -> None:
+    register_env("tests/Faulty-v0", Raising)
+    report = check_spear_env("tests/Faulty-v0", resets=50, raise_on_failure=False)
+    assert not report.passed and "malformed" in report.failed_names
+    with pytest.raises(ContractError, match="malformed: the response '' raises ValueError: it is empty"):
+        report.raise_on_failure()
+    with pytest.raises(ContractError):
+        check_spear_env("tests/Faulty-v0", resets=50)
+
+
+def test_what_is_no_spear_environment_is_told_so() -> None:
+    with pytest.raises(ContractError, match="derive it from SpearEnv"):
+        check_spear_env("CartPole-v1")
+
+
+def test_what_cannot_be_made_is_one_error() -> None:
+    with pytest.raises(SpearError, match="'train', 'valid', 'test'"):
+        check_spear_env("tests/Corridor-v0", split="dev")
+    with pytest.raises(SpearError, match="no_such_keyword"):
+        check_spear_env("tests/Corridor-v0", no_such_keyword=1)
+    for id in ("tests/NoSuch-v0", "nowhere/X-v0", "not an id"):
+        with pytest.raises(SpearError, match="Import the module that registers it"):
+            check_spear_env(id)
+
+
+def test_the_global_generators_are_watched() -> None:
+    class Global(CorridorEnv):
+        def _start(self, task: Task) -> None:
+            super()._start(task)
+            random.random()
+
+    register_env("tests/Faulty-v0", Global)
+    with pytest.raises(ContractError, match="global generator of random"):
+        CHECKS["determinism"](Subject("tests/Faulty-v0"))
+
+
+def test_report() -> None:
+    good = CheckResult("a", True, 0.1, "fine")
+    CheckReport("x", {}, (good,)).raise_on_failure()
+    bad = CheckReport("x", {}, (good, CheckResult("b", False, 0.1, "it leaks")))
+    with pytest.raises(ContractError, match="x breaks the contract of spear_envs: b: it leaks"):
+        bad.raise_on_failure()
+
+
+def test_differences_are_located() -> None:
+    assert find_difference({"a": [1, 2]}, {"a": [1, 2]}) == ""
+    assert find_difference({"a": [1, 2]}, {"a": [1, 3]}) == "/a/1: 2 and 3"
+    assert find_difference([1], [1, 2]).startswith("/: [1] and")
+    assert find_difference(1, True) == "/: 1 and true"
+    assert freeze({"b": (1, None), "a": 0.5}) == {"a": "0.5", "b": [1, None]}

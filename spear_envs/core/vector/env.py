@@ -221,19 +221,23 @@ class SpearVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         if self.closed:
             raise SpearError("This vector environment is closed: make a new one.")
         answers: list[Any] = []
-        failure: Exception | None = None
         begun: list[EnvGroup] = []
-        for group, payload in zip(groups, payloads, strict=True):
-            try:
-                group.begin(request, payload)
-                begun.append(group)
-            except Exception as error:
-                failure = failure or error
-        for group in begun:
-            try:
-                answers.append(group.finish())
-            except Exception as error:
-                failure = failure or error
+        failure: Exception | None = None
+        try:
+            for group, payload in zip(groups, payloads, strict=True):
+                try:
+                    group.begin(request, payload)
+                    begun.append(group)
+                except Exception as error:
+                    failure = failure or error
+            for group in begun:
+                try:
+                    answers.append(group.finish())
+                except Exception as error:
+                    failure = failure or error
+        except BaseException:  # Ctrl-C: answers that nobody waits for would be taken for those of the next request
+            self.close()
+            raise
         if failure is not None:
             if any(isinstance(group, ProcessGroup) and group.dead for group in groups):
                 self.close()

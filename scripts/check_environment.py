@@ -33,7 +33,10 @@ def resolve_environment() -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
         command += ["--report", str(report), "-c", str(CONSTRAINTS)]
         command += ["--extra-index-url", index] if index else []
-        if subprocess.run([*command, f"{ROOT}[{EXTRAS}]"], cwd=folder, check=False).returncode:
+        # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        environment = {**os.environ, "PATH": path}
+        if subprocess.run([*command, f"{ROOT}[{EXTRAS}]"], cwd=folder, env=environment, check=False).returncode:
             sys.exit(f"pip finds no environment with [{EXTRAS}] under {CONSTRAINTS.name}; its reasons are above.")
         packages: list[dict[str, Any]] = json.loads(report.read_text("utf-8"))["install"]
         return packages

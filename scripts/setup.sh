@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${VENV:-.venv}
+case $venv in /*) bin=$venv/bin ;; *) bin=$PWD/$venv/bin ;; esac
 extras=${EXTRAS:-}
 torch_index=${TORCH_INDEX:-}
 constraints=constraints/cpu.txt
@@ -68,6 +69,8 @@ fi
 : >"$unfinished"
 
 pip() { "$venv/bin/python" -m pip "$@"; }
+# Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
+PATH=$bin:$PATH
 say "1/4 pip and setuptools"
 pip install -q -c "$constraints" pip setuptools
 # torch alone and first: PyTorch's index does not have the versions of its dependencies that are pinned here.

@@ -17,7 +17,12 @@ _MODEL_JSON = ("config.json", "generation_config.json", "tokenizer.json", "token
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file under a temporary name and renames it.
+    """Writes a JSON file, as :func:`write_text` does."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file under a temporary name and renames it.
 
     Raises:
         SpearError: the folder cannot be written.
@@ -25,7 +30,7 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

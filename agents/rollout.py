@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import gymnasium as gym
@@ -31,7 +32,7 @@ async def play_many(
     jobs: Iterable[Job],
     *,
     make_env: Callable[[], Env],
-    release_env: Callable[[Env], None] = gym.Env.close,
+    release_env: Callable[[Env], None] = methodcaller("close"),
     engine_for: Callable[[Env], Engine],
     prompts: PromptBuilder,
     sampling: Sampling,

@@ -1,0 +1,45 @@
+"""A tiny untrained model with its tokenizer, and the corridor under a gymnasium id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from spear_envs.core.registration import register_env
+from tests.agents.corridor import CorridorEnv
+
+CORRIDOR = "spear-test/AgentCorridor-v0"
+
+
+@pytest.fixture
+def corridor_id() -> Iterator[str]:
+    """The corridor as a registered environment."""
+    register_env(CORRIDOR, CorridorEnv)
+    yield CORRIDOR
+    gym.registry.pop(CORRIDOR, None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a random two-layer model that speaks the corridor's language."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from agents.engines.hf import quiet_transformers
+    from spear_envs.core.prompts import CompactTemplate
+    from training.warmstart.policy import PolicyShape, make_model
+    from training.warmstart.tokenizer import make_tokenizer
+
+    template = CompactTemplate()
+    texts = ["walk to the end\nPPP_P_", *(template.respond(word) for word in ("go", "back", "fail"))]
+    tokenizer = make_tokenizer(template, texts)
+    model = make_model(PolicyShape(hidden=32, layers=2, heads=2, mlp=48, initializer_range=0.25), tokenizer, 64, seed=3)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.max_new_tokens = 8
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.engines.base import Sampling
+from agents.engines.bytes import ByteTokenizer
+from agents.engines.scripted import InfoWatch, ScriptedEngine, expert_policy, random_policy
+from agents.episode import play_episode
+from agents.prompting import PromptBuilder
+from agents.trajectory import StopReason, Trajectory
+from spear_envs.core.errors import SpearError
+from tests.agents.corridor import CorridorEnv
+
+TEMPLATE = CorridorEnv.templates["compact"]
+
+
+def play(env: InfoWatch, engine: ScriptedEngine, task: int = 2, seed: int = 0) -> Trajectory:
+    return asyncio.run(
+        play_episode(
+            env,
+            engine,
+            PromptBuilder(ByteTokenizer(), TEMPLATE),
+            task_id=f"corridor/test/{task:03d}",
+            sampling=Sampling(),
+            seed=seed,
+            env_id="corridor",
+        )
+    )
+
+
+@given(st.text(st.characters()))
+def test_bytes_give_back_any_text(text: str) -> None:
+    codec = ByteTokenizer()
+    assert codec.decode([*codec.encode(text), 256]) == text
+
+
+def test_bytes_that_are_no_text_do_not_raise() -> None:
+    assert ByteTokenizer().decode([0xFF, 65]) == "\ufffdA"
+
+
+def test_a_policy_sees_the_prompt_and_a_stream_of_its_own() -> None:
+    seen = []
+
+    def policy(prompt: str, dice: random.Random) -> str:
+        seen.append((prompt, dice.random()))
+        return "élan"
+
+    engine = ScriptedEngine(policy)
+    prompt = ByteTokenizer().encode("où?")
+    answer = asyncio.run(engine.generate(prompt, Sampling(seed=4, max_tokens=1), request_id="x"))
+    assert ByteTokenizer().decode(answer.token_ids) == "élan"
+    assert answer.log_probs == (0.0,) * len(answer.token_ids)
+    assert seen == [("où?", random.Random(4).random())]
+
+
+def test_the_expert_wins_in_the_fewest_turns() -> None:
+    env = InfoWatch(CorridorEnv())
+    engine = ScriptedEngine(expert_policy(env, TEMPLATE))
+    for task, length in enumerate((2, 3, 4)):
+        trajectory = play(env, engine, task)
+        assert trajectory.stop is StopReason.WON
+        assert len(trajectory.turns) == length
+
+
+def test_a_noisy_expert_errs_and_plans_anew() -> None:
+    env = InfoWatch(CorridorEnv(max_turns=40))
+    engine = ScriptedEngine(expert_policy(env, TEMPLATE, noise=0.5))
+    played = [play(env, engine, seed=seed) for seed in range(40)]
+    assert all(trajectory.won for trajectory in played)
+    actions = Counter(turn.action for trajectory in played for turn in trajectory.turns)
+    # Half of the turns are random and half of those go back.
+    assert 0.15 < actions["back"] / actions.total() < 0.35
+
+
+def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:
+    env = InfoWatch(CorridorEnv())
+    calls = 0
+
+    def no_plan() -> list[str]:
+        nonlocal calls
+        calls += 1
+        return []
+
+    env.unwrapped.expert_plan = no_plan  # type: ignore[attr-defined]
+    engine = ScriptedEngine(expert_policy(env, TEMPLATE))
+    assert len(play(env, engine).turns) > 1
+    assert calls == 1
+    play(env, engine)
+    assert calls == 2
+
+
+def test_the_random_policy_is_uniform_and_well_formed() -> None:
+    env = InfoWatch(CorridorEnv(max_turns=30))
+    engine = ScriptedEngine(random_policy(env, TEMPLATE))
+    played = [play(env, engine, seed=seed) for seed in range(60)]
+    actions = Counter(turn.action for trajectory in played for turn in trajectory.turns)
+    assert set(actions) == {"go", "back"}
+    assert abs(actions["go"] / actions.total() - 0.5) < 0.06
+    assert all(trajectory.format_ok for trajectory in played)
+    assert play(env, engine, seed=3) == played[3]
+
+
+def test_no_listed_actions_no_random_policy() -> None:
+    env = InfoWatch(CorridorEnv())
+    env.info = {"admissible_actions": None}
+    with pytest.raises(SpearError, match="no random policy"):
+        env.admissible_actions()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.engines.base import Finish, Generation, Sampling
+from agents.engines.bytes import ByteTokenizer
+from agents.episode import play_episode
+from agents.prompting import PromptBuilder
+from agents.trajectory import Layout, StopReason, Trajectory
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.prompts import CompactTemplate
+from tests.agents.corridor import CorridorEnv
+
+
+class Script:
+    """Says one text after the other and keeps the calls."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+        self.calls: list[tuple[tuple[int, ...], Sampling, str, int]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        self.calls.append((tuple(prompt_ids), sampling, request_id, len(images)))
+        ids = (*ByteTokenizer().encode(self.texts[len(self.calls) - 1]), 256)
+        return Generation(ids, (-0.5,) * len(ids), Finish.STOP)
+
+
+def say(*words: str) -> list[str]:
+    return [f"<think></think><action>{word}</action>" for word in words]
+
+
+def play(
+    env: Any,
+    engine: Any,
+    task: str = "corridor/test/000",
+    layout: Layout = Layout.PER_TURN,
+    seed: int = 0,
+    **options: Any,
+) -> Trajectory:
+    prompts = PromptBuilder(ByteTokenizer(), CompactTemplate(), layout, **options)
+    return asyncio.run(
+        play_episode(env, engine, prompts, task_id=task, sampling=Sampling(), seed=seed, env_id="corridor")
+    )
+
+
+def test_a_won_episode_is_recorded_whole() -> None:
+    engine = Script(*say("go", "back", "go", "go"))
+    trajectory = play(CorridorEnv(), engine)
+    assert (trajectory.stop, trajectory.won, trajectory.score, trajectory.fault) == (StopReason.WON, True, 1.0, None)
+    assert [turn.action for turn in trajectory.turns] == ["go", "back", "go", "go"]
+    assert [turn.observation for turn in trajectory.turns] == ["P__", "_P_", "P__", "_P_"]
+    assert [turn.reward for turn in trajectory.turns] == [-0.1, -0.1, -0.1, 1.0]
+    assert trajectory.turns[0].anchor == trajectory.turns[2].anchor != trajectory.turns[1].anchor
+    assert trajectory.turns[0].response == say("go")[0]
+    assert trajectory.turns[0].log_probs == (-0.5,) * len(trajectory.turns[0].response_ids)
+    assert trajectory.reward_terms["outcome"] == 1.0
+    assert trajectory.reward == pytest.approx(1 + 0.4 + 0.1)
+    assert (trajectory.task_id, trajectory.subtask, trajectory.instruction) == (
+        "corridor/test/000",
+        "len2",
+        "walk to the end",
+    )
+    assert trajectory.fingerprint == CorridorEnv().tasks.fingerprint
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+
+def test_nothing_is_generated_after_the_end() -> None:
+    for texts, stop in (
+        (say("go", "go"), StopReason.WON),
+        (say("go", "fail"), StopReason.FAILED),
+        (say(*["back"] * 6), StopReason.TURN_LIMIT),
+        (say("go", "break"), StopReason.FAULT),
+    ):
+        engine = Script(*texts)
+        trajectory = play(CorridorEnv(), engine)
+        assert trajectory.stop is stop
+        assert len(engine.calls) == len(trajectory.turns) == len(texts)
+
+
+def test_what_a_policy_writes_never_raises() -> None:
+    texts = ["", "\x00", "x" * 2**20, "<action>" * 9, "行動\u202e", *say("go\ud800")]
+    trajectory = play(CorridorEnv(max_turns=len(texts)), Script(*texts))
+    assert trajectory.stop is StopReason.TURN_LIMIT
+    assert [turn.format_ok for turn in trajectory.turns] == [False] * 5 + [True]
+    assert [turn.response for turn in trajectory.turns] == texts
+    assert not trajectory.format_ok
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+
+def test_a_fault_is_recorded() -> None:
+    trajectory = play(CorridorEnv(), Script(*say("go", "break")))
+    assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, "collapse", 0.0)
+
+
+def test_a_fault_at_the_reset_is_an_episode_without_turns() -> None:
+    trajectory = play(CorridorEnv(lengths=(0,)), Script())
+    assert (trajectory.stop, trajectory.fault, trajectory.turns) == (StopReason.FAULT, "no_corridor", ())
+    assert (trajectory.subtask, trajectory.instruction) == ("len0", "walk to the end")
+
+
+def test_a_defect_of_the_environment_names_task_and_turn() -> None:
+    with pytest.raises(SpearError, match=r"corridor/test/000, turn 2: .*a defect"):
+        play(CorridorEnv(), Script(*say("go", "bug")))
+
+
+def test_an_engine_s_error_names_task_and_turn() -> None:
+    class Broken:
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            raise MemoryError("no room")
+
+    with pytest.raises(SpearError, match=r"task corridor/test/001, turn 1: .*no room") as caught:
+        play(CorridorEnv(), Broken(), "corridor/test/001")
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+def test_an_unknown_task_is_told() -> None:
+    with pytest.raises(UnknownTaskError, match="corridor/test/777"):
+        play(CorridorEnv(), Script(), "corridor/test/777")
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_the_context_limit_ends_an_episode(layout: Layout) -> None:
+    engine = Script(*say("back", "back", "back", "back", "back", "back"))
+    trajectory = play(CorridorEnv(), engine, layout=layout, max_prompt_tokens=19)
+    if layout is Layout.CONVERSATION:
+        assert trajectory.stop is StopReason.CONTEXT_LIMIT
+        assert len(trajectory.turns) == len(engine.calls) == 1
+        assert trajectory.reward == pytest.approx(-1 + 0.1)
+    else:
+        assert trajectory.stop is StopReason.TURN_LIMIT
+    empty = play(CorridorEnv(), Script(), layout=layout, max_prompt_tokens=3)
+    assert (empty.stop, empty.turns) == (StopReason.CONTEXT_LIMIT, ())
+
+
+def test_seeds_and_request_ids_are_those_of_the_turn() -> None:
+    first, again, other, elsewhere = (Script(*say("go", "go", "go")) for _ in range(4))
+    play(CorridorEnv(), first)
+    play(CorridorEnv(), again)
+    play(CorridorEnv(), other, seed=1)
+    play(CorridorEnv(), elsewhere, "corridor/test/001")
+    assert first.calls == again.calls
+    seeds = [call[1].seed for script in (first, other, elsewhere) for call in script.calls]
+    assert len(set(seeds)) == len(seeds)
+    names = [call[2] for script in (first, other, elsewhere) for call in script.calls]
+    assert names == sorted(names) and len(set(names)) == len(names)
+
+
+def test_a_conversation_sends_everything_and_records_what_is_new() -> None:
+    engine = Script(*say("go", "go"))
+    trajectory = play(CorridorEnv(), engine, layout=Layout.CONVERSATION)
+    first, second = trajectory.turns
+    assert engine.calls[0][0] == first.prompt_ids
+    assert engine.calls[1][0] == first.prompt_ids + first.response_ids + second.prompt_ids
+    (row,) = trajectory.rows()
+    assert row.prompt_ids + row.response_ids == engine.calls[1][0] + second.response_ids
+
+
+def test_a_blocking_environment_is_stepped_in_a_thread() -> None:
+    class Slow(CorridorEnv):
+        metadata = CorridorEnv.metadata | {"blocking": True}
+        threads: set[int] = set()  # noqa: RUF012
+
+        def _act(self, action: str) -> Any:
+            self.threads.add(threading.get_ident())
+            return super()._act(action)
+
+    assert play(Slow(), Script(*say("go", "go"))).won
+    assert Slow.threads and threading.get_ident() not in Slow.threads
+
+
+@pytest.mark.parametrize(("layout", "counts"), [(Layout.PER_TURN, [1, 1]), (Layout.CONVERSATION, [1, 2])])
+def test_pictures_go_with_prompts_that_name_them(layout: Layout, counts: list[int]) -> None:
+    class Pictures(CorridorEnv):
+        def _observe(self, message: str) -> Any:
+            return {"image": np.zeros((2, 2, 3), np.uint8), "text": "<image>"}
+
+    engine = Script(*say("go", "go"))
+    play(Pictures(), engine, layout=layout)
+    assert [call[3] for call in engine.calls] == counts
+    silent = Script(*say("go", "go"))
+    play(CorridorEnv(), silent, layout=layout)
+    assert [call[3] for call in silent.calls] == [0, 0]

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.engines.base import Finish
+from agents.engines.bytes import ByteTokenizer
+from agents.prompting import PromptBuilder
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext
+
+
+class ChatBytes(ByteTokenizer):
+    """Bytes with marks around messages, as chat models have them; `<end>` is token 256."""
+
+    strips = False
+    drops_history = False
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+        parts = []
+        for i, message in enumerate(conversation):
+            content = message["content"].strip() if self.strips else message["content"]
+            if self.drops_history and message["role"] == "assistant" and i < len(conversation):
+                content = "(…)"
+            parts.append(f"[{message['role']}]{content}\x00\n")
+        return "".join(parts) + "[assistant]"
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [256 if byte == 0 else byte for byte in text.encode()]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
+        return bytes(0 if i == 256 else i for i in token_ids).decode("utf-8", "replace")
+
+
+class SystemTemplate(CompactTemplate):
+    def system(self) -> str | None:
+        return "be brief"
+
+
+class Stripping(ChatBytes):
+    strips = True
+
+
+class Forgetful(ChatBytes):
+    drops_history = True
+
+
+def see(observation: str, turn: int = 1) -> dict[str, Any]:
+    return {
+        "instruction": "walk",
+        "observation": observation,
+        "admissible_actions": None,
+        "turn": turn,
+        "max_turns": 9,
+    }
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])), min_size=1, max_size=3))
+@pytest.mark.parametrize("kind", [ChatBytes, Stripping])
+def test_prompts_equal_the_chat_template(kind: type[ChatBytes], observations: list[str]) -> None:
+    tokenizer, template = kind(), SystemTemplate()
+    dialogue = PromptBuilder(tokenizer, template).begin()
+    for turn, observation in enumerate(observations, start=1):
+        prompt = dialogue.next(**see(observation, turn))
+        assert prompt is not None
+        text = f"walk\n{observation}" if turn == 1 else observation
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}]
+        assert list(prompt.ids) == tokenizer.encode(tokenizer.apply_chat_template(messages))
+        assert prompt.new_ids == prompt.ids
+        dialogue.add(observation, "go", (65, 256), Finish.STOP)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=5),
+            st.text("abc", max_size=3),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+@pytest.mark.parametrize("kind", [ChatBytes, Stripping])
+def test_a_conversation_grows_into_the_chat_template_s_text(
+    kind: type[ChatBytes], turns: list[tuple[str, str, bool]]
+) -> None:
+    tokenizer, template = kind(), CompactTemplate()
+    dialogue = PromptBuilder(tokenizer, template, Layout.CONVERSATION).begin()
+    messages: list[Mapping[str, str]] = []
+    sequence: tuple[int, ...] = ()
+    for number, (observation, response, stopped) in enumerate(turns, start=1):
+        prompt = dialogue.next(**see(observation, number))
+        assert prompt is not None
+        text = f"walk\n{observation}" if number == 1 else observation
+        messages.append({"role": "user", "content": text})
+        sequence += prompt.new_ids
+        assert prompt.ids == sequence
+        assert tokenizer.decode(sequence) == tokenizer.apply_chat_template(messages)
+        sampled = (*response.encode(), *([256] if stopped else []))
+        sequence += sampled
+        messages.append({"role": "assistant", "content": response})
+        dialogue.add(observation, "go", sampled, Finish.STOP if stopped else Finish.LENGTH)
+
+
+def test_a_template_that_rewrites_responses_cannot_hold_a_conversation() -> None:
+    with pytest.raises(SpearError, match="per_turn"):
+        PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
+    PromptBuilder(Forgetful(), CompactTemplate(), Layout.PER_TURN)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2])
+def test_the_history_window_and_the_context(window: int) -> None:
+    contexts: list[PromptContext] = []
+
+    class Spy(DefaultTemplate):
+        def render(self, context: PromptContext) -> str:
+            contexts.append(context)
+            return "x"
+
+    dialogue = PromptBuilder(ByteTokenizer(), Spy(), history=window).begin()
+    for turn in range(1, 5):
+        dialogue.next(**see(f"o{turn}", turn))
+        dialogue.add(f"o{turn}", f"a{turn}", (1,), Finish.STOP)
+    past = [("o1", "a1"), ("o2", "a2"), ("o3", "a3")]
+    assert [list(context.history) for context in contexts] == [past[max(0, n - window) : n] for n in range(4)]
+    assert contexts[-1].turn == 4 and contexts[-1].max_turns == 9 and contexts[-1].observation == "o4"
+
+
+def test_too_long_a_prompt_is_none() -> None:
+    builder = PromptBuilder(ByteTokenizer(), CompactTemplate(), Layout.CONVERSATION, max_prompt_tokens=12)
+    dialogue = builder.begin()
+    assert dialogue.next(**see("1234567")) is not None  # "walk\n" and seven
+    dialogue.add("1234567", "go", (65,), Finish.STOP)
+    assert dialogue.next(**see("", 2)) is None
+    assert builder.begin().next(**see("12345678")) is None
+
+
+def test_the_placeholder_of_a_picture_is_noticed() -> None:
+    builder = PromptBuilder(ByteTokenizer(), CompactTemplate())
+    with_image, without = builder.begin().next(**see("<image>\nboard")), builder.begin().next(**see("board"))
+    assert with_image is not None and with_image.shows_image
+    assert without is not None and not without.shows_image
+
+
+def test_only_a_closing_stop_token_is_dropped_from_a_response() -> None:
+    builder = PromptBuilder(ChatBytes(), CompactTemplate(), stop_token_ids=(90,))
+    assert builder.decode([65, 256]) == "A"
+    assert builder.decode([65, 90]) == "A"
+    assert builder.decode([256, 65]) == "\x00A"
+    assert builder.decode([65, 256, 256]) == "A\x00"
+    assert builder.decode([]) == ""
+    assert len(builder.decode([65] * 2_000_000)) == 2_000_000
+
+
+def test_a_real_tokenizer_gives_the_same_ids(tiny_model: Path) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_model)
+    tokenizer("walk", padding="max_length", truncation=True, max_length=2)  # leaves its settings in the backend
+    builder = PromptBuilder(tokenizer, CompactTemplate())
+    for observation in ("P__", "_P_ ", "", "<eos>P", "unknown words"):
+        prompt = builder.begin().next(**see(observation))
+        assert prompt is not None
+        messages = [{"role": "user", "content": f"walk\n{observation}"}]
+        wanted = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        assert list(prompt.ids) == wanted
+
+
+def test_a_negative_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="history"):
+        PromptBuilder(ByteTokenizer(), CompactTemplate(), history=-1)

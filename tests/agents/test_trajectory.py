@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.engines.base import Finish
+from agents.trajectory import (
+    Layout,
+    Row,
+    StopReason,
+    Trajectory,
+    TrajectoryWriter,
+    Turn,
+    read_trajectories,
+)
+from spear_envs.core.errors import SpearError
+
+texts = st.text(st.characters(), max_size=12)
+floats = st.floats(allow_nan=False)
+ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    response = draw(ids)
+    log_probs = tuple(draw(st.lists(floats, min_size=len(response), max_size=len(response))))
+    strings = [draw(texts) for _ in range(4)]
+    response_text, action, observation, anchor = strings
+    return Turn(
+        prompt_ids=draw(ids),
+        response_ids=response,
+        log_probs=log_probs,
+        response=response_text,
+        action=action,
+        observation=observation,
+        format_ok=draw(st.booleans()),
+        action_ok=draw(st.booleans()),
+        anchor=anchor,
+        reward=draw(floats),
+        finish=draw(st.sampled_from(Finish)),
+    )
+
+
+trajectories = st.builds(
+    Trajectory,
+    env_id=texts,
+    task_id=texts,
+    subtask=texts,
+    instruction=texts,
+    fingerprint=texts,
+    layout=st.sampled_from(Layout),
+    turns=st.lists(turns(), max_size=3).map(tuple),
+    reward_terms=st.dictionaries(texts, floats, max_size=3),
+    reward=floats,
+    score=floats,
+    won=st.booleans(),
+    tool_calls=st.integers(0, 100),
+    stop=st.sampled_from(StopReason),
+    fault=st.none() | texts,
+    seed=st.integers(-(2**70), 2**70),
+)
+
+
+def make_trajectory(layout: Layout = Layout.PER_TURN, count: int = 2, **changes: object) -> Trajectory:
+    made = [
+        Turn(
+            (10 + i, 20 + i),
+            (30 + i, 40 + i, 2),
+            (-0.1, -0.2, -0.3),
+            f"r{i}",
+            f"a{i}",
+            f"o{i}",
+            True,
+            True,
+            f"s{i}",
+            -0.1,
+            Finish.STOP,
+        )  # fmt: skip
+        for i in range(count)
+    ]
+    fields = {
+        "env_id": "e", "task_id": "t/0", "subtask": "s", "instruction": "i", "fingerprint": "f", "layout": layout,
+        "turns": tuple(made), "reward_terms": {"outcome": 1.0}, "reward": 1.0, "score": 1.0, "won": True,
+        "tool_calls": 1, "stop": StopReason.WON,
+    }  # fmt: skip
+    return Trajectory(**(fields | changes))  # type: ignore[arg-type]
+
+
+@given(trajectories)
+def test_a_trajectory_comes_back_as_it_was_written(trajectory: Trajectory) -> None:
+    line = trajectory.to_json()
+    assert "\n" not in line and line.isascii()
+    back = Trajectory.from_json(line)
+    assert back == trajectory
+    assert back.to_json() == line
+    assert isinstance(back.stop, StopReason) and isinstance(back.layout, Layout)
+    assert all(isinstance(turn.finish, Finish) and isinstance(turn.prompt_ids, tuple) for turn in back.turns)
+
+
+@given(st.lists(trajectories, max_size=4))
+def test_a_file_of_them_too(tmp_path_factory: pytest.TempPathFactory, written: list[Trajectory]) -> None:
+    path = tmp_path_factory.mktemp("t") / "a" / "episodes.jsonl"
+    for trajectory in written:  # reopened each time: appending loses nothing
+        with TrajectoryWriter(path) as writer:
+            writer.write(trajectory)
+    assert (list(read_trajectories(path)) if written else []) == written
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "episodes.jsonl"
+    first, second = make_trajectory(seed=1), make_trajectory(seed=2)
+    with TrajectoryWriter(path) as writer:
+        writer.write(first)
+        writer.write(second)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert list(read_trajectories(path)) == [first]
+    assert "torn" in caplog.text
+    with TrajectoryWriter(path) as writer:
+        writer.write(second)
+    assert list(read_trajectories(path)) == [first, second]
+
+
+def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text('{"env_id": "' + "x" * 100_000)
+    with TrajectoryWriter(path):
+        pass
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "null", "no json", json.dumps({"turns": [{}], "layout": "x", "stop": "won"})]
+)
+def test_a_whole_line_that_is_no_trajectory_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text(make_trajectory().to_json() + "\n" + line + "\n")
+    with pytest.raises(SpearError, match="line 2"):
+        list(read_trajectories(path))
+
+
+def test_unreadable_and_unwritable_places_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="cannot be read"):
+        list(read_trajectories(tmp_path / "absent.jsonl"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match="cannot be written"), TrajectoryWriter(tmp_path / "file" / "x.jsonl"):
+        pass
+    with pytest.raises(RuntimeError, match="with TrajectoryWriter"):
+        TrajectoryWriter(tmp_path / "x.jsonl").write(make_trajectory())
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with TrajectoryWriter(tmp_path / "x.jsonl") as writer:
+        full = mock.Mock(write=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with mock.patch.object(writer, "_file", full), pytest.raises(SpearError, match="No space left"):
+            writer.write(make_trajectory())
+
+
+def test_per_turn_rows_are_the_turns() -> None:
+    trajectory = make_trajectory()
+    assert trajectory.rows() == [
+        Row((10, 20), (30, 40, 2), (1, 1, 1), (-0.1, -0.2, -0.3), 0),
+        Row((11, 21), (31, 41, 2), (1, 1, 1), (-0.1, -0.2, -0.3), 1),
+    ]
+
+
+def test_a_conversation_is_one_row_that_masks_the_environment() -> None:
+    (row,) = make_trajectory(Layout.CONVERSATION, count=3).rows()
+    assert row.prompt_ids == (10, 20)
+    assert row.response_ids == (30, 40, 2, 11, 21, 31, 41, 2, 12, 22, 32, 42, 2)
+    assert row.response_mask == (1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
+    assert row.log_probs == (-0.1, -0.2, -0.3, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.1, -0.2, -0.3)
+    assert make_trajectory(Layout.CONVERSATION, count=0).rows() == []

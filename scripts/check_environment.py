@@ -47,7 +47,7 @@ def read_pins() -> dict[str, str]:
     lines = CONSTRAINTS.read_text("utf-8").splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
-        canonicalize_name(pin.name): next(iter(pin.specifier)).version
+        str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version
         for pin in pins
         if pin.marker is None or pin.marker.evaluate()
     }
@@ -74,7 +74,9 @@ def find_faults(found: dict[str, str], pins: dict[str, str]) -> list[str]:
 def main() -> None:
     """Resolve, compare and report."""
     packages = resolve_environment()
-    found = {canonicalize_name(item["metadata"]["name"]): item["metadata"]["version"] for item in packages}
+    found: dict[str, str] = {
+        str(canonicalize_name(item["metadata"]["name"])): item["metadata"]["version"] for item in packages
+    }
     del found["spear-envs"]
     faults = find_faults(found, read_pins())
     if faults:

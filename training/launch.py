@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from agents.files import explain_unwritable, write_text
 from spear_envs.core.errors import SpearError
 from training.algorithms.settings import SpearSettings
 from training.environments import EnvironmentSettings, make_environment
@@ -58,8 +58,10 @@ def list_configs() -> list[str]:
     return sorted(path.stem for path in (Path(__file__).parent / "config").glob("*.yaml"))
 
 
-def compose_config(name: str, overrides: Sequence[str], out: Path) -> DictConfig:
+def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: bool = True) -> DictConfig:
     """Compose configuration ``name`` with Hydra-style ``overrides`` for the run folder ``out``.
+
+    With ``check`` it must also be complete (name a model) and make sense.
 
     Raises:
         SpearError: no such configuration or key, a value of the wrong kind; one line that names the nearest valid key.
@@ -78,8 +80,9 @@ def compose_config(name: str, overrides: Sequence[str], out: Path) -> DictConfig
             raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
     with open_dict(config):
         config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
-        config.actor_rollout_ref.model.path = _resolve_model(config)
-    check_config(config)
+        if check:
+            config.actor_rollout_ref.model.path = _resolve_model(config)
+            check_config(config)
     return config
 
 
@@ -141,7 +144,9 @@ def check_config(config: DictConfig) -> None:
     """
     settings = read_settings(config.spear)
     if settings.kl.coefficient > 0:
-        raise SpearError("spear.kl.coefficient > 0 needs a reference policy, which this trainer does not run yet: set it to 0")
+        raise SpearError(
+            "spear.kl.coefficient > 0 needs a reference policy, which this trainer does not run yet: set it to 0"
+        )
     if settings.loss.aggregation.value == "sum-norm":
         raise SpearError(
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; take seq-mean-token-sum-norm (the same up to scale)"
@@ -154,8 +159,8 @@ def check_config(config: DictConfig) -> None:
         raise SpearError(f"spear.env.template={environment.template!r} is unknown; choose {', '.join(templates)}")
 
 
-def prepare_run(config: DictConfig, out: Path) -> bool:
-    """Make the run folder and write its configuration; returns whether there is a checkpoint to resume from.
+def prepare_run(config: DictConfig, out: Path) -> int | None:
+    """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
     Raises:
         SpearError: the folder cannot be written, or it holds a run of another configuration.
@@ -167,29 +172,13 @@ def prepare_run(config: DictConfig, out: Path) -> bool:
         probe.write_bytes(b"x" * 65536)
         probe.unlink()
     except OSError as error:
-        raise SpearError(f"{out} cannot be written ({error.strerror}): choose another folder or free the disk") from error
-    resumable = repair_tracker(checkpoints) is not None
+        raise explain_unwritable(out, error) from error
+    checkpoint = repair_tracker(checkpoints)
     path = out / CONFIG_FILE
-    if resumable and path.is_file():
+    if checkpoint is not None and path.is_file():
         _compare(OmegaConf.load(path), config, out)
-    write_atomically(path, OmegaConf.to_yaml(config))
-    return resumable
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it.
-
-    Raises:
-        SpearError: the folder is read-only or the disk is full.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk") from error
+    write_text(path, OmegaConf.to_yaml(config))
+    return checkpoint
 
 
 def repair_tracker(checkpoints: Path) -> int | None:
@@ -212,7 +201,7 @@ def repair_tracker(checkpoints: Path) -> int | None:
     if not whole:
         tracker.unlink(missing_ok=True)
         return None
-    write_atomically(tracker, str(whole[-1]))
+    write_text(tracker, str(whole[-1]))
     return whole[-1]
 
 
@@ -235,7 +224,8 @@ def _compare(old: Any, new: DictConfig, out: Path) -> None:
     changed = [
         key
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
+        if before.get(key) != after.get(key)
+        and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
     ]
     if changed:
         first = changed[0]

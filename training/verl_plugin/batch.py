@@ -102,7 +102,9 @@ def deal_rows(groups: Sequence[Sequence[int]], rows_per_minibatch: int, ranks: i
     count = max(1, round(total / rows_per_minibatch))
     parts: list[list[int]] = [[] for _ in range(count)]
     for group in groups:
-        for part, share in zip(parts, np.array_split(rng.permutation(np.asarray(group, dtype=np.int64)), count), strict=True):
+        for part, share in zip(
+            parts, np.array_split(rng.permutation(np.asarray(group, dtype=np.int64)), count), strict=True
+        ):
             part.extend(share.tolist())
     size = -(-max(len(part) for part in parts) // ranks) * ranks
     return Deal(tuple((*rng.permutation(part).tolist(), *[-1] * (size - len(part))) for part in parts), size)
@@ -145,5 +147,7 @@ def weigh_rows(
             elif aggregation is Aggregation.TOKEN_MEAN:
                 weights[rows] = 1.0 / tokens[rows].sum()
             else:
-                raise ValueError(f"aggregation {aggregation.value} depends on micro-batches and cannot be weighed by row")
+                raise ValueError(
+                    f"aggregation {aggregation.value} depends on micro-batches and cannot be weighed by row"
+                )
     return weights

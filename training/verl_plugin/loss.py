@@ -64,19 +64,25 @@ def compute_row_loss(
     # One generator a micro-batch, seeded by the rows that are in it: no global stream is touched, no two batches share one.
     generator = torch.Generator().manual_seed(int(steering[:, 2].double().sum().item()) % 2**62)
     choice: dict[str, Any] = dict(
-        exclude=clipped.cpu(), scope=cov.scope.value, budget=cov.budget.value, floor_one=cov.floor_one, generator=generator
+        exclude=clipped.cpu(),
+        scope=cov.scope.value,
+        budget=cov.budget.value,
+        floor_one=cov.floor_one,
+        generator=generator,
     )
     # The choice is made on the CPU, where the generator lives.
     inputs = log_probs.detach().cpu(), advantages.detach().cpu()
     replay_mask, fresh_mask = (mask & replay[:, None]).cpu(), (mask & ~replay[:, None]).cpu()
     if cov.ratio > 0 and bool(replay_mask.any()):
         lower, upper = bounds
-        keep &= covariance_clip_mask(*inputs, replay_mask, ratio=cov.ratio, lower=lower, upper=upper, **choice).to(keep.device)
-    if cov.on_policy and cov.on_policy_ratio > 0 and bool(fresh_mask.any()):
-        lower, upper = cov.on_policy_lower, cov.on_policy_upper
-        keep &= covariance_clip_mask(*inputs, fresh_mask, ratio=cov.on_policy_ratio, lower=lower, upper=upper, **choice).to(
+        keep &= covariance_clip_mask(*inputs, replay_mask, ratio=cov.ratio, lower=lower, upper=upper, **choice).to(
             keep.device
         )
+    if cov.on_policy and cov.on_policy_ratio > 0 and bool(fresh_mask.any()):
+        lower, upper = cov.on_policy_lower, cov.on_policy_upper
+        keep &= covariance_clip_mask(
+            *inputs, fresh_mask, ratio=cov.on_policy_ratio, lower=lower, upper=upper, **choice
+        ).to(keep.device)
     token_loss = torch.where(mask & keep, losses.loss, torch.zeros_like(losses.loss)) * weight
     on_policy = token_loss[~replay].sum()
     self_imitation = token_loss[replay].sum()

@@ -188,7 +188,9 @@ class SpearTrainer(PPOTrainerSync):
             metrics["cov/lower"], metrics["cov/upper"] = self.state.bounds
         return metrics
 
-    def _compute_metrics(self, batch, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps, epoch) -> None:
+    def _compute_metrics(
+        self, batch, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps, epoch
+    ) -> None:
         """Add times to the metrics; all others are made where their numbers are at hand."""
         metrics.update({f"timing_s/{name}": seconds for name, seconds in timing_raw.items()})
         metrics["training/global_step"] = global_steps
@@ -205,9 +207,7 @@ class SpearTrainer(PPOTrainerSync):
             for number, task in ((i, self.val_dataset[i]) for i in range(len(self.val_dataset)))
             for sample in range(self.config.actor_rollout_ref.rollout.val_kwargs.n)
         ]
-        futures = self.rollouts.start(
-            orders, self._sampling(validate=True), self.environment.valid_split, keep=False
-        )
+        futures = self.rollouts.start(orders, self._sampling(validate=True), self.environment.valid_split, keep=False)
         summary = summarize_episodes(self.rollouts.collect(futures))
         metrics = {f"val/{name}": value for name, value in summary.items()}
         metrics["val/seconds"] = time.perf_counter() - start

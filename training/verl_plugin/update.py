@@ -132,9 +132,7 @@ class ActorUpdater:
         metrics["entropy/token-mean"] = float(entropy[mask].mean())
         tokens: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
         if self._settings.sil.enabled:
-            tokens = tuple(
-                zip(_split(data["prompts"], prompts), _split(data["responses"], lengths), strict=True)
-            )
+            tokens = tuple(zip(_split(data["prompts"], prompts), _split(data["responses"], lengths), strict=True))
         return FreshRows(tuple(rows), tuple(lengths.tolist()), mask.numpy(), log_probs.numpy(), tokens)
 
     def _forward(self, keys: list[str], fields: list[str], *, calculate_entropy: bool) -> TensorDict:
@@ -197,7 +195,9 @@ class ActorUpdater:
         """One ``update_actor`` call; returns its number of mini-batches."""
         replay = np.asarray(batch.replay, dtype=bool)
         groups = [np.flatnonzero(~replay), np.flatnonzero(replay)]
-        deal = deal_rows([group for group in groups if len(group)], self._rows_per_minibatch, self._ranks(), self._state.rng)
+        deal = deal_rows(
+            [group for group in groups if len(group)], self._rows_per_minibatch, self._ranks(), self._state.rng
+        )
         weights = weigh_rows(
             deal.minibatches,
             batch.loss_tokens,
@@ -238,7 +238,9 @@ class ActorUpdater:
         metrics["clip/dual_fraction"] = float(reduced["dual_clipped"]) / tokens
         if with_replay:
             metrics["loss/sil"] = float(reduced["self_imitation"])
-            metrics["clip/cov_fraction"] = float(reduced["covariance_clipped"]) / max(1.0, float(reduced["replay_tokens"]))
+            metrics["clip/cov_fraction"] = float(reduced["covariance_clipped"]) / max(
+                1.0, float(reduced["replay_tokens"])
+            )
         metrics["actor/grad_norm"] = float(reduced["grad_norm"])
         if "lr" in reduced:
             metrics["actor/lr"] = float(np.max(reduced["lr"]))
@@ -255,7 +257,9 @@ class ActorUpdater:
         prompts = np.asarray([len(entry.prompt_ids) for entry in replay.entries])
         lengths = np.asarray([len(entry.response_ids) for entry in replay.entries])
         log_probs = _pad(data["log_probs"].values()[_response_positions(prompts, lengths)].float(), lengths)
-        mask = _pad(torch.from_numpy(np.concatenate([np.asarray(e.response_mask) for e in replay.entries])).bool(), lengths)
+        mask = _pad(
+            torch.from_numpy(np.concatenate([np.asarray(e.response_mask) for e in replay.entries])).bool(), lengths
+        )
         cov = self._settings.cov
         return calibrate_covariance_bounds(
             log_probs, torch.tensor(replay.advantages), mask, lower_top=cov.lower_top, upper_top=cov.upper_top
@@ -289,7 +293,9 @@ class ActorUpdater:
         if not count:
             return []
         keys = [f"padding_{number}_0" for number in range(count)]
-        columns = build_columns([RowTokens([self._pad_id], [self._pad_id], [0], [0.0])] * count).exclude("rollout_log_probs")
+        columns = build_columns([RowTokens([self._pad_id], [self._pad_id], [0], [0.0])] * count).exclude(
+            "rollout_log_probs"
+        )
         if train:
             zeros = nest_flat(torch.zeros(count), [1] * count)
             columns.update({"old_log_probs": zeros, "advantages": zeros, STEERING: torch.zeros(count, 3)})
@@ -383,4 +389,3 @@ def _pad(values: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
 def _split(column: torch.Tensor, lengths: np.ndarray) -> list[np.ndarray]:
     """Rows of a jagged tensor as int32 arrays."""
     return np.split(column.values().numpy().astype(np.int32), np.cumsum(lengths)[:-1])
-

@@ -1,0 +1,245 @@
+"""``spear demo``: the whole main job once, on a CPU, without a download."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agents.evaluate import EPISODES, SUMMARY, EngineKind, EvalSettings, compare_runs, play_baseline, run_evaluation
+from agents.files import write_json, write_text
+from agents.replay_gif import render_episode_gif
+from agents.statistics import Comparison, Estimate, Part
+from agents.trajectory import Trajectory, read_trajectories
+from training.history import read_history
+
+ENV_ID = "spear/Sokoban-v0"
+ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
+TEMPERATURES = (1.0, 0.4)
+"""The first is the one the result is stated at; the second, the paper's, stands beside it."""
+SAMPLES = 4
+RESULTS = "results.json"
+
+
+def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
+    """Warm start, evaluate, train, evaluate again, draw; each stage is skipped where its result is there already.
+
+    Args:
+        out: folder of everything.
+        steps: training steps; the schedules of the demo are made for 40.
+        seed: of the training.
+
+    Raises:
+        SpearError: anything a user can mend.
+    """
+    from training.cli import run
+
+    start = time.monotonic()
+    policy = out / "warmstart"
+    _announce(console, 1, "warm start: a small policy from a noisy expert", policy)
+    if not (policy / "config.json").is_file():
+        _make_policy(policy, console)
+    _announce(console, 2, "evaluation of the warm start on the test panel", out / "eval")
+    _evaluate(out, "before", policy, console)
+
+    _announce(console, 3, f"SPEAR training, {steps} steps", out / "train")
+    overrides = (
+        f"actor_rollout_ref.model.path={policy}",
+        f"trainer.total_training_steps={steps}",
+        f"spear.seed={seed}",
+    )
+    run("demo", overrides, out / "train", console)
+    trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
+
+    _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
+    _evaluate(out, "after", trained, console)
+
+    _announce(console, 5, "pictures and the table", out)
+    results = _collect_results(out, steps, console)
+    gif = _draw_episode(out)
+    (out / "curves.png").write_bytes((out / "train" / "curves.png").read_bytes())
+    _show(out, results, gif, time.monotonic() - start, console)
+
+
+def _announce(console: Console, number: int, what: str, where: Path) -> None:
+    console.print(f"[bold]{number}/5[/bold] {what} [dim]({where})[/dim]")
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+def _make_policy(folder: Path, console: Console) -> None:
+    from training.warmstart import WarmStartSettings, train_policy
+
+    with _bar(console) as progress:
+        tasks: dict[str, Any] = {}
+
+        def observe(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        settings = WarmStartSettings(ENV_ID, env_kwargs=ENV_KEYWORDS)
+        train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+
+
+def _settings(model: Path, temperature: float) -> EvalSettings:
+    return EvalSettings(
+        ENV_ID,
+        model=str(model),
+        env_kwargs=ENV_KEYWORDS,
+        split="test",
+        tasks="all",
+        episodes_per_task=SAMPLES,
+        temperature=temperature,
+        template="compact",
+        history=0,
+    )
+
+
+def _folder(out: Path, name: str, temperature: float) -> Path:
+    return out / "eval" / f"{name}-temperature-{temperature:g}"
+
+
+def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
+    """Play the whole test panel at both temperatures, resumably."""
+    with _bar(console) as progress:
+        for temperature in TEMPERATURES:
+            folder = _folder(out, name, temperature)
+            if (folder / SUMMARY).is_file():
+                continue
+            task = progress.add_task(f"temperature {temperature:g}", total=None)
+            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=_watch(progress, task))
+
+
+def _watch(progress: Progress, task: Any) -> Callable[[int, int, Trajectory | None], None]:
+    def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
+        progress.update(task, completed=done, total=total)
+
+    return observe
+
+
+def _collect_results(out: Path, steps: int, console: Console) -> dict[str, Any]:
+    """Compare before and after at both temperatures; play the two baselines once; write ``results.json`` and ``.md``."""
+    path = out / RESULTS
+    baselines: dict[str, Part] = {}
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    comparisons = {
+        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, "after", temperature))
+        for temperature in TEMPERATURES
+    }
+    if "baselines" not in kept:
+        settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
+        baselines = {kind.value: play_baseline(settings, kind) for kind in (EngineKind.RANDOM, EngineKind.EXPERT)}
+    summary = json.loads((_folder(out, "before", TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))
+    results = {
+        "environment": ENV_ID,
+        "split": "test",
+        "fingerprint": summary["fingerprint"],
+        "samples_per_task": SAMPLES,
+        "steps": steps,
+        "comparison": {f"{temperature:g}": part.to_json() for temperature, part in comparisons.items()},
+        "subtasks": _compare_subtasks(out),
+        "baselines": kept.get("baselines") or {name: part.to_json() for name, part in baselines.items()},
+        "step_seconds_median": _median_step(out),
+    }
+    write_json(path, results)
+    write_text(out / "results.md", _write_table(results, comparisons))
+    return results
+
+
+def _median_step(out: Path) -> float:
+    seconds = sorted(r["perf/step_seconds"] for r in read_history(out / "train") if "perf/step_seconds" in r)
+    return round(seconds[len(seconds) // 2], 2)
+
+
+def _compare_subtasks(out: Path) -> dict[str, dict[str, Any]]:
+    parts = {
+        name: json.loads((_folder(out, name, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))["subtasks"]
+        for name in ("before", "after")
+    }
+    return {subtask: {name: parts[name][subtask]["success"] for name in parts} for subtask in parts["before"]}
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{estimate.mean:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
+
+
+def _rows(results: dict[str, Any], comparisons: dict[float, Comparison]) -> list[tuple[str, str, str, str]]:
+    """Rows of the result table: what, before, after, paired difference."""
+    rows = []
+    for temperature, part in comparisons.items():
+        difference = part.difference
+        change = f"{difference.mean:+.1%} [{difference.low:+.1%}, {difference.high:+.1%}]"
+        rows.append((f"all, temperature {temperature:g}", _percent(part.before), _percent(part.after), change))
+    for subtask, part in results["subtasks"].items():
+        before, after = part["before"]["mean"], part["after"]["mean"]
+        tasks = part["before"]["tasks"]
+        rows.append(
+            (f"{subtask} ({tasks} levels), temperature 1", f"{before:.1%}", f"{after:.1%}", f"{after - before:+.1%}")
+        )
+    for name, part in results["baselines"].items():
+        rows.append((f"baseline: {name}", f"{part['success']['mean']:.1%}", "", ""))
+    return rows
+
+
+HEAD = ("success", "warm start", "after SPEAR", "paired difference")
+
+
+def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) -> str:
+    lines = ["| " + " | ".join(HEAD) + " |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
+    lines += [
+        "",
+        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence intervals over "
+        f"levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
+        f"{results['step_seconds_median']} s (median).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _draw_episode(out: Path) -> Path:
+    """GIF of the longest level the trained policy solved without a wasted move, else of any it solved, else of a failure."""
+    path = out / "episode.gif"
+    episodes = list(read_trajectories(_folder(out, "after", TEMPERATURES[0]) / EPISODES))
+    best = max(
+        episodes, key=lambda episode: (episode.won, episode.subtask != "len1-3", -_wasted(episode), len(episode.turns))
+    )
+    render_episode_gif(ENV_ID, ENV_KEYWORDS, best, path)
+    return path
+
+
+def _wasted(episode: Trajectory) -> int:
+    return sum(not turn.action_ok for turn in episode.turns)
+
+
+def _show(out: Path, results: dict[str, Any], gif: Path, seconds: float, console: Console) -> None:
+    comparisons = {
+        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, "after", temperature))
+        for temperature in TEMPERATURES
+    }
+    table = Table(*HEAD, title="Sokoban test panel")
+    for row in _rows(results, comparisons):
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"median step {results['step_seconds_median']} s; this call took {seconds / 60:.1f} minutes; done. Look at:"
+    )
+    for path, what in (
+        (out / "curves.png", "learning curves"),
+        (gif, "a level the trained policy played"),
+        (out / "results.md", "the table above"),
+        (out / "eval", "all episodes of all evaluations, as JSON lines"),
+        (out / "train" / "tensorboard", "tensorboard --logdir this"),
+    ):
+        console.print(f"  {path}  [dim]{what}[/dim]")

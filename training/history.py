@@ -1,0 +1,34 @@
+"""Metrics of a run, read back from the files that verl's logger wrote: one a launch, later launches replace steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.process import METRICS_FOLDER
+
+
+def read_history(out: str | Path) -> list[dict[str, Any]]:
+    """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
+
+    A resumed launch starts again at the step after its checkpoint, so its steps replace those of earlier launches from there
+    on. Validation before the first step has ``step`` 0.
+    """
+    history: dict[int, dict[str, Any]] = {}
+    for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):
+        launch: dict[int, dict[str, Any]] = {}
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:  # empty, or torn by a kill
+                continue
+            launch.setdefault(int(record["step"]), {}).update(record["data"])
+        if launch:
+            # A resumed launch validates at its checkpoint's step first; that is no new training step.
+            trained = [step for step, data in launch.items() if "training/global_step" in data]
+            first = min(trained, default=max(launch) + 1)
+            history = {step: data for step, data in history.items() if step < first}
+            for step, data in launch.items():
+                history.setdefault(step, {}).update(data)
+    return [{"step": step, **history[step]} for step in sorted(history)]

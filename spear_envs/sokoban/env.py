@@ -56,7 +56,8 @@ class SokobanEnv(SpearEnv[Observation]):
         split: ``"train"``, ``"valid"`` or ``"test"``.
         split_by: ``"level"``, or ``"room"`` for held-out walls and targets.
         preset: ``"paper"`` or None; keywords that are given win over the preset.
-        level: rows joined by newlines: the task set is exactly this level, and the five keywords above are unused.
+        level: rows joined by newlines: the task set is exactly this level, its split is ``"level"``, and the keywords
+            above are unused.
         sprites: ``"drawn"`` (default) or ``"gym-sokoban"``.
         text_format: ``"plain"`` or ``"spaced"`` (each cell as blank, symbol, blank, tab).
         modality: ``"both"`` (default), ``"image"`` or ``"text"``.
@@ -78,6 +79,8 @@ class SokobanEnv(SpearEnv[Observation]):
     templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
         {"default": SokobanTemplate(), "compact": CompactBoardTemplate()}
     )
+
+    splits: tuple[str, ...] = SpearEnv.splits  # type: ignore[misc]
 
     def __init__(
         self,
@@ -113,6 +116,9 @@ class SokobanEnv(SpearEnv[Observation]):
         self.diagnostics = bool(diagnostics)
         if on_malformed == "peer" and moves_per_turn != 1:
             raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
+        if level is not None:
+            self.splits = ("level",)
+            split = "level" if split in SpearEnv.splits else split
         check_split(split, self.splits)
         if level is None:
             recipe = Recipe(

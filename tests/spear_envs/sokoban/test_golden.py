@@ -1,0 +1,21 @@
+"""Recorded games of gym-sokoban, replayed through the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spear_envs.sokoban.peer import find_peer
+
+
+def test_all_recorded_games_hold(shared: Path) -> None:
+    check = shared / "golden" / "sokoban" / "check.py"
+    if not check.exists():
+        pytest.skip(f"{check.name} of the recorded Sokoban games is not there")
+    options = [] if find_peer() else ["--no-pixels"]
+    root = Path(__file__).resolve().parents[3]
+    run = subprocess.run([sys.executable, str(check), *options], cwd=root, capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "60 of 60 hold", run.stderr

@@ -1,0 +1,108 @@
+"""Task sets: ids, fingerprints, disjoint splits, levels given by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from spear_envs.core.errors import UnknownTaskError
+from spear_envs.core.tasks import check_disjoint
+from spear_envs.sokoban import tasks as module
+from spear_envs.sokoban.engine import ACTIONS, Board
+from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.levels import LevelError, SplitBy, digest_level, find_band
+from spear_envs.sokoban.search import find_solution
+from spear_envs.sokoban.tasks import DEFAULT_FINGERPRINTS, make_level_set, make_task_set, read_level
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_default_splits_never_change(split: str) -> None:
+    tasks = make_task_set(Recipe(), split)
+    assert tasks.fingerprint == DEFAULT_FINGERPRINTS[split]
+    assert len(tasks) == (1_000_000 if split == "train" else 256)
+    task = tasks[17]
+    assert task.id == f"sokoban/6x6-1/{split}/00000017"
+    assert tasks.get(task.id) == task
+    assert task.subtask == find_band(task.content["optimal"])
+
+
+def test_splits_are_disjoint_by_content_over_20000_draws() -> None:
+    splits = [make_task_set(Recipe(), split) for split in ("train", "valid", "test")]
+    assert check_disjoint(*splits, sample=20_000) == 20_512
+
+
+def test_held_out_levels_differ_up_to_symmetry() -> None:
+    for split in ("valid", "test"):
+        tasks = make_task_set(Recipe(), split)
+        assert len({digest_level(task.content["level"]) for task in tasks}) == 256
+
+
+def test_the_oracle_wins_every_embedded_task_in_exactly_its_optimal_number_of_moves() -> None:
+    for split in ("valid", "test"):
+        for task in make_task_set(Recipe(), split):
+            level = read_level(task.content["level"])
+            words = find_solution(level)
+            assert words is not None
+            assert len(words) == task.content["optimal"] <= 15
+            board = Board(level)
+            for word in words:
+                board.step(ACTIONS[word])
+            assert board.won
+
+
+def test_held_out_lists_are_made_quickly() -> None:
+    recipe = Recipe(shortest=2, longest=12)  # not made before in this process
+    start = time.process_time()
+    make_task_set(recipe, "valid")
+    make_task_set(recipe, "test")
+    assert time.process_time() - start < 2.0  # 0.3 s on an idle core; the limit allows for slow machines
+
+
+def test_an_id_names_one_level_only() -> None:
+    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.ROOM), Recipe(6, 7)]
+    ids = [make_task_set(recipe, "train")[5].id for recipe in recipes]
+    assert len(set(ids)) == len(recipes)
+    with pytest.raises(UnknownTaskError):
+        make_task_set(Recipe(), "train").get(ids[1])
+    with pytest.raises(UnknownTaskError, match="run from"):
+        make_task_set(Recipe(), "test").get("sokoban/6x6-1/test/00000256")
+
+
+def test_sets_are_made_once_and_levels_kept() -> None:
+    assert make_task_set(Recipe(), "test") is make_task_set(Recipe(), "test")
+    train = make_task_set(Recipe(), "train")
+    assert train[123_456] is train[123_456]
+
+
+def test_a_level_by_hand_is_a_set_of_one() -> None:
+    text = "######\n#P_O_#\n#_X__#\n#____#\n######"
+    tasks = make_level_set(text)
+    assert len(tasks) == 1
+    task = tasks[0]
+    assert task.content == {"level": text, "optimal": 5}
+    assert task.subtask == "len4-6"
+    assert task.id.startswith("sokoban/5x6-1/level/")
+    assert task.id != make_level_set(text.replace("P_", "_P"))[0].id
+    assert make_level_set(text + "\n")[0].id == task.id
+
+
+def test_a_level_may_start_with_boxes_on_targets() -> None:
+    assert make_level_set("#######\n#P√_XO#\n#_____#\n#######")[0].content["optimal"] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("####\n#P√#\n####", "already solved"),
+        ("#####\n#PX_#\n#__O#\n#####", "cannot be solved"),
+        ("#####\n#PXO#\n###", "same length"),
+    ],
+)
+def test_levels_that_cannot_be_played_are_refused(text: str, words: str) -> None:
+    with pytest.raises(LevelError, match=words):
+        make_level_set(text)
+
+
+def test_constants_name_all_splits() -> None:
+    assert set(module.DEFAULT_FINGERPRINTS) == {"train", "valid", "test"}

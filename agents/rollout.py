@@ -69,6 +69,8 @@ async def play_many(
                 done[index] = trajectory
                 if on_done is not None:
                     on_done(trajectory)
+                # A scripted policy never waits for anything: let errors of others and Ctrl-C through.
+                await asyncio.sleep(0)
 
     places: list[asyncio.Task[None]] = []
     stacks: list[tuple[Env, Engine, ExitStack]] = []

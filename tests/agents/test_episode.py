@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -165,7 +165,7 @@ def test_a_conversation_sends_everything_and_records_what_is_new() -> None:
 
 def test_a_blocking_environment_is_stepped_in_a_thread() -> None:
     class Slow(CorridorEnv):
-        metadata = CorridorEnv.metadata | {"blocking": True}
+        metadata: ClassVar[dict[str, Any]] = CorridorEnv.metadata | {"blocking": True}  # type: ignore[misc]
         threads: set[int] = set()  # noqa: RUF012
 
         def _act(self, action: str) -> Any:

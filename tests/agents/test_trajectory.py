@@ -81,14 +81,24 @@ def make_trajectory(layout: Layout = Layout.PER_TURN, count: int = 2, **changes:
             f"s{i}",
             -0.1,
             Finish.STOP,
-        )  # fmt: skip
+        )
         for i in range(count)
     ]
     fields = {
-        "env_id": "e", "task_id": "t/0", "subtask": "s", "instruction": "i", "fingerprint": "f", "layout": layout,
-        "turns": tuple(made), "reward_terms": {"outcome": 1.0}, "reward": 1.0, "score": 1.0, "won": True,
-        "tool_calls": 1, "stop": StopReason.WON,
-    }  # fmt: skip
+        "env_id": "e",
+        "task_id": "t/0",
+        "subtask": "s",
+        "instruction": "i",
+        "fingerprint": "f",
+        "layout": layout,
+        "turns": tuple(made),
+        "reward_terms": {"outcome": 1.0},
+        "reward": 1.0,
+        "score": 1.0,
+        "won": True,
+        "tool_calls": 1,
+        "stop": StopReason.WON,
+    }
     return Trajectory(**(fields | changes))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from agents.cli import evaluate, parse_keywords
+from spear_envs.core.errors import SpearError
+
+SOKOBAN = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
+
+
+def test_values_are_json_where_they_can_be() -> None:
+    found = parse_keywords(("boxes=2", "room=6x6", "flag=true", "mu=0.5", "level=#=#", "none=null"))
+    assert found == {"boxes": 2, "room": "6x6", "flag": True, "mu": 0.5, "level": "#=#", "none": None}
+    for wrong in ("boxes", "=2", "a b=1"):
+        with pytest.raises(click.BadParameter, match="key=value"):
+            parse_keywords((wrong,))
+
+
+def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: Path) -> None:
+    result = CliRunner().invoke(evaluate, [*SOKOBAN, "--baselines", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
+        assert words in result.output
+    assert set(summary["baselines"]) == {"random", "expert"}
+
+
+def test_a_model_is_evaluated(tiny_model: Path) -> None:
+    # The corridor's words are unknown to Sokoban: every response is malformed, and that is a result, not an error.
+    arguments = ["spear/Sokoban-v0", "--model", str(tiny_model), "--env", "modality=text", "--tasks", "2"]
+    result = CliRunner().invoke(evaluate, arguments)
+    assert result.exit_code == 0, result.output
+    assert "0.0" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["spear/Sokobn-v0", "--engine", "random"], "Sokoban"),
+        (["spear/Sokoban-v0"], "--model"),
+        ([*SOKOBAN, "--split", "tset"], "'test'"),
+        ([*SOKOBAN, "--tasks", "sokoban/none"], "Unknown task"),
+        ([*SOKOBAN, "--out", "/proc/nowhere"], "cannot be written"),
+    ],
+)
+def test_errors_are_one_line_with_the_mend(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(evaluate, arguments)
+    assert isinstance(result.exception, SpearError)
+    assert words in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_scripted_policies_need_no_torch(root: Path) -> None:
+    code = (
+        "import sys; from agents.cli import evaluate; "
+        f"evaluate({SOKOBAN!r}, standalone_mode=False); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.evaluate import (
+    EPISODES,
+    SUMMARY,
+    EngineKind,
+    EvalSettings,
+    compare_runs,
+    play_baseline,
+    run_evaluation,
+)
+from agents.trajectory import Trajectory, read_trajectories
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.registration import register_env
+from tests.agents.corridor import CorridorEnv
+
+
+class SplitCorridor(CorridorEnv):
+    """Takes the keyword `split` that every environment has."""
+
+    def __init__(self, split: str = "test", **keywords: object) -> None:
+        super().__init__(**keywords)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _corridor(corridor_id: str) -> None:
+    register_env(corridor_id, SplitCorridor)
+
+
+@pytest.fixture
+def settings(corridor_id: str) -> EvalSettings:
+    return EvalSettings(corridor_id, EngineKind.EXPERT)
+
+
+def test_the_expert_wins_and_the_random_policy_less(settings: EvalSettings) -> None:
+    best = run_evaluation(replace(settings, episodes_per_task=2))
+    assert best.overall.success is not None and best.overall.success.mean == 1.0
+    assert best.overall.episodes == 6
+    assert list(best.subtasks) == ["len2", "len3", "len4"]
+    chance = play_baseline(replace(settings, episodes_per_task=40), EngineKind.RANDOM)
+    assert chance.success is not None and 0.1 < chance.success.mean < 0.8
+
+
+def test_tasks_are_chosen_by_number_and_by_id(settings: EvalSettings) -> None:
+    def names(selection: str) -> list[str]:
+        return [t.task_id for t in run_evaluation(replace(settings, tasks=selection)).trajectories]
+
+    assert names("2") == ["corridor/test/000", "corridor/test/001"]
+    assert names("corridor/test/002, corridor/test/000,corridor/test/002") == ["corridor/test/002", "corridor/test/000"]
+    with pytest.raises(UnknownTaskError, match="nope"):
+        names("nope")
+    for wrong in ("0", "4"):
+        with pytest.raises(SpearError, match="has 3 tasks"):
+            names(wrong)
+
+
+def test_a_model_plays_the_same_whatever_the_concurrency(settings: EvalSettings, tiny_model: Path) -> None:
+    mine = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=4)
+    first = run_evaluation(mine, concurrency=3)
+    second = run_evaluation(mine, concurrency=100, deterministic=True)
+
+    def actions(trajectories: object) -> list[list[tuple[int, ...]]]:
+        return [[turn.response_ids for turn in t.turns] for t in trajectories]  # type: ignore[attr-defined]
+
+    assert actions(first.trajectories) == actions(second.trajectories)
+    assert first.settings.max_tokens == 8  # the model's own limit
+    assert max(len(ids) for episode in actions(first.trajectories) for ids in episode) <= 8
+
+
+def test_an_interrupted_evaluation_plays_only_what_is_missing(settings: EvalSettings, tmp_path: Path) -> None:
+    whole = run_evaluation(replace(settings, episodes_per_task=4), tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop_early(done: int, total: int, trajectory: Trajectory | None) -> None:
+        if done == 5:
+            raise Stop
+
+    out = tmp_path / "cut"
+    with pytest.raises(Stop):
+        run_evaluation(replace(settings, episodes_per_task=4), out, concurrency=2, observer=stop_early)
+    assert not (out / SUMMARY).exists()
+    data = (out / EPISODES).read_bytes()
+    (out / EPISODES).write_bytes(data[:-20])  # a kill in the middle of a write
+    seen: list[int] = []
+    resumed = run_evaluation(
+        replace(settings, episodes_per_task=4), out, observer=lambda done, total, trajectory: seen.append(done)
+    )
+    assert 4 <= seen[0] < 12 and seen[1:] == list(range(seen[0] + 1, 13))
+    assert resumed.trajectories == whole.trajectories
+    assert len(list(read_trajectories(out / EPISODES))) == 12
+    assert (
+        json.loads((out / SUMMARY).read_text())["overall"]
+        == json.loads((tmp_path / "whole" / SUMMARY).read_text())["overall"]
+    )
+    again: list[int] = []
+    run_evaluation(replace(settings, episodes_per_task=4), out, observer=lambda done, *rest: again.append(done))
+    assert again == [12]
+
+
+def test_more_samples_may_join_but_other_settings_may_not(settings: EvalSettings, tmp_path: Path) -> None:
+    run_evaluation(replace(settings, tasks="2"), tmp_path)
+    more = run_evaluation(replace(settings, episodes_per_task=2), tmp_path)
+    assert more.overall.episodes == 6
+    for other, name in (
+        (replace(settings, temperature=0.4), "temperature"),
+        (replace(settings, engine=EngineKind.RANDOM), "engine"),
+        (replace(settings, env_kwargs={"lengths": [5]}), "env_kwargs"),
+        (replace(settings, seed=1), "seed"),
+    ):
+        with pytest.raises(SpearError, match=f"{name}=.*choose another folder"):
+            run_evaluation(other, tmp_path)
+
+
+def test_retrained_weights_in_the_same_folder_are_not_mixed(
+    settings: EvalSettings, tiny_model: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    mine = replace(settings, engine=EngineKind.HF, model=str(model), tasks="1")
+    run_evaluation(mine, tmp_path / "out")
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(SpearError, match="model_digest"):
+        run_evaluation(mine, tmp_path / "out")
+
+
+def test_two_runs_are_compared(settings: EvalSettings, tmp_path: Path) -> None:
+    mine = replace(settings, episodes_per_task=10)
+    run_evaluation(replace(mine, engine=EngineKind.RANDOM), tmp_path / "random")
+    run_evaluation(mine, tmp_path / "expert")
+    found = compare_runs(tmp_path / "random", tmp_path / "expert")
+    assert found.after.mean == 1.0 and found.difference.mean > 0.2
+    assert found.lost == 0
+
+
+def test_the_summary_says_what_it_is_about(settings: EvalSettings, tmp_path: Path) -> None:
+    found = run_evaluation(settings, tmp_path)
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    assert summary["fingerprint"] == found.fingerprint
+    assert summary["settings"]["env_id"] == settings.env_id
+    assert summary["overall"]["success"] == {
+        "mean": 1.0,
+        "ci95_low": pytest.approx(0.4385, abs=1e-3),
+        "ci95_high": 1.0,
+        "tasks": 3,
+    }
+    assert sorted(os.listdir(tmp_path)) == ["episodes.jsonl", "settings.json", "summary.json"]
+
+
+def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> None:
+    cases = [
+        (replace(settings, env_id="spear/Nothing-v0"), "Environments of this package"),
+        (replace(settings, env_kwargs={"colour": "red"}), "colour"),
+        (replace(settings, template="absent"), "compact"),
+        (replace(settings, temperature=-1), "temperature"),
+        (replace(settings, engine=EngineKind.HF, model=str(tmp_path)), "holds no"),
+    ]
+    for wrong, words in cases:
+        with pytest.raises(SpearError, match=words):
+            run_evaluation(wrong)
+    with pytest.raises(SpearError, match="model folder"):
+        replace(settings, engine=EngineKind.HF)
+    with pytest.raises(SpearError, match="episodes per task"):
+        replace(settings, episodes_per_task=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match="cannot be written"):
+        run_evaluation(settings, tmp_path / "file" / "out")
+    (tmp_path / EPISODES).write_text("")
+    with pytest.raises(SpearError, match=r"no settings\.json"):
+        run_evaluation(settings, tmp_path)

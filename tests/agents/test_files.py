@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agents.files import digest_model, write_json
+from spear_envs.core.errors import SpearError
+
+
+def test_a_json_file_is_whole_or_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    with pytest.raises(SpearError, match="cannot be written"):
+        write_json(path / "below", {})
+    assert os.listdir(path.parent) == ["x.json"]
+
+
+def test_a_model_s_digest_follows_its_weights_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    first = digest_model(tmp_path)
+    (tmp_path / "warmstart.json").write_text("notes")
+    assert digest_model(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20 - 1) + b"x")
+    assert digest_model(tmp_path) != first

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import spear_envs.sokoban.prompts as sokoban  # noqa: E402
+from agents.engines.base import Request, Sampling  # noqa: E402
+from agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
+from agents.trajectory import Layout  # noqa: E402
+from spear_envs.core.errors import SpearError  # noqa: E402
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate  # noqa: E402
+from training.warmstart import (  # noqa: E402
+    PolicyShape,
+    WarmStartReport,
+    WarmStartSettings,
+    collect_expert_rows,
+    make_tokenizer,
+    train_policy,
+)
+from training.warmstart.policy import IGNORED, encode_rows, make_model  # noqa: E402
+from training.warmstart.rows import ExpertRow  # noqa: E402
+from training.warmstart_cli import warmstart  # noqa: E402
+
+ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
+BOARD = sokoban.CompactBoardTemplate()
+BOARD_WORDS = ["<think></think><action>", "</action>", "up", "down", "left", "right", *"#_O√XPS"]
+SMALL = WarmStartSettings(
+    ENV,
+    KEYWORDS,
+    episodes=12,
+    epochs=1,
+    batch=16,
+    shape=PolicyShape(hidden=24, layers=1, heads=2, mlp=32),
+    panel_tasks=2,
+    panel_samples=1,
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WarmStartReport]:
+    out = tmp_path_factory.mktemp("warm") / "policy"
+    return out, train_policy(SMALL, out)
+
+
+# ---------------------------------------------------------------- tokenizer
+
+
+@given(st.lists(st.sampled_from(BOARD_WORDS), max_size=40))
+def test_every_text_of_known_words_comes_back(words: list[str]) -> None:
+    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
+    text = "".join(words)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == len(words)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=4))
+def test_any_text_it_was_made_from_comes_back(texts: list[str]) -> None:
+    tokenizer = make_tokenizer(CompactTemplate(), texts)
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_a_sokoban_turn_is_sixteen_cells_and_four_tokens() -> None:
+    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
+    messages = [{"role": "user", "content": "#_OX" * 4}]
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert ids[0] == tokenizer.bos_token_id and len(ids) == 17
+    assert len(tokenizer.encode(BOARD.respond("up"), add_special_tokens=False)) == 3
+    both = [*messages, {"role": "assistant", "content": "up"}]
+    assert tokenizer.apply_chat_template(both, tokenize=False) == "<bos>" + "#_OX" * 4 + "up<eos>"
+
+
+def test_ids_do_not_depend_on_the_order_and_unknown_words_are_marked() -> None:
+    texts = ["up#", "down_", "left right"]
+    first, second = make_tokenizer(BOARD, texts), make_tokenizer(BOARD, reversed(texts))
+    assert first.get_vocab() == second.get_vocab()
+    assert [first.convert_tokens_to_ids(t) for t in ("<pad>", "<bos>", "<eos>", "<unk>")] == [0, 1, 2, 3]
+    assert first.decode(first.encode("up~~up")) == "up<unk>up"
+
+
+def test_a_template_for_large_models_has_no_tiny_tokenizer() -> None:
+    with pytest.raises(SpearError, match="token_pattern"):
+        make_tokenizer(DefaultTemplate(), ["x"])
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_are_boards_and_well_formed_words_of_won_episodes() -> None:
+    ended: list[bool] = []
+    rows = collect_expert_rows(ENV, KEYWORDS, episodes=30, noise=0.5, on_episode=ended.append)
+    assert len(ended) == 30 and 15 < sum(ended) < 30  # some are lost to the noise
+    for row in rows:
+        assert re.fullmatch("[#_O√XPS]{16}", row.prompts[0])
+        assert re.fullmatch("<think></think><action>(up|down|left|right)</action>", row.responses[0])
+        assert len(row.prompts) == len(row.responses) == 1
+    assert rows == collect_expert_rows(ENV, KEYWORDS, episodes=30, noise=0.5)
+    assert rows != collect_expert_rows(ENV, KEYWORDS, episodes=30, noise=0.5, seed=1)
+
+
+def test_without_noise_every_episode_is_won_and_a_conversation_is_one_row() -> None:
+    rows = collect_expert_rows(ENV, KEYWORDS, episodes=8, noise=0.0, layout=Layout.CONVERSATION)
+    assert len(rows) == 8
+    assert all(3 <= len(row.prompts) == len(row.responses) <= 12 for row in rows)
+
+
+def test_an_expert_that_cannot_win_is_told() -> None:
+    with pytest.raises(SpearError, match="won none"):
+        collect_expert_rows(ENV, KEYWORDS | {"max_turns": 1}, episodes=3, noise=0.0)
+
+
+def test_only_responses_are_learnt() -> None:
+    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
+    ids, labels = encode_rows(tokenizer, [ExpertRow(("#_", "O"), ("up", "down")), ExpertRow(("#",), ("up",))])
+    name = tokenizer.convert_ids_to_tokens
+    assert name(ids[0].tolist()) == ["<bos>", "#", "_", "up", "<eos>", "O", "down", "<eos>"]
+    assert name(ids[1].tolist()) == ["<bos>", "#", "up", "<eos>", "<pad>", "<pad>", "<pad>", "<pad>"]
+    for row, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        learnt = [token if token in ("up", "down", "<eos>") else None for token in name(row)]
+        assert learnt == [None if x == IGNORED else name(x) for x in label]
+
+
+# ---------------------------------------------------------------- policy
+
+
+def test_the_default_shape_is_that_of_the_recipe() -> None:
+    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
+    state = torch.random.get_rng_state()
+    model = make_model(PolicyShape(), tokenizer, 21, seed=0)
+    assert 445_000 < sum(p.numel() for p in model.parameters()) < 447_000
+    assert torch.equal(torch.random.get_rng_state(), state)
+    again = make_model(PolicyShape(), tokenizer, 21, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_folder_is_an_ordinary_one(small: tuple[Path, WarmStartReport]) -> None:
+    out, report = small
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert model.config.model_type == "qwen2" and model.dtype == torch.float32
+    assert sum(p.numel() for p in model.parameters()) == report.parameters
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id == model.config.eos_token_id
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "<eos>")
+    assert model.generation_config.max_new_tokens == 6
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "#_X#" * 4}], tokenize=False)
+    batch = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    assert batch["input_ids"].shape == (1, 17)
+    assert model.generate(**batch, do_sample=False).shape[1] <= 23
+
+
+def test_the_engine_agrees_with_the_saved_model(small: tuple[Path, WarmStartReport]) -> None:
+    out, _ = small
+    engine, tokenizer = HFModel(out), load_tokenizer(out)
+    ids = tuple(tokenizer.encode("<bos>" + "#_X#" * 4, add_special_tokens=False))
+    answers = engine.generate_batch([Request(ids, Sampling(max_tokens=6, seed=i), str(i)) for i in range(8)])
+    for answer in answers:
+        assert answer.log_probs == pytest.approx(engine.log_probs(ids, answer.token_ids), abs=1e-5)
+
+
+def test_the_report_says_how_it_was_made(small: tuple[Path, WarmStartReport]) -> None:
+    out, report = small
+    written = json.loads((out / "warmstart.json").read_text())
+    assert written["settings"]["noise"] == 0.5 and written["settings"]["env_id"] == ENV
+    assert written["result"]["rows"] == report.rows
+    assert written["result"]["valid"]["success"]["tasks"] == 2
+    assert report.steps == -(-report.rows // 16)
+    assert os.listdir(out.parent) == ["policy"]
+
+
+def test_the_same_seed_gives_the_same_weights(small: tuple[Path, WarmStartReport], tmp_path: Path) -> None:
+    out, _ = small
+    train_policy(replace(SMALL, panel_tasks=0), tmp_path / "again")
+    name = "model.safetensors"
+    assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_an_existing_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    out = tmp_path / "policy"
+    out.mkdir()
+    (out / "precious").write_text("")
+    with pytest.raises(SpearError, match="exists"):
+        train_policy(SMALL, out)
+    assert os.listdir(out) == ["precious"]
+    train_policy(replace(SMALL, panel_tasks=0, episodes=4), out, overwrite=True)
+    assert "config.json" in os.listdir(out) and "precious" not in os.listdir(out)
+
+
+def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="compact"):
+        train_policy(replace(SMALL, template="default"), tmp_path / "policy")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpearError, match="cannot be written"):
+        train_policy(SMALL, tmp_path / "file" / "policy")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise": 1.0}, "noise"),
+        ({"episodes": 0}, "episodes"),
+        ({"shape": PolicyShape(hidden=10, heads=3)}, "heads"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(SpearError, match=words):
+        replace(SMALL, **changes)  # type: ignore[arg-type]
+
+
+def test_the_command_makes_a_policy(tmp_path: Path) -> None:
+    arguments = [ENV, "--out", str(tmp_path / "p"), "--env", "modality=text", "--episodes", "8", "--epochs", "1"]
+    arguments += ["--hidden", "24", "--layers", "1", "--heads", "2", "--mlp", "32", "--panel-tasks", "2"]
+    result = CliRunner().invoke(warmstart, arguments)
+    assert result.exit_code == 0, result.output
+    assert "valid panel at temperature 1" in result.output
+    assert load_tokenizer(tmp_path / "p").eos_token == "<eos>"
+
+
+@pytest.mark.slow
+def test_the_recipe_leaves_room_to_learn(tmp_path: Path) -> None:
+    report = train_policy(WarmStartSettings(ENV, KEYWORDS), tmp_path / "policy")
+    assert report.valid is not None and report.valid.success is not None
+    assert 0.25 <= report.valid.success.mean <= 0.45
+    assert report.valid.format_ok > 0.98
+    assert report.collect_cpu_s + report.train_cpu_s < 90

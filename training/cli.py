@@ -16,7 +16,7 @@ RESUME_HINT = "the same command resumes it"
 
 @contextmanager
 def show_progress(console: Console, total: int) -> Iterator[Any]:
-    """A progress bar over training steps; yields what :func:`training.supervise.run_training` calls with the history."""
+    """A progress bar over training steps; yields the observer of :func:`training.supervise.run_training`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -112,8 +112,8 @@ def run(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> N
 def demo(out: Path, steps: int, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 
-    Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel, curves
-    and an animated level. Stopped anywhere, the same command goes on.
+    Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel,
+    curves and an animated level. Stopped anywhere, the same command goes on.
     """
     from training.demo import run_demo
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agents.evaluate import EPISODES, SUMMARY, EngineKind, EvalSettings, compare_runs, play_baseline, run_evaluation
+from agents.evaluate import (
+    EPISODES,
+    SUMMARY,
+    EngineKind,
+    EvalSettings,
+    Observer,
+    compare_runs,
+    play_baseline,
+    run_evaluation,
+)
 from agents.files import write_json, write_text
 from agents.replay_gif import render_episode_gif
 from agents.statistics import Comparison, Estimate, Part
@@ -122,7 +130,7 @@ def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
             run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=_watch(progress, task))
 
 
-def _watch(progress: Progress, task: Any) -> Callable[[int, int, Trajectory | None], None]:
+def _watch(progress: Progress, task: Any) -> Observer:
     def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
         progress.update(task, completed=done, total=total)
 
@@ -130,7 +138,7 @@ def _watch(progress: Progress, task: Any) -> Callable[[int, int, Trajectory | No
 
 
 def _collect_results(out: Path, steps: int, console: Console) -> dict[str, Any]:
-    """Compare before and after at both temperatures; play the two baselines once; write ``results.json`` and ``.md``."""
+    """Compare before and after at both temperatures, play the baselines once, write ``results.json`` and ``.md``."""
     path = out / RESULTS
     baselines: dict[str, Part] = {}
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -201,15 +209,15 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
     lines += [
         "",
-        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence intervals over "
-        f"levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
+        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence intervals "
+        f"over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
         f"{results['step_seconds_median']} s (median).",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _draw_episode(out: Path) -> Path:
-    """GIF of the longest level the trained policy solved without a wasted move, else of any it solved, else of a failure."""
+    """GIF of a level the trained policy solved, the longest without a wasted move; of a failure if there is none."""
     path = out / "episode.gif"
     episodes = list(read_trajectories(_folder(out, "after", TEMPERATURES[0]) / EPISODES))
     best = max(

@@ -1,4 +1,4 @@
-"""Which environment a training plays and how its prompts are built: the ``spear.env`` node of a training configuration."""
+"""Which environment a training plays and how its prompts are built: the ``spear.env`` node of a configuration."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from training.process import METRICS_FOLDER
 def read_history(out: str | Path) -> list[dict[str, Any]]:
     """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
 
-    A resumed launch starts again at the step after its checkpoint, so its steps replace those of earlier launches from there
-    on. Validation before the first step has ``step`` 0.
+    A resumed launch starts again at the step after its checkpoint, so its steps replace those of earlier launches from
+    there on. Validation before the first step has ``step`` 0.
     """
     history: dict[int, dict[str, Any]] = {}
     for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):

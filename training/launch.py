@@ -119,7 +119,7 @@ def _check_override(override: str, base: DictConfig) -> str:
 def _exists(config: DictConfig, key: str) -> bool:
     node: Any = config
     for part in key.split("."):
-        if not isinstance(node, DictConfig) or part not in node._content:  # type: ignore[operator]
+        if not isinstance(node, DictConfig) or part not in node._content:
             return False
         if OmegaConf.is_interpolation(node, part) and not isinstance(node._get_node(part), DictConfig):
             return part == key.rpartition(".")[2]
@@ -149,7 +149,8 @@ def check_config(config: DictConfig) -> None:
         )
     if settings.loss.aggregation.value == "sum-norm":
         raise SpearError(
-            "spear.loss.aggregation=sum-norm depends on the micro-batch size; take seq-mean-token-sum-norm (the same up to scale)"
+            "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
+            "take seq-mean-token-sum-norm (the same up to scale)"
         )
     environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
     env = make_environment(environment, split=environment.train_split)
@@ -231,7 +232,8 @@ def _compare(old: Any, new: DictConfig, out: Path) -> None:
         first = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise SpearError(
-            f"{out} holds a run of another configuration: {first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
+            f"{out} holds a run of another configuration: "
+            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
             "Name another --out, or give the old settings to resume"
         )
 

@@ -1,7 +1,8 @@
 """Runs a training as a process of its own, watches its metrics, and leaves nothing behind when it ends.
 
-verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar. The
-process and everything Ray starts for it carry a mark in their environment, by which what is left of them is found and ended.
+verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar.
+The process and everything Ray starts for it carry a mark in their environment, by which what is left of them is found
+and ended.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """SPEAR inside verl 0.9.1, through verl's own registries: no fork, no patched copy.
 
-verl loads this package in every process (driver and Ray workers) when ``VERL_USE_EXTERNAL_MODULES=training.verl_plugin`` is
-set, which :mod:`training.launch` does. The first line must import verl: a Ray actor that unpickles one of our classes
-enters a submodule first, that imports verl, verl loads this plugin, and without the line the plugin would find the
-submodule half made. The platform comes before anything of verl that asks for a device.
+verl loads this package in every process (driver and Ray workers) when
+``VERL_USE_EXTERNAL_MODULES=training.verl_plugin`` is set, which :mod:`training.process` does. The first line must
+import verl: a Ray actor that unpickles one of our classes enters a submodule first, that imports verl, verl loads this
+plugin, and without the line the plugin would find the submodule half made. The platform comes before anything of verl
+that asks for a device.
 """
 
 import verl  # noqa: F401  (must stay first)
 
-from training.verl_plugin import platform  # noqa: F401, I001
-from training.verl_plugin import rollout_hf, trainer, workers  # noqa: F401
+from training.verl_plugin import (  # noqa: F401
+    platform,
+    rollout_hf,
+    trainer,
+    workers,
+)

@@ -24,15 +24,15 @@ PADDING_KEY = "padding"
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Tokens of one row: ids of prompt [P] and response [R], loss mask [R] (1 on the policy's tokens), log-probs [R]."""
+    """Tokens of one row: ids of prompt [P] and response [R], loss mask [R] (1: the policy's tokens), log-probs [R]."""
 
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    loss_mask: Sequence[int]
-    log_probs: Sequence[float]
+    prompt_ids: Sequence[int] | np.ndarray
+    response_ids: Sequence[int] | np.ndarray
+    loss_mask: Sequence[int] | np.ndarray
+    log_probs: Sequence[float] | np.ndarray
 
 
-def _nest(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+def _nest(rows: Sequence[Sequence[float] | np.ndarray], dtype: torch.dtype) -> torch.Tensor:
     """Build a jagged tensor [N, *] in one copy."""
     lengths = [len(row) for row in rows]
     flat = np.concatenate([np.asarray(row) for row in rows]) if rows else np.zeros(0)
@@ -81,7 +81,7 @@ class Deal:
         return sum(row < 0 for part in self.minibatches for row in part)
 
     def order(self, ranks: int) -> list[int]:
-        """Row numbers in the order verl wants: all rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
+        """Row numbers in the order verl wants: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
         share = self.size // ranks
         return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
 
@@ -120,8 +120,8 @@ def weigh_rows(
 ) -> np.ndarray:
     """Weight w of each row [N], such that the mini-batch loss is the sum of w times the row's summed token losses.
 
-    On-policy and replayed rows are each divided by their own number in the mini-batch, so that both terms of the objective
-    (``eq:grpo_sal``) keep the same scale however many rows were drawn. Rows without a loss token weigh 0.
+    On-policy and replayed rows are each divided by their own number in the mini-batch, so that both terms of the
+    objective (``eq:grpo_sal``) keep the same scale however many rows were drawn. Rows without a loss token weigh 0.
 
     Args:
         minibatches: row numbers, negative for padding.

@@ -14,8 +14,8 @@ from training.environments import EnvironmentSettings, make_environment
 class TaskDataset(Dataset):
     """One item a task: ``{"task_id", "raw_prompt", "index", "dummy"}``.
 
-    verl names a dataset by ``data.custom_cls`` and builds it from ``data.train_files`` or ``data.val_files``; those hold
-    the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment.
+    verl names a dataset by ``data.custom_cls`` and builds it from ``data.train_files`` or ``data.val_files``; those
+    hold the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment.
 
     Args:
         data_files: split name.
@@ -27,7 +27,7 @@ class TaskDataset(Dataset):
 
     def __init__(self, data_files, tokenizer, config, processor=None, max_samples: int = -1, **_: Any) -> None:
         settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear_env, resolve=True))
-        env = make_environment(settings, split=str(data_files))
+        env: Any = make_environment(settings, split=str(data_files))
         self._tasks = env.unwrapped.tasks
         self.fingerprint: str = self._tasks.fingerprint
         env.close()

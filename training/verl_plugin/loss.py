@@ -44,7 +44,9 @@ def compute_row_loss(
     steering: torch.Tensor,
     bounds: tuple[float, float],
 ) -> RowLoss:
-    """Clipped loss (``eq:grpo_vanilla``) of on-policy rows plus covariance-clipped loss of replayed ones (``eq:grpo_sal_reg``).
+    """Clipped loss of on-policy rows (``eq:grpo_vanilla``) and covariance-clipped loss of replayed ones.
+
+    The latter is ``eq:grpo_sal_reg``.
 
     Args:
         settings: ``spear`` node.
@@ -61,7 +63,7 @@ def compute_row_loss(
     losses = policy_loss(log_probs, old_log_probs, advantages, mask, **options)
     clipped = (losses.clipped | losses.dual_clipped) & mask
     keep = torch.ones_like(mask)
-    # One generator a micro-batch, seeded by the rows that are in it: no global stream is touched, no two batches share one.
+    # One generator a micro-batch, seeded by the rows in it: no global stream is touched, no two batches share one.
     generator = torch.Generator().manual_seed(int(steering[:, 2].double().sum().item()) % 2**62)
     choice: dict[str, Any] = dict(
         exclude=clipped.cpu(),

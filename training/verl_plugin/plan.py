@@ -1,4 +1,4 @@
-"""From episode records to the rows of an update: rewards, filters, advantages. Pure functions; nothing here knows verl's loop."""
+"""From episode records to the rows of an update: rewards, filters, advantages. Pure functions, no verl."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class UpdatePlan:
         rewards: one an episode, in the order of the records.
         rows: rows to train on: of valid episodes, of kept groups, not masked.
         baselines: mean reward of each kept group (extends D_R).
-        masked: number of rows each filter took out (``overlong``, ``void``, ``repetition``, ``low_variance``); a row that
-            two filters hit counts in both.
+        masked: number of rows each filter took out (``overlong``, ``void``, ``repetition``, ``low_variance``); a row
+            that two filters hit counts in both.
         total_rows: rows of valid episodes before any filter.
     """
 

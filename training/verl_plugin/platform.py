@@ -1,4 +1,4 @@
-"""A CPU platform for verl: chosen by ``VERL_PLATFORM=cpu``, gloo for communication, logical Ray "GPU" slots for placement."""
+"""A CPU platform for verl: chosen by ``VERL_PLATFORM=cpu``, gloo for communication, logical Ray "GPU" slots."""
 
 from __future__ import annotations
 

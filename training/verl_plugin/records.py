@@ -1,4 +1,4 @@
-"""What a rollout worker tells the driver of an episode. Tokens stay in TransferQueue; these few facts steer the update."""
+"""What a rollout worker tells the driver of an episode. Tokens stay in TransferQueue; these facts steer the update."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The rollout backend ``spear_hf``: transformers on a CPU, one Ray actor a replica, batches of token ids in and out.
 
-verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights, and
-answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the weights).
+verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights,
+and answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the
+weights).
 """
 
 from __future__ import annotations
@@ -80,15 +81,16 @@ class HFReplica(RolloutReplica):
     async def launch_servers(self) -> None:
         """Start the server actor and publish its handle."""
         self._server_address = name_server(self.replica_rank)
-        self._server_handle = HFServer.options(name=self._server_address, max_concurrency=self.max_concurrency).remote(
-            self.model_config.path, self.config.response_length
-        )
+        server_class: Any = HFServer
+        self._server_handle = server_class.options(
+            name=self._server_address, max_concurrency=self.max_concurrency
+        ).remote(self.model_config.path, self.config.response_length)
         await self._server_handle.set_global_steps.remote(0)
         self.servers = [self._server_handle]
 
 
 class HFWeightSender(BaseRollout):
-    """Lives in the training worker. Every rank drains the weights (gathering is collective); one rank a replica sends."""
+    """Lives in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
 
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -109,6 +111,6 @@ class HFWeightSender(BaseRollout):
             await ray.get_actor(name_server(self._replica_rank)).update_weights.remote(state)
 
 
-# verl 0.9.1 has no public register function for the adapter; tests/training/verl_plugin checks that the name still exists.
+# verl 0.9.1 has no public register function for the adapter; a test checks that the name still exists.
 rollout_base._ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.HFWeightSender"
 RolloutReplicaRegistry.register(NAME, lambda: HFReplica)

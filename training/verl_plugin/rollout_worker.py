@@ -43,7 +43,7 @@ class EpisodeOrder:
 
 
 class ServerEngine:
-    """An :class:`~agents.engines.base.Engine` over verl's rollout servers, one request at a time (vLLM batches inside)."""
+    """An :class:`~agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches inside)."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -105,9 +105,10 @@ class RolloutWorker(AgentLoopWorker):
             self.llm_client._release_server(server_id, request_id=requests[0].request_id)
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
+        core: Any = env.unwrapped
         return PromptBuilder(
             self.tokenizer,
-            env.unwrapped.templates[self._settings.template],
+            core.templates[self._settings.template],
             layout=self._settings.layout,
             history=self._settings.history,
             max_prompt_tokens=self.rollout_config.prompt_length,

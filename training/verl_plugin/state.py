@@ -58,7 +58,7 @@ class SpearState:
         """Restore what :meth:`state_dict` gave."""
         if state.get("version") != VERSION:
             raise SpearError(
-                f"the checkpoint's {FILE} has version {state.get('version')}, this code reads {VERSION}: start a new run"
+                f"{FILE} of the checkpoint has version {state.get('version')}, this code reads {VERSION}: start anew"
             )
         if (state["baseline"] is None) != (self.baseline is None):
             raise SpearError("the checkpoint was written with another spear.baseline.capacity: start a new run folder")

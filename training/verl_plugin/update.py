@@ -111,7 +111,7 @@ class ActorUpdater:
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
     def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
-        """Old log-probs of ``rows`` by the actor at temperature 1 or the rollout's; logs entropy and agreement with the rollout."""
+        """Old log-probs of ``rows`` by the actor; logs the entropy and how far the rollout's log-probs are off."""
         keys = [planned.row.key for planned in rows]
         fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
@@ -194,7 +194,7 @@ class ActorUpdater:
     ) -> int:
         """One ``update_actor`` call; returns its number of mini-batches."""
         replay = np.asarray(batch.replay, dtype=bool)
-        groups = [np.flatnonzero(~replay), np.flatnonzero(replay)]
+        groups = [np.flatnonzero(~replay).tolist(), np.flatnonzero(replay).tolist()]
         deal = deal_rows(
             [group for group in groups if len(group)], self._rows_per_minibatch, self._ranks(), self._state.rng
         )
@@ -375,7 +375,7 @@ class _Batch:
 
 
 def _response_positions(prompts: np.ndarray, lengths: np.ndarray) -> torch.Tensor:
-    """Where, in concatenated sequences of P + R tokens, the model predicts the R response tokens: one to the left of each."""
+    """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each."""
     starts = np.cumsum(prompts + lengths) - lengths - 1
     offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return torch.from_numpy(np.repeat(starts, lengths) + offsets)

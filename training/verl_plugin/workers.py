@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,41 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CpuLanguageModelEngine(FSDPEngineWithLMHead):
-    """verl's FSDP engine of a policy, registered for the CPU; nothing else differs."""
+    """verl's FSDP engine of a policy, registered for the CPU, with log-probs of a whole micro-batch at once.
+
+    Without flash-attention verl takes the logarithm token by token in a Python loop (to spare GPU memory), which on a
+    CPU costs more than the model itself, in the backward pass most of all.
+    """
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        """Log-probs, and the entropy if asked for, at the positions that predict response tokens; 0 elsewhere.
+
+        Returns:
+            jagged tensors [B, *] over whole sequences, as verl's own method does.
+        """
+        special = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk", "calculate_sum_pi_squared")
+        if any(tu.get_non_tensor_data(data=micro_batch, key=key, default=False) for key in special):
+            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+        input_ids = micro_batch["input_ids"]
+        lengths = input_ids.offsets().diff()[:, None]
+        prompts = micro_batch["prompts"].offsets().diff()[:, None]
+        columns = torch.arange(output.logits.shape[1])
+        inside = columns < lengths
+        predicts = (columns >= prompts - 1) & (columns < lengths - 1)
+        logits = output.logits[predicts].float()
+        if not output_args["temperature_is_one"]:
+            logits = logits / output_args["temperature"][:, None].expand_as(predicts)[predicts][:, None]
+        log_softmax = torch.log_softmax(logits, dim=-1)
+        where = predicts[inside]
+        labels = output_args["input_ids_rmpad_rolled"][where]
+        values = {"log_probs": log_softmax.gather(-1, labels[:, None])[:, 0]}
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            values["entropy"] = -(log_softmax.exp() * log_softmax).sum(-1)
+        flat = {name: torch.zeros(len(where)).masked_scatter(where, value) for name, value in values.items()}
+        offsets = input_ids.offsets()
+        return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
@@ -30,7 +65,7 @@ class SpearTrainingWorker(TrainingWorker):
     a call marked ``hold_learning_rate`` leaves the tick to the call that follows.
     """
 
-    def __init__(self, config) -> None:
+    def __init__(self, config: Any) -> None:
         if not torch.cuda.is_available() and not dist.is_initialized():
             # On a CPU verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
             dist.init_process_group(

@@ -86,28 +86,30 @@ class Board:
         ahead = codes[to]
         gain = 0
         self.moved = self.pushed = False
+        changes: tuple[tuple[int, int], ...] = ()
         if ahead in _FREE:
-            self._set(to, PLAYER if ahead == FLOOR else PLAYER_ON_TARGET)
-            self._set(here, self.below[here])
-            self.player = to
-            self.moved = True
+            changes = ((here, self.below[here]), (to, PLAYER if ahead == FLOOR else PLAYER_ON_TARGET))
         elif ahead in _BOXES:
             beyond = codes[to + step]
             if beyond in _FREE:
                 gain = (beyond == TARGET) - (ahead == BOX_ON_TARGET)
-                self._set(to + step, BOX if beyond == FLOOR else BOX_ON_TARGET)
-                self._set(to, PLAYER if ahead == BOX else PLAYER_ON_TARGET)
-                self._set(here, self.below[here])
-                self.player = to
                 self.on_target += gain
-                self.moved = self.pushed = True
+                self.pushed = True
+                changes = (
+                    (here, self.below[here]),
+                    (to, PLAYER if ahead == BOX else PLAYER_ON_TARGET),
+                    (to + step, BOX if beyond == FLOOR else BOX_ON_TARGET),
+                )
+        if changes:
+            self.player = to
+            self.moved = True
+            width, letters, stale = self.width, self._letters, self._stale
+            for cell, code in changes:
+                codes[cell] = code
+                letters[cell + cell // width] = SYMBOLS[code]
+                stale.add(cell)
         reward = MOVE_REWARD + gain
         return reward + WIN_REWARD if self.on_target == self.boxes else reward
-
-    def _set(self, cell: int, code: int) -> None:
-        self.codes[cell] = code
-        self._letters[cell + cell // self.width] = SYMBOLS[code]
-        self._stale.add(cell)
 
     def text(self) -> str:
         """The board, rows joined by newlines."""

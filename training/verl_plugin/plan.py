@@ -104,8 +104,9 @@ def plan_update(
     hit = np.any(list(filters.values()), axis=0) if pairs else np.zeros(0, dtype=bool)
     counted = list(valid)
     if settings.filter.exclude_from_baseline:
-        for (i, _), masked in zip(pairs, hit, strict=True):
-            counted[i] = counted[i] and not masked
+        # An episode stays out where nothing of it is trained on; with some rows left it still says how the task went.
+        left = {i for (i, _), masked in zip(pairs, hit, strict=True) if not masked}
+        counted = [ok and (i in left or not records[i].rows) for i, ok in enumerate(valid)]
 
     totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
     groups = [record.group for record in records]

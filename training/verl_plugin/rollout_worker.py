@@ -7,7 +7,7 @@ manager's caller waits on one Ray future a worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +43,16 @@ class EpisodeOrder:
 
 
 class ServerEngine:
-    """An :class:`~agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches inside)."""
+    """An :class:`~agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches inside).
 
-    def __init__(self, client: Any) -> None:
+    Args:
+        client: verl's client of its rollout servers.
+        end_ids: ids that end a response by themselves.
+    """
+
+    def __init__(self, client: Any, end_ids: Iterable[int]) -> None:
         self._client = client
+        self._end_ids = frozenset(end_ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -70,9 +76,10 @@ class ServerEngine:
             sampling_params=parameters,
             image_data=list(images) or None,
         )
-        full = len(output.token_ids) >= sampling.max_tokens and output.stop_reason != "completed"
+        # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
+        stopped = bool(output.token_ids) and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids)
         return Generation(
-            tuple(output.token_ids), tuple(output.log_probs or ()), Finish.LENGTH if full else Finish.STOP
+            tuple(output.token_ids), tuple(output.log_probs or ()), Finish.STOP if stopped else Finish.LENGTH
         )
 
 
@@ -95,7 +102,14 @@ class RolloutWorker(AgentLoopWorker):
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            self._engine = ServerEngine(llm_client)
+            self._engine = ServerEngine(llm_client, self._find_end_ids())
+
+    def _find_end_ids(self) -> list[int]:
+        """Ids that end a response: those of the model's generation settings, else the tokenizer's own."""
+        ids = getattr(self.model_config.generation_config, "eos_token_id", None)
+        if ids is None:
+            ids = self.tokenizer.eos_token_id
+        return [ids] if isinstance(ids, int) else list(ids or ())
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
         server_id, server = await self.llm_client._acquire_server(requests[0].request_id)

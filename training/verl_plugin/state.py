@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,13 @@ class SpearState:
         """Read ``spear.pt`` of a checkpoint folder.
 
         Raises:
-            SpearError: the file is missing or of another version.
+            SpearError: the file is missing, torn or of another version, or its buffers have another size.
         """
         path = folder / FILE
         if not path.is_file():
             raise SpearError(f"{folder} has no {FILE}: it is no checkpoint of this trainer; name another run folder")
-        self.load_state_dict(torch.load(path, weights_only=False))
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise SpearError(f"{path} cannot be read: resume from another checkpoint or start a new run") from error
+        self.load_state_dict(state)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+
 @dataclass
 class RecordMaker:
     """Makes records of episodes; every keyword of an episode or of its rows can be given."""

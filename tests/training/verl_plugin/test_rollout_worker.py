@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from verl.workers.rollout.replica import TokenOutput
+
+import tests.spear_envs.corridor  # registers the environment
+from agents.engines.base import Finish, Generation, Request, Sampling
+from agents.engines.batching import MicroBatcher
+from agents.engines.bytes import ByteTokenizer
+from agents.engines.scripted import ScriptedEngine
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from training.environments import EnvironmentSettings
+from training.verl_plugin import rollout_worker
+from training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager, RolloutWorker, ServerEngine
+
+END, STOP = 2, 9
+CORRIDOR = tests.spear_envs.corridor.CorridorEnv
+
+
+# ---- verl's servers as an engine -------------------------------------------------------------------------------------
+class FakeClient:
+    """verl's client as the engine sees it: remembers the call, gives a set answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, **call: Any) -> Any:
+        self.calls.append({"request_id": request_id, **call})
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def answer(ids: Sequence[int], reason: str = "completed") -> TokenOutput:
+    return TokenOutput(token_ids=list(ids), log_probs=[-0.5] * len(ids), stop_reason=reason)
+
+
+def ask(client: FakeClient, sampling: Sampling | None = None, **call: Any) -> Generation:
+    engine = ServerEngine(client, [END])
+    return asyncio.run(engine.generate((5, 6), sampling or Sampling(), request_id="task#1", **call))
+
+
+def test_a_request_reaches_the_server_in_its_own_terms() -> None:
+    client = FakeClient(answer([7, END]))
+    sampling = Sampling(temperature=0.4, top_p=0.6, top_k=5, max_tokens=8, stop_token_ids=(STOP,), seed=2**40 + 3)
+    generation = ask(client, sampling)
+    (call,) = client.calls
+    assert call["request_id"] == "task#1", "the same for all turns of an episode: the load balancer keeps it in place"
+    assert call["prompt_ids"] == [5, 6] and call["image_data"] is None
+    assert call["sampling_params"] == {
+        "temperature": 0.4,
+        "top_p": 0.6,
+        "top_k": 5,
+        "max_tokens": 8,
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+        "seed": 3,
+        "stop_token_ids": [STOP],
+    }
+    assert generation == Generation((7, END), (-0.5, -0.5), Finish.STOP)
+
+
+def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
+    client = FakeClient(answer([END]))
+    ask(client)
+    parameters = client.calls[0]["sampling_params"]
+    assert parameters["top_k"] == -1
+    assert "seed" not in parameters and "stop_token_ids" not in parameters
+
+
+@pytest.mark.parametrize("reason", ["completed", "stop", "length"])
+def test_a_response_at_its_limit_is_not_taken_for_a_finished_one(reason: str) -> None:
+    # verl's vLLM server says "completed" for both; sglang tells them apart.
+    sampling = Sampling(max_tokens=3)
+    assert ask(FakeClient(answer([7, 7, 7], reason)), sampling).finish is Finish.LENGTH
+    assert ask(FakeClient(answer([7, 7, END], reason)), sampling).finish is Finish.STOP
+    assert ask(FakeClient(answer([7, 7], "length")), sampling).finish is Finish.LENGTH, "the context was full"
+
+
+def test_the_requests_own_stop_ids_end_a_response() -> None:
+    client = FakeClient(answer([7, STOP]))
+    assert ask(client, Sampling(stop_token_ids=(STOP,))).finish is Finish.STOP
+    assert ask(client, Sampling()).finish is Finish.LENGTH
+
+
+def test_an_aborted_request_gives_an_empty_response() -> None:
+    assert ask(FakeClient(TokenOutput(token_ids=[], stop_reason="aborted"))) == Generation((), (), Finish.LENGTH)
+
+
+def test_a_servers_error_reaches_the_caller() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ask(FakeClient(RuntimeError("out of memory")))
+
+
+# ---- a worker --------------------------------------------------------------------------------------------------------
+class FakeQueue:
+    """TransferQueue as a worker writes to it."""
+
+    def __init__(self) -> None:
+        self.writes: list[dict[str, Any]] = []
+
+    async def async_kv_batch_put(self, **write: Any) -> None:
+        self.writes.append(write)
+
+    def rows(self) -> dict[str, Any]:
+        return {key: write["fields"][n] for write in self.writes for n, key in enumerate(write["keys"])}
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> FakeQueue:
+    fake = FakeQueue()
+    monkeypatch.setattr(rollout_worker.tq, "async_kv_batch_put", fake.async_kv_batch_put)
+    return fake
+
+
+def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4096) -> RolloutWorker:
+    """A worker that needs no Ray: what verl's constructor would read from a model is given."""
+    worker = object.__new__(RolloutWorker)
+    worker.tokenizer = ByteTokenizer()
+    worker.rollout_config = SimpleNamespace(prompt_length=limit)
+    worker._settings = EnvironmentSettings("tests/Corridor-v0", template="compact", layout=layout)
+    worker._find_repetition = True
+    worker._idle = {}
+    worker._prompts = None
+    worker._engine = ScriptedEngine(policy, worker.tokenizer)
+    return worker
+
+
+def order_episodes(split: str, count: int = 4, samples: int = 2) -> list[EpisodeOrder]:
+    ids = [task.id for task in CORRIDOR(split=split).tasks][:count]
+    return [
+        EpisodeOrder(f"1-{number:05d}", sample, task_id, 10 * number + sample)
+        for number, task_id in enumerate(ids)
+        for sample in range(samples)
+    ]
+
+
+def respond(word: str) -> str:
+    return CORRIDOR.templates["compact"].respond(word)
+
+
+def walk(prompt: str, dice: Any) -> str:
+    """Walk towards the door, so that episodes are won after as many turns as the door is away."""
+    last = prompt.rpartition("\n")[2] if "P" in prompt.rpartition("\n")[2] else prompt
+    return respond("right" if last.rindex("P") < last.rindex("D") else "left")
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_rows_and_records_of_played_episodes_fit_together(queue: FakeQueue, layout: Layout) -> None:
+    worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])), layout=layout)
+    orders = order_episodes("train")
+    records = asyncio.run(worker.play(orders, Sampling(max_tokens=64), "train", keep=True))
+    assert [(r.group, r.sample, r.task_id) for r in records] == [(o.group, o.sample, o.task_id) for o in orders]
+    rows = queue.rows()
+    assert list(rows) == [row.key for record in records for row in record.rows]
+    for record in records:
+        assert len(record.rows) == (1 if layout is Layout.CONVERSATION else record.turns)
+        for row in record.rows:
+            written = rows[row.key]
+            assert len(written["loss_mask"]) == len(written["rollout_log_probs"]) == row.response_length
+            assert int(written["loss_mask"].sum()) == row.loss_tokens
+            assert len(written["input_ids"]) == row.prompt_length + row.response_length
+    assert {write["partition_id"] for write in queue.writes} == {rollout_worker.PARTITION}
+
+
+def test_episodes_do_not_depend_on_what_is_played_beside_them(queue: FakeQueue) -> None:
+    def play(orders: list[EpisodeOrder]) -> list[Any]:
+        worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])))
+        return asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
+
+    orders = order_episodes("train")
+    assert play(orders)[:2] == play(orders[:2])
+
+
+def test_validation_writes_nothing(queue: FakeQueue) -> None:
+    records = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
+    assert len(records) == 8 and queue.writes == []
+
+
+def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
+    worker, orders = open_worker(walk), order_episodes("train")
+    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
+    before = list(map(id, worker._idle["train"]))
+    asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
+    assert sorted(map(id, worker._idle["train"])) == sorted(before)
+    assert len(before) == len(orders)
+    asyncio.run(worker.play(order_episodes("valid"), Sampling(), "valid", keep=False))
+    assert len(worker._idle["train"]) == len(before), "splits do not share environments"
+
+
+def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spear_envs.core.faults import EnvFault
+
+    plain = CORRIDOR._act
+
+    def act(self: Any, action: str) -> Any:
+        if self.task.id == orders[0].task_id:
+            raise EnvFault("backend", "the door is gone")
+        return plain(self, action)
+
+    monkeypatch.setattr(CORRIDOR, "_act", act)
+    worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])))
+    orders = order_episodes("train")
+    records = asyncio.run(worker.play(orders, Sampling(), "train", keep=True))
+    broken = [record for record in records if record.fault is not None]
+    assert [(record.fault, len(record.rows)) for record in broken] == [("backend", 1)] * 2
+    assert not set(queue.rows()) & {row.key for record in broken for row in record.rows}
+
+
+def test_nothing_to_play_and_nothing_to_write(queue: FakeQueue) -> None:
+    assert asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True)) == []
+    assert queue.writes == []
+
+
+def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
+    records = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
+    rows = [row.key for record in records for row in record.rows]
+    assert [key for write in queue.writes for key in write["keys"]] == rows
+    assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
+    assert all(len(write["tags"]) == len(write["keys"]) == write["fields"].batch_size[0] for write in queue.writes)
+
+
+def test_an_unknown_task_is_told(queue: FakeQueue) -> None:
+    orders = [EpisodeOrder("g", 0, "corridor/train/99999", 0)]
+    with pytest.raises(SpearError, match="99999"):
+        asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
+
+
+@pytest.mark.parametrize(("settings", "expected"), [(7, [7]), ([7, 8], [7, 8]), (None, [ByteTokenizer().eos_token_id])])
+def test_responses_end_with_the_models_own_tokens(settings: Any, expected: list[int]) -> None:
+    worker = open_worker(walk)
+    worker.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=settings))
+    assert worker._find_end_ids() == expected
+    worker.model_config = SimpleNamespace(generation_config=None)
+    assert worker._find_end_ids() == [ByteTokenizer().eos_token_id]
+
+
+# ---- batches to the server actor -------------------------------------------------------------------------------------
+class FakeBalancer:
+    """The two private calls of verl's client that a batch makes."""
+
+    def __init__(self, generate: Any) -> None:
+        self.log: list[str] = []
+        self._server = SimpleNamespace(generate_batch=SimpleNamespace(remote=generate))
+
+    async def _acquire_server(self, request_id: str) -> tuple[str, Any]:
+        self.log.append(f"acquire {request_id}")
+        return "server-0", self._server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        self.log.append(f"release {server_id} {request_id}")
+
+
+def test_a_batch_takes_one_place_at_the_balancer_and_gives_it_back() -> None:
+    async def echo(requests: list[Request]) -> list[Generation]:
+        return [Generation(tuple(request.prompt_ids), (), Finish.STOP) for request in requests]
+
+    worker = open_worker(walk)
+    worker.llm_client = FakeBalancer(echo)
+
+    async def ask_both() -> list[Generation]:
+        engine = MicroBatcher(worker._generate_batch, max_batch=8, deterministic=True)
+        with engine.session(), engine.session():
+            calls = [engine.generate((n,), Sampling(), request_id=f"r{n}") for n in (1, 0)]
+            return list(await asyncio.gather(*calls))
+
+    assert [generation.token_ids for generation in asyncio.run(ask_both())] == [(1,), (0,)]
+    assert worker.llm_client.log == ["acquire r0", "release server-0 r0"]
+
+
+def test_the_place_is_given_back_when_a_server_dies() -> None:
+    async def die(requests: list[Request]) -> list[Generation]:
+        raise RuntimeError("the actor died")
+
+    worker = open_worker(walk)
+    worker.llm_client = FakeBalancer(die)
+    with pytest.raises(RuntimeError, match="the actor died"):
+        asyncio.run(worker._generate_batch([Request((1,), Sampling(), "r")]))
+    assert worker.llm_client.log[-1] == "release server-0 r"
+
+
+# ---- the manager -----------------------------------------------------------------------------------------------------
+def open_manager(workers: int) -> tuple[RolloutManager, list[list[EpisodeOrder]]]:
+    manager, shares = object.__new__(RolloutManager), [[] for _ in range(workers)]
+
+    def make_worker(share: list[EpisodeOrder]) -> Any:
+        def play(orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Any:
+            share.extend(orders)
+            return orders
+
+        return SimpleNamespace(play=SimpleNamespace(remote=play))
+
+    manager.agent_loop_workers = [make_worker(share) for share in shares]
+    return manager, shares
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 16])
+def test_groups_are_dealt_evenly_and_stay_together(workers: int) -> None:
+    manager, shares = open_manager(workers)
+    orders = [EpisodeOrder(f"g{n:02d}", sample, "t", 0) for sample in range(3) for n in range(8)]
+    futures = manager.start(orders, Sampling(), "train", keep=True)
+    assert sorted(repr(order) for share in shares for order in share) == sorted(map(repr, orders))
+    for group in {order.group for order in orders}:
+        assert sum(any(order.group == group for order in share) for share in shares) == 1
+    sizes = [len({order.group for order in share}) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(futures) == sum(bool(share) for share in shares), "an idle worker is not called"
+
+
+def test_records_come_back_in_one_order_whichever_worker_played(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [make.episode(group, sample) for group in ("1-00000", "1-00001") for sample in range(3)]
+    monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
+    assert RolloutManager.collect([records[3:], records[:3][::-1]]) == records

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+
+from spear_envs.core.errors import SpearError
+from training.algorithms import ReplayEntry, SpearSettings
+from training.verl_plugin.batch import deal_rows
+from training.verl_plugin.state import FILE, SpearState
+
+
+def choose(**nodes: Any) -> SpearSettings:
+    small = {"replay": {"capacity": 8}, "baseline": {"capacity": 16}, "sil": {"trigger_ratio": 0.25}}
+    return SpearSettings.from_mapping(small | nodes)
+
+
+def fill(state: SpearState, count: int = 12) -> SpearState:
+    """What some steps leave behind: rows, group means, and a stream that has moved."""
+    if state.baseline is not None:
+        state.baseline.extend([0.1 * n for n in range(5)])
+    state.replay.add(
+        ReplayEntry(
+            prompt_ids=[1, 2],
+            response_ids=[3, n],
+            response_mask=[1, 1],
+            old_log_probs=[-0.5, -0.1 * n],
+            reward=1.0 + 0.1 * n,
+            advantage=0.5,
+            step=n % 3,
+            trajectory_id=f"0/g_{n}",
+        )
+        for n in range(count)
+    )
+    deal_rows([range(20)], 4, 1, state.rng)
+    state.bounds = (0.25, 1.5)
+    return state
+
+
+def draw(state: SpearState) -> Any:
+    """Everything that the next step would decide by chance."""
+    deal = deal_rows([range(30), range(30, 40)], 8, 2, state.rng)
+    seeds = state.rng.integers(2**20, size=5).tolist()
+    replay = state.replay.draw(state.baseline)
+    rows = [(entry.trajectory_id, entry.response_ids.tolist()) for entry in replay.entries]
+    return deal, seeds, rows, replay.advantages.tolist()
+
+
+@pytest.mark.parametrize(
+    "nodes", [{}, {"baseline": {"capacity": 0}}, {"replay": {"capacity": 8, "unit": "trajectory"}}]
+)
+def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nodes: dict[str, Any]) -> None:
+    state = fill(SpearState(choose(**nodes), seed=3))
+    state.save(tmp_path / "global_step_4")
+    resumed = SpearState(choose(**nodes), seed=99)
+    resumed.load(tmp_path / "global_step_4")
+    assert resumed.bounds == (0.25, 1.5)
+    assert (resumed.baseline is None) == (state.baseline is None)
+    if state.baseline is not None and resumed.baseline is not None:
+        assert resumed.baseline.values == state.baseline.values
+    assert len(resumed.replay) == len(state.replay) == 12
+    assert draw(resumed) == draw(state)
+    assert [path.name for path in (tmp_path / "global_step_4").iterdir()] == [FILE]
+
+
+def test_saving_does_not_disturb_the_run(tmp_path: Path) -> None:
+    one, other = (fill(SpearState(choose(), seed=3)) for _ in range(2))
+    one.save(tmp_path)
+    assert draw(one) == draw(other)
+
+
+def test_seeds_decide_draws_and_deals() -> None:
+    same = [draw(fill(SpearState(choose(), seed=3))) for _ in range(2)]
+    other = draw(fill(SpearState(choose(), seed=4)))
+    assert same[0] == same[1] != other
+
+
+def test_fixed_bounds_are_known_from_the_start() -> None:
+    fixed = choose(cov={"bounds": "fixed", "lower": 1, "upper": 40})
+    assert SpearState(fixed, 0).bounds == (1.0, 40.0)
+    assert SpearState(choose(), 0).bounds is None
+
+
+def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
+    SpearState(choose(), 0).save(tmp_path)
+    resumed = SpearState(choose(), 0)
+    resumed.load(tmp_path)
+    assert resumed.bounds is None and len(resumed.replay) == 0
+
+
+def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match=r"has no spear\.pt.*another run folder") as caught:
+        SpearState(choose(), 0).load(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_another_version_is_told(tmp_path: Path) -> None:
+    state = SpearState(choose(), 0)
+    torch.save(state.state_dict() | {"version": 7}, tmp_path / FILE)
+    with pytest.raises(SpearError, match=r"version 7, this code reads \d+: start"):
+        state.load(tmp_path)
+
+
+def test_a_torn_file_is_told(tmp_path: Path) -> None:
+    state = fill(SpearState(choose(), 0))
+    state.save(tmp_path)
+    whole = (tmp_path / FILE).read_bytes()
+    for size in (0, 100, len(whole) // 2):
+        (tmp_path / FILE).write_bytes(whole[:size])
+        with pytest.raises(SpearError, match="cannot be read") as caught:
+            SpearState(choose(), 0).load(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("capacities", [(16, 0), (0, 16)])
+def test_another_capacity_of_the_baseline_is_told(tmp_path: Path, capacities: tuple[int, int]) -> None:
+    before, after = (choose(baseline={"capacity": capacity}) for capacity in capacities)
+    SpearState(before, 0).save(tmp_path)
+    with pytest.raises(SpearError, match=r"spear\.baseline\.capacity"):
+        SpearState(after, 0).load(tmp_path)
+
+
+@pytest.mark.parametrize("node", ["baseline", "replay"])
+def test_a_buffer_of_another_size_is_told(tmp_path: Path, node: str) -> None:
+    SpearState(choose(), 0).save(tmp_path)
+    with pytest.raises(SpearError, match=rf"spear\.{node}\.capacity"):
+        SpearState(choose(**{node: {"capacity": 5}}), 0).load(tmp_path)
+
+
+def test_an_unwritable_folder_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    with pytest.raises(OSError):
+        SpearState(choose(), 0).save(blocked / "global_step_1")
+    assert blocked.read_text() == "no folder"
+
+
+def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fill(SpearState(choose(), 0))
+    state.save(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+
+    def break_off(value: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", break_off)
+    with pytest.raises(OSError, match="No space left"):
+        state.save(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    SpearState(choose(), 0).load(tmp_path)
+
+
+def test_the_state_is_plain_data() -> None:
+    # numpy's generator state and the buffers' tensors: nothing that ties a checkpoint to a class of this code.
+    def walk(value: Any) -> set[type]:
+        if isinstance(value, dict):
+            return {kind for item in value.values() for kind in walk(item)}
+        if isinstance(value, (list, tuple)):
+            return {kind for item in value for kind in walk(item)}
+        return {type(value)}
+
+    kinds = walk(fill(SpearState(choose(), 0)).state_dict())
+    assert kinds <= {int, float, str, bool, type(None), torch.Tensor}

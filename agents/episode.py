@@ -128,7 +128,8 @@ async def _generate(
     turn: int,
 ) -> Generation:
     """One response, with the seed and the request id of its turn."""
-    drawn = replace(sampling, seed=derive_seed(task_id, seed, turn))
+    limit = sampling.max_tokens if prompt.room is None else min(sampling.max_tokens, prompt.room)
+    drawn = replace(sampling, seed=derive_seed(task_id, seed, turn), max_tokens=limit)
     try:
         return await engine.generate(prompt.ids, drawn, request_id=f"{task_id}#{seed:010d}#{turn:04d}", images=images)
     except Exception as error:

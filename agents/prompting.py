@@ -53,6 +53,8 @@ class Prompt:
     new_ids: tuple[int, ...]
     shows_image: bool
     """The text holds the placeholder ``<image>``."""
+    room: int | None = None
+    """Tokens that the response may have at most, where a conversation's length is limited."""
 
 
 class PromptBuilder:
@@ -68,6 +70,8 @@ class PromptBuilder:
         layout: see :class:`~agents.trajectory.Layout`.
         history: pairs of observation and action shown in ``per_turn`` prompts (the paper shows 2).
         max_prompt_tokens: longest sequence sent to the engine; None for no limit.
+        max_row_tokens: most tokens of a conversation after its first prompt, the environment's included; None for no
+            limit. With it ``max_prompt_tokens`` is a limit of the first prompt alone.
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
     """
@@ -79,6 +83,7 @@ class PromptBuilder:
         layout: Layout | str = Layout.PER_TURN,
         history: int = 2,
         max_prompt_tokens: int | None = None,
+        max_row_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
         if history < 0:
@@ -88,6 +93,7 @@ class PromptBuilder:
         self.layout = Layout(layout)
         self.history = history
         self.max_prompt_tokens = max_prompt_tokens
+        self.max_row_tokens = max_row_tokens
         self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
         self._encode = _cache_short(_make_encoder(tokenizer))
         self._decode = _cache_short(self._decode_uncached)
@@ -175,6 +181,7 @@ class Dialogue:
         self._past: list[tuple[str, str]] = []
         self._ids: tuple[int, ...] = ()
         self._finish: Finish | None = None
+        self._opening = 0
 
     def next(
         self,
@@ -185,7 +192,7 @@ class Dialogue:
         turn: int,
         max_turns: int,
     ) -> Prompt | None:
-        """The prompt of turn ``turn`` (from 1), or None if it exceeds the limit of prompt tokens."""
+        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it."""
         builder = self._builder
         history = self._past[-builder.history :] if builder.history else []
         context = PromptContext(
@@ -198,11 +205,19 @@ class Dialogue:
         )
         if builder.layout is Layout.PER_TURN or self._finish is None:
             prompt = builder.first(context)
+            self._opening = len(prompt.ids)
         else:
             added = builder.follow_up(context, self._finish)
             prompt = replace(added, ids=self._ids + added.new_ids)
-        if builder.max_prompt_tokens is not None and len(prompt.ids) > builder.max_prompt_tokens:
+        limited = builder.layout is Layout.CONVERSATION and builder.max_row_tokens is not None
+        checked = self._opening if limited else len(prompt.ids)
+        if builder.max_prompt_tokens is not None and checked > builder.max_prompt_tokens:
             return None
+        if limited:
+            room = self._opening + (builder.max_row_tokens or 0) - len(prompt.ids)
+            if room <= 0:
+                return None
+            prompt = replace(prompt, room=room)
         self._ids = prompt.ids
         return prompt
 

@@ -37,7 +37,10 @@ def show_progress(console: Console, total: int) -> Iterator[Any]:
             valid = [record["val/success/all"] for record in history if "val/success/all" in record]
             if valid:
                 figures += f" · valid {valid[-1]:.0%}"
-            figures += f" · entropy {last.get('entropy/token-mean', 0):.2f} · {last['perf/step_seconds']:.1f} s a step"
+            # What is not finite is null in the metrics file; a step without a valid episode has no entropy at all.
+            figures += (
+                f" · entropy {last.get('entropy/token-mean') or 0:.2f} · {last['perf/step_seconds']:.1f} s a step"
+            )
             progress.update(task, description="training", completed=last["step"], figures=figures)
 
         yield observe
@@ -45,7 +48,11 @@ def show_progress(console: Console, total: int) -> Iterator[Any]:
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--config", "name", default="cpu", show_default=True, help="Configuration of training/config: spear, cpu, demo."
+    "--config",
+    "name",
+    default="cpu",
+    show_default=True,
+    help="A configuration of training/config: spear (GPU), cpu or demo.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
 @click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")
@@ -94,13 +101,15 @@ def run(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> N
             console.print(f"resuming {out} after step {checkpoint}")
         try:
             with show_progress(console, total) as observe:
-                run_training(out, observe)
+                run_training(out, config.trainer.device, observe)
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]
             console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")
             raise
-    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
-    console.print(f"curves: {picture}")
+        finally:
+            if any("training/global_step" in record for record in read_history(out)):
+                picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
+                console.print(f"curves: {picture}")
 
 
 @click.command("demo")

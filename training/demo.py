@@ -19,6 +19,7 @@ from agents.evaluate import (
     EvalSettings,
     Observer,
     compare_runs,
+    make_env,
     play_baseline,
     run_evaluation,
 )
@@ -210,25 +211,29 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     lines += [
         "",
         f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence "
-        f"intervals over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps of "
-        f"{results['step_seconds_median']} s (median).",
+        f"intervals over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps "
+        f"of {results['step_seconds_median']} s (median).",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _draw_episode(out: Path) -> Path:
-    """GIF of a level the trained policy solved, the longest without a wasted move; of a failure if there is none."""
+    """GIF of the longest level that the trained policy solved in the fewest possible moves, or the nearest to that."""
     path = out / "episode.gif"
     episodes = list(read_trajectories(_folder(out, "after", TEMPERATURES[0]) / EPISODES))
-    best = max(
-        episodes, key=lambda episode: (episode.won, episode.subtask != "len1-3", -_wasted(episode), len(episode.turns))
-    )
-    render_episode_gif(ENV_ID, ENV_KEYWORDS, best, path)
+    env: Any = make_env(ENV_ID, "test", ENV_KEYWORDS)
+    optimal = {}
+    for task in env.tasks:
+        env.reset(options={"task": task.id})
+        optimal[task.id] = len(env.expert_plan())
+    env.close()
+
+    def rank(episode: Trajectory) -> tuple[bool, bool, int]:
+        best = optimal[episode.task_id]
+        return episode.won, len(episode.turns) == best, best
+
+    render_episode_gif(ENV_ID, ENV_KEYWORDS, max(episodes, key=rank), path)
     return path
-
-
-def _wasted(episode: Trajectory) -> int:
-    return sum(not turn.action_ok for turn in episode.turns)
 
 
 def _show(out: Path, results: dict[str, Any], gif: Path, seconds: float, console: Console) -> None:

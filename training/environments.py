@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from agents.evaluate import make_env
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 
@@ -50,16 +51,9 @@ class EnvironmentSettings:
 
 
 def make_environment(settings: EnvironmentSettings, *, split: str) -> gym.Env:
-    """Make one environment of ``split``, without gymnasium's checker: a training makes hundreds of them.
+    """Make one environment of ``split``.
 
     Raises:
         SpearError: the id is not registered or a keyword does not fit.
     """
-    import spear_envs  # noqa: F401  (registers the embedded environments)
-
-    try:
-        return gym.make(settings.id, disable_env_checker=True, split=split, **settings.kwargs)
-    except gym.error.Error as error:
-        raise SpearError(f"spear.env.id={settings.id!r} cannot be made: {error}") from error
-    except TypeError as error:
-        raise SpearError(f"spear.env.kwargs do not fit {settings.id}: {error}") from error
+    return make_env(settings.id, split, settings.kwargs)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.process import METRICS_FOLDER
+METRICS_FOLDER = "metrics"
 
 
 def read_history(out: str | Path) -> list[dict[str, Any]]:

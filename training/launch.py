@@ -14,14 +14,41 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from agents.files import explain_unwritable, write_text
+from agents.evaluate import choose_template
+from agents.files import explain_unwritable, write_json, write_text
+from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import PromptContext
 from training.algorithms.settings import SpearSettings
 from training.environments import EnvironmentSettings, make_environment
 
 CONFIG_FILE = "config.yaml"
+TASKS_FILE = "tasks.json"
 RUN_KEYS = ("env", "seed", "deterministic")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
+
+WITHOUT_EFFECT = {
+    "actor_rollout_ref.actor.use_kl_loss": (False, "the trainer runs no reference policy"),
+    "algorithm.use_kl_in_reward": (False, "the trainer runs no reference policy"),
+    "critic.enable": (False, "the trainer runs no critic"),
+    "actor_rollout_ref.actor.entropy_coeff": (0, "the trainer has no entropy bonus"),
+    "actor_rollout_ref.actor.clip_ratio": (0.2, "set spear.clip.low and spear.clip.high"),
+    "actor_rollout_ref.actor.clip_ratio_low": (0.2, "set spear.clip.low"),
+    "actor_rollout_ref.actor.clip_ratio_high": (0.2, "set spear.clip.high"),
+    "actor_rollout_ref.actor.clip_ratio_c": (3.0, "set spear.clip.dual"),
+    "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "set spear.loss.aggregation"),
+    "actor_rollout_ref.actor.loss_scale_factor": (None, "set spear.loss.scale_factor"),
+    "actor_rollout_ref.actor.use_dynamic_bsz": (True, "rows of a step do not divide evenly otherwise"),
+    "actor_rollout_ref.actor.checkpoint.async_save": (False, "a run could not be resumed"),
+    "algorithm.adv_estimator": ("grpo", "set spear.advantage.estimator"),
+    "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
+    "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
+    "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
+    "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
+}
+"""Keys of verl that this trainer does not read, with the only value they may have and what to do instead."""
 
 CHANGEABLE = (
     "trainer.total_training_steps",
@@ -31,8 +58,6 @@ CHANGEABLE = (
     "trainer.val_before_train",
     "trainer.logger",
     "trainer.max_actor_ckpt_to_keep",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
     "trainer.default_local_dir",
     "trainer.project_name",
     "trainer.experiment_name",
@@ -41,6 +66,15 @@ CHANGEABLE = (
     "transfer_queue",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
+
+WHOLE_NUMBERS = (
+    "spear.seed",
+    "trainer.total_training_steps",
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+)
+"""Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
 
 
 def read_settings(node: Any) -> SpearSettings:
@@ -76,10 +110,13 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
         checked = [_check_override(override, base) for override in overrides]
         try:
             config = compose(name, overrides=[search, *checked])
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
     with open_dict(config):
         config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
+        if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
+            # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
+            config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
         if check:
             config.actor_rollout_ref.model.path = _resolve_model(config)
             check_config(config)
@@ -87,31 +124,39 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
 
 
 def _resolve_model(config: DictConfig) -> str:
-    node = config.actor_rollout_ref.model
-    if OmegaConf.is_missing(node, "path"):
+    name = config.actor_rollout_ref.model.path
+    if name is None:
         raise SpearError(
             "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes)"
         )
-    path = Path(node.path).expanduser()
+    path = Path(str(name)).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
         return str(path.resolve())
-    if str(node.path).count("/") == 1 and not str(node.path).startswith((".", "/", "~")):
-        return str(node.path)  # a hub id
+    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
+    if is_hub_id and config.trainer.device != "cpu":  # on a CPU the rollouts read a folder
+        return str(name)
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
 def _check_override(override: str, base: DictConfig) -> str:
     key = override.split("=", 1)[0].lstrip("+~")
+    if key == "trainer.default_local_dir":
+        raise SpearError("trainer.default_local_dir is set by --out")
     if "=" not in override and not override.startswith("~"):
         raise SpearError(f"{override!r} is no override: write key=value")
+    # Hydra reads a bare ~ in a value as the deletion of a key.
+    override = override.replace("=~/", f"={Path.home()}/", 1)
+    if key.split(".")[:3] == ["spear", "env", "kwargs"] and not override.startswith(("+", "~")):
+        return f"++{override}"  # an environment has keywords that no configuration lists
     if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
         return override
     known = list(_list_keys(base))
-    near = difflib.get_close_matches(key, known, 1, cutoff=0.6)
+    near = [path for path in known if path.endswith(f".{key}")][:1]
+    near = near or difflib.get_close_matches(key, known, 1, cutoff=0.6)
     tail = key.rpartition(".")[2]
-    near = near or [path for path in known if path.rpartition(".")[2] == tail][:1]
+    near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
     hint = f"did you mean {near[0]}?" if near else "`spear train --print-config` lists all keys"
     raise SpearError(f"the configuration has no key {key!r}; {hint}")
 
@@ -143,6 +188,9 @@ def check_config(config: DictConfig) -> None:
         SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
     """
     settings = read_settings(config.spear)
+    for key, (value, advice) in WITHOUT_EFFECT.items():
+        if OmegaConf.select(config, key) != value:
+            raise SpearError(f"{key} can only be {value!r} here: {advice}")
     if settings.kl.coefficient > 0:
         raise SpearError(
             "spear.kl.coefficient > 0 needs a reference policy, which this trainer does not run yet: set it to 0"
@@ -152,12 +200,42 @@ def check_config(config: DictConfig) -> None:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
+    for key in WHOLE_NUMBERS:
+        value = OmegaConf.select(config, key)
+        least = 0 if key == "spear.seed" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    if not isinstance(config.spear.env, DictConfig):
+        raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
-    env = make_environment(environment, split=environment.train_split)
-    templates = getattr(env.unwrapped, "templates", {})
-    env.close()
-    if environment.template not in templates:
-        raise SpearError(f"spear.env.template={environment.template!r} is unknown; choose {', '.join(templates)}")
+    _check_environment(environment, config.data.train_batch_size)
+
+
+def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> None:
+    for split in (settings.valid_split, settings.train_split):
+        env: Any = make_environment(settings, split=split)
+        try:
+            template = choose_template(env, settings.template)
+            observation, info = env.reset(seed=0)
+        finally:
+            env.close()
+    if len(env.tasks) < train_batch_size:
+        raise SpearError(
+            f"data.train_batch_size={train_batch_size} exceeds the {len(env.tasks)} tasks of the split {split}"
+        )
+    context = PromptContext(
+        instruction=info["instruction"],
+        observation=text_of(observation),
+        admissible_actions=info["admissible_actions"],
+        history=(),
+        turn=1,
+        max_turns=env.max_turns,
+    )
+    if "<image>" in template.render(context):
+        raise SpearError(
+            f"the prompt of {settings.id} shows a picture, which this trainer cannot learn from yet: "
+            "choose a text view (Sokoban: spear.env.kwargs.modality=text)"
+        )
 
 
 def prepare_run(config: DictConfig, out: Path) -> int | None:
@@ -179,7 +257,19 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
     if checkpoint is not None and path.is_file():
         _compare(OmegaConf.load(path), config, out)
     write_text(path, OmegaConf.to_yaml(config))
+    write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
+
+
+def _describe_tasks(config: DictConfig) -> dict[str, Any]:
+    """Which tasks a run is on, so that two runs can be told to be on the same ones."""
+    environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+    described = {}
+    for name, split in (("train", environment.train_split), ("valid", environment.valid_split)):
+        env: Any = make_environment(environment, split=split)
+        described[name] = {"split": split, "tasks": len(env.tasks), "fingerprint": env.tasks.fingerprint}
+        env.close()
+    return {"environment": environment.id, **described}
 
 
 def repair_tracker(checkpoints: Path) -> int | None:
@@ -191,7 +281,10 @@ def repair_tracker(checkpoints: Path) -> int | None:
     whole = sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
-        if (folder / "data.pt").is_file() and (folder / "actor").is_dir() and any((folder / "actor").iterdir())
+        if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
+        and (folder / "data.pt").is_file()
+        and (folder / "actor").is_dir()
+        and any((folder / "actor").iterdir())
     )
     try:
         tracked = int(tracker.read_text().strip())

@@ -7,6 +7,7 @@ and ended.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -15,15 +16,30 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from spear_envs.core.errors import SpearError
-from training.history import read_history
+from training.history import METRICS_FOLDER, read_history
 
 LOG_FILE = "train.log"
+LOCK_FILE = ".lock"
+VARIABLES = (
+    "VERL_USE_EXTERNAL_MODULES",
+    "VERL_PLATFORM",
+    "VERL_FILE_LOGGER_PATH",
+    "TENSORBOARD_DIR",
+    "HYDRA_FULL_ERROR",
+    "HF_HUB_OFFLINE",
+    "OMP_NUM_THREADS",
+    "RAY_AUTH_MODE",
+    "SPEAR_TRAIN_THREADS",
+    "SPEAR_ROLLOUT_THREADS",
+)
+"""Environment variables that every process of a run must have, whichever node it is on."""
 MARK = "SPEAR_RUN_MARK"
 GRACE_SECONDS = 20.0
 """How long an interrupted training may take to shut Ray down by itself."""
@@ -32,7 +48,43 @@ Observer = Callable[[list[dict[str, Any]]], None]
 """Called a few times a second with the history of the run so far."""
 
 
-def run_training(out: Path, observer: Observer, *, poll_seconds: float = 0.5) -> None:
+def build_environment(out: Path, device: str) -> dict[str, str]:
+    """The environment of a training's process: this one's, and what verl and its plugin need."""
+    metrics = out / METRICS_FOLDER
+    metrics.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **os.environ,
+        "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
+        # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
+        "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
+        "TENSORBOARD_DIR": str(out / "tensorboard"),
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if device == "cpu":
+        variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
+    return variables
+
+
+@contextmanager
+def hold_lock(out: Path) -> Iterator[None]:
+    """Keep a run folder to one training at a time.
+
+    Raises:
+        SpearError: another process trains in it.
+    """
+    with (out / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SpearError(f"another process trains in {out}: wait for it, or name another --out") from None
+        yield
+
+
+def run_training(out: Path, device: str, observer: Observer, *, poll_seconds: float = 0.5) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
     Raises:
@@ -40,14 +92,15 @@ def run_training(out: Path, observer: Observer, *, poll_seconds: float = 0.5) ->
         KeyboardInterrupt: after the training was stopped cleanly; the same command resumes it.
     """
     mark = uuid.uuid4().hex
-    with (out / LOG_FILE).open("ab") as log:
+    out = out.resolve()
+    with hold_lock(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", "training.process", str(out)],
+            [sys.executable, "-m", "training.verl_plugin.process", str(out)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"},
+            env=build_environment(out, device) | {MARK: mark},
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then ends the rest in order
         )
         previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -57,9 +110,13 @@ def run_training(out: Path, observer: Observer, *, poll_seconds: float = 0.5) ->
                 time.sleep(poll_seconds)
             observer(read_history(out))
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            # A second Ctrl-C must not leave Ray behind.
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(process)
             _end_all(mark)
+            signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, previous)
     if process.returncode != 0:
         raise SpearError(f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})")
 

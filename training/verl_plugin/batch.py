@@ -2,7 +2,8 @@
 
 A mini-batch is one optimiser step. The driver decides which rows are in it, so that a row's weight in the loss can be
 given as one number and the loss does not depend on how a worker cuts a mini-batch into micro-batches or how many ranks
-share it.
+share it. (The covariance clip does: its means and its budget are those of a micro-batch, which is a rank's whole share
+of the mini-batch where that fits the token limit.)
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from tensordict import TensorDict
 
 from training.algorithms import Aggregation
 
-TOKEN_COLUMNS = ("input_ids", "position_ids", "prompts", "responses", "loss_mask", "rollout_log_probs")
-"""What a rollout writes for each row; the ones a worker reads for a forward pass are all but the last."""
+FORWARD_COLUMNS = ("input_ids", "position_ids", "loss_mask")
+"""What a worker reads for a forward pass. TransferQueue moves each row of each column by itself: every column costs."""
 
-PADDING_KEY = "padding"
+TOKEN_COLUMNS = (*FORWARD_COLUMNS, "rollout_log_probs")
+"""What a rollout writes for each row. The response is the last part of ``input_ids``, as long as ``loss_mask``."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,6 @@ def build_columns(rows: Sequence[RowTokens]) -> TensorDict:
         {
             "input_ids": _nest(sequences, torch.int64),
             "position_ids": _nest(positions, torch.int64),
-            "prompts": _nest([row.prompt_ids for row in rows], torch.int64),
-            "responses": _nest([row.response_ids for row in rows], torch.int64),
             "loss_mask": _nest([row.loss_mask for row in rows], torch.int64),
             "rollout_log_probs": _nest([row.log_probs for row in rows], torch.float32),
         },
@@ -153,3 +153,18 @@ def weigh_rows(
                     f"aggregation {aggregation.value} depends on micro-batches and cannot be weighed by row"
                 )
     return weights
+
+
+def find_predictions(prompts: np.ndarray, lengths: np.ndarray) -> torch.Tensor:
+    """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each.
+
+    Args:
+        prompts: P of each row [N].
+        lengths: R of each row [N].
+
+    Returns:
+        positions [sum of R], int64.
+    """
+    starts = np.cumsum(prompts + lengths) - lengths - 1
+    offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return torch.from_numpy(np.repeat(starts, lengths) + offsets)

@@ -29,7 +29,6 @@ class TaskDataset(Dataset):
         settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear_env, resolve=True))
         env: Any = make_environment(settings, split=str(data_files))
         self._tasks = env.unwrapped.tasks
-        self.fingerprint: str = self._tasks.fingerprint
         env.close()
         self._length = len(self._tasks) if max_samples < 0 else min(max_samples, len(self._tasks))
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils.metric import AggregationType, Metric
-from verl.workers.utils.padding import no_padding_2_padding
 
 from training.algorithms import covariance_clip_mask, policy_loss
 from training.algorithms.settings import SpearSettings
+from training.verl_plugin.batch import find_predictions, nest_flat
 
 STEERING = "spear_row"
-"""Column [N, 3]: weight of the row in the loss, 1 if it is replayed, seed of its micro-batch's random choice."""
+"""Column [N, 4]: advantage of the row, its weight in the loss, 1 if it is replayed, a seed of the random choice."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ def compute_row_loss(
     settings: SpearSettings,
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
     mask: torch.Tensor,
     steering: torch.Tensor,
     bounds: tuple[float, float],
@@ -50,12 +49,13 @@ def compute_row_loss(
 
     Args:
         settings: ``spear`` node.
-        log_probs, old_log_probs, advantages: [B, T].
+        log_probs, old_log_probs: [B, T].
         mask: [B, T], true on the policy's tokens.
-        steering: :data:`STEERING` [B, 3]; gamma is already in the weights of replayed rows.
+        steering: :data:`STEERING` [B, 4]; gamma is already in the weights of replayed rows.
         bounds: covariance bounds (lower, upper) of replayed rows.
     """
-    weight, replay = steering[:, :1], steering[:, 1] > 0
+    weight, replay = steering[:, 1:2], steering[:, 2] > 0
+    advantages = steering[:, :1].expand_as(log_probs)
     clip, cov = settings.clip, settings.cov
     options: dict[str, Any] = dict(
         clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual, max_log_ratio=clip.max_log_ratio
@@ -64,7 +64,7 @@ def compute_row_loss(
     clipped = (losses.clipped | losses.dual_clipped) & mask
     keep = torch.ones_like(mask)
     # One generator a micro-batch, seeded by the rows in it: no global stream is touched, no two batches share one.
-    generator = torch.Generator().manual_seed(int(steering[:, 2].double().sum().item()) % 2**62)
+    generator = torch.Generator().manual_seed(int(steering[:, 3].double().sum().item()) % 2**62)
     choice: dict[str, Any] = dict(
         exclude=clipped.cpu(),
         scope=cov.scope.value,
@@ -108,13 +108,15 @@ def actor_loss(
     FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
     whole mini-batch.
     """
-    log_probs = no_padding_2_padding(model_output["log_probs"], data)
-    columns = data.select("loss_mask", "old_log_probs", "advantages", STEERING).to_padded_tensor()
+    lengths = data["loss_mask"].offsets().diff()
+    prompts = data["input_ids"].offsets().diff() - lengths
+    where = find_predictions(prompts.cpu().numpy(), lengths.cpu().numpy()).to(lengths.device)
+    log_probs = nest_flat(model_output["log_probs"].values()[where], lengths.tolist()).to_padded_tensor(0.0)
+    columns = data.select("loss_mask", "old_log_probs", STEERING).to_padded_tensor()
     result = compute_row_loss(
         settings,
         log_probs,
         columns["old_log_probs"],
-        columns["advantages"],
         columns["loss_mask"] > 0,
         columns[STEERING],
         (float(data["cov_lower"]), float(data["cov_upper"])),
@@ -128,5 +130,7 @@ def actor_loss(
         "dual_clipped": result.dual_clipped,
         "covariance_clipped": result.covariance_clipped,
     }
-    metrics = {name: Metric(AggregationType.SUM, float(value)) for name, value in counts.items()}
+    # verl averages such sums over ranks. Counts are only read as shares of each other; the loss is a sum over ranks.
+    scale = {"on_policy": data["dp_size"], "self_imitation": data["dp_size"]}
+    metrics = {name: Metric(AggregationType.SUM, float(value) * scale.get(name, 1)) for name, value in counts.items()}
     return result.total * data["dp_size"], metrics

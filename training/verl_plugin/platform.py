@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +66,8 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return True unless CUDA is there, so that automatic detection never prefers the CPU to a GPU."""
-        return not torch.cuda.is_available()
+        """Return True only if the CPU was asked for: a head node without a GPU must not turn a cluster's run to it."""
+        return os.environ.get("VERL_PLATFORM") == "cpu"
 
     def current_device(self) -> str:
         """Return ``"cpu"``; verl passes it to ``tensor.to``, where an index would fail."""

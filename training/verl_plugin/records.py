@@ -69,7 +69,7 @@ def record_episode(trajectory: Trajectory, group: str, sample: int, *, find_repe
                 loss_tokens=sum(row.response_mask),
                 finished=members[-1].finish.value == "stop",
                 void=any(not turn.action for turn in members),
-                repetitive=find_repetition and has_repetition(row.response_ids),
+                repetitive=find_repetition and any(has_repetition(turn.response_ids) for turn in members),
                 anchor=str(members[0].anchor),
                 step_reward=float(sum(turn.reward for turn in members)),
             )

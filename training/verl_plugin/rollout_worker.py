@@ -7,7 +7,9 @@ manager's caller waits on one Ray future a worker.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,7 @@ from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 from agents.engines.base import Engine, Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
 from agents.prompting import PromptBuilder
-from agents.rollout import Job, play_many
+from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
 from training.environments import EnvironmentSettings, make_environment
 from training.verl_plugin import rollout_hf
@@ -30,6 +32,8 @@ from training.verl_plugin.records import EpisodeRecord, record_episode
 
 PARTITION = "train"
 ROWS_PER_WRITE = 4096
+MOST_EPISODES = 512
+"""Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +46,46 @@ class EpisodeOrder:
     seed: int
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """What a worker played: a record an order, in their order, and how many responses it asked an engine for."""
+
+    records: list[EpisodeRecord]
+    generations: int
+
+
+class CountingEngine:
+    """Passes calls on to an engine and counts them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.calls = 0
+
+    def session(self) -> AbstractContextManager[None]:
+        """The engine's own session."""
+        return open_session(self._engine)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Count, then ask the engine."""
+        self.calls += 1
+        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+
+
 class ServerEngine:
     """An :class:`~agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches inside).
 
     Args:
         client: verl's client of its rollout servers.
         end_ids: ids that end a response by themselves.
+        seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
     """
 
-    def __init__(self, client: Any, end_ids: Iterable[int]) -> None:
+    def __init__(self, client: Any, end_ids: Iterable[int], *, seeded: bool = True) -> None:
         self._client = client
         self._end_ids = frozenset(end_ids)
+        self._seeded = seeded
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -66,12 +99,12 @@ class ServerEngine:
             repetition_penalty=1.0,
             logprobs=True,
         )
-        if sampling.seed is not None:
+        if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**31
         if sampling.stop_token_ids:
             parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         output = await self._client.generate(
-            request_id,
+            request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
             prompt_ids=list(prompt_ids),
             sampling_params=parameters,
             image_data=list(images) or None,
@@ -94,15 +127,18 @@ class RolloutWorker(AgentLoopWorker):
         self._find_repetition = bool(spear["filter"]["repetition"])
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
-        self._engine: Engine
+        engine: Engine
         if config.actor_rollout_ref.rollout.name == rollout_hf.NAME:
-            self._engine = MicroBatcher(
+            engine = MicroBatcher(
                 self._generate_batch,
                 max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            self._engine = ServerEngine(llm_client, self._find_end_ids())
+            engine = ServerEngine(llm_client, self._find_end_ids(), seeded=bool(spear["deterministic"]))
+        self._engine = CountingEngine(engine)
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
 
     def _find_end_ids(self) -> list[int]:
         """Ids that end a response: those of the model's generation settings, else the tokenizer's own."""
@@ -112,6 +148,12 @@ class RolloutWorker(AgentLoopWorker):
         return [ids] if isinstance(ids, int) else list(ids or ())
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
+        """Answer a batch, an even share of it on each replica."""
+        share = -(-len(requests) // self._replicas)
+        parts = [requests[start : start + share] for start in range(0, len(requests), share)]
+        return [answer for part in await asyncio.gather(*map(self._ask_server, parts)) for answer in part]
+
+    async def _ask_server(self, requests: list[Request]) -> list[Generation]:
         server_id, server = await self.llm_client._acquire_server(requests[0].request_id)
         try:
             return await server.generate_batch.remote(requests)
@@ -126,18 +168,17 @@ class RolloutWorker(AgentLoopWorker):
             layout=self._settings.layout,
             history=self._settings.history,
             max_prompt_tokens=self.rollout_config.prompt_length,
+            max_row_tokens=self.rollout_config.response_length,
+            stop_token_ids=self._find_end_ids(),
         )
 
     def _take_environment(self, split: str) -> gym.Env:
         idle = self._idle.setdefault(split, [])
         return idle.pop() if idle else make_environment(self._settings, split=split)
 
-    async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> list[EpisodeRecord]:
-        """Play ``orders``; write the rows to TransferQueue if ``keep``.
-
-        Returns:
-            One record an order, in their order. Row keys in TransferQueue's partition are in the records.
-        """
+    async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
+        """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``."""
+        before = self._engine.calls
         if self._prompts is None:
             env = self._take_environment(split)
             self._prompts = self._build_prompts(env)
@@ -150,7 +191,7 @@ class RolloutWorker(AgentLoopWorker):
             prompts=self._prompts,
             sampling=sampling,
             env_id=self._settings.id,
-            concurrency=len(orders),
+            concurrency=MOST_EPISODES,
         )
         records = [
             record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
@@ -158,7 +199,7 @@ class RolloutWorker(AgentLoopWorker):
         ]
         if keep:
             await self._write_rows(records, trajectories)
-        return records
+        return Rollout(records, self._engine.calls - before)
 
     async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
         keys: list[str] = []
@@ -198,7 +239,9 @@ class RolloutManager(AgentLoopManager):
         ]
 
     @staticmethod
-    def collect(futures: Sequence[Any]) -> list[EpisodeRecord]:
+    def collect(futures: Sequence[Any]) -> Rollout:
         """Wait for all workers; records sorted by group and sample. A worker's error is raised here."""
-        records = [record for part in ray.get(list(futures)) for record in part]
-        return sorted(records, key=lambda record: (record.group, record.sample))
+        parts: list[Rollout] = ray.get(list(futures))
+        records = [record for part in parts for record in part.records]
+        records.sort(key=lambda record: (record.group, record.sample))
+        return Rollout(records, sum(part.generations for part in parts))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import ray
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.debug import marked_timer
 
@@ -24,11 +24,10 @@ from training.launch import read_settings
 from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
 from training.verl_plugin.plan import plan_update
-from training.verl_plugin.records import EpisodeRecord
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
 from training.verl_plugin.state import SpearState
-from training.verl_plugin.update import ActorUpdater, Replay
-from training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearTrainingWorker
+from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
+from training.verl_plugin.workers import SpearActorRolloutRefWorker
 
 NAME = "spear"
 
@@ -59,16 +58,13 @@ class SpearTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            worker = SpearTrainingWorker if role == Role.Critic else SpearActorRolloutRefWorker
-            self.role_worker_mapping[role] = ray.remote(worker)
+            self.role_worker_mapping[role] = ray.remote(SpearActorRolloutRefWorker)
 
     def on_init_end(self) -> None:
         """Install the loss and push the (loaded) weights to the rollout engine."""
         super().on_init_end()
         self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings))
-        self.updater = ActorUpdater(
-            self.actor_rollout_wg, self.config, self.settings, self.state, self.tokenizer, self.seed
-        )
+        self.updater = ActorUpdater(self.actor_rollout_wg, self.config, self.settings, self.state, self.tokenizer)
 
     @property
     def rollouts(self) -> RolloutManager:
@@ -113,22 +109,25 @@ class SpearTrainer(PPOTrainerSync):
     # ---- the step ----------------------------------------------------------------------------------------------------
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         t, settings, state = self.global_steps, self.settings, self.state
-        driver = _Stopwatch()
+        driver = Stopwatch()
 
         with marked_timer("gen", timing_raw):  # 1. rollouts, begun in prepare_step
-            records = self.rollouts.collect(self._pending)
+            self.on_sample_begin()
+            rollout = self.rollouts.collect(self._pending)
+            self.on_sample_end()  # a rollout engine that shares the device gives its memory back
+        records = rollout.records
 
         with driver:  # 2.-5., 7. rewards, faults, masks, group filter, advantages
             mu, gamma = settings.reward.weight(t), settings.sil.weight(t)
             limit = self.config.data.max_response_length
             plan = plan_update(records, settings, mu=mu, max_response_length=limit)
 
+            if state.baseline is not None:  # 8. (a step whose rows are all filtered still tells what rewards are usual)
+                state.baseline.extend(plan.baselines)
         if plan.rows:
             with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs by the actor
                 fresh = self.updater.recompute_log_probs(plan.rows, metrics)
-            with driver:  # 8., 9. buffers
-                if state.baseline is not None:
-                    state.baseline.extend(plan.baselines)
+            with driver:  # 9. replay
                 replay = self._draw(t, metrics) if settings.sil.enabled else Replay.empty()
             with marked_timer("update_actor", timing_raw):  # 10. on-policy and self-imitation updates
                 self.updater.update(fresh, replay, gamma, metrics)
@@ -140,10 +139,11 @@ class SpearTrainer(PPOTrainerSync):
             metrics.update(summarize_rewards(plan.rewards, records))
             metrics.update(summarize_plan(plan))
             metrics.update(self._summarize_buffers())
+        driver.seconds += self.updater.take_replay_seconds()
         metrics.update({"spear/gamma": gamma, "spear/mu": mu, "perf/spear_driver_seconds": driver.seconds})
-        # By construction: an episode asks for a response only while its environment runs.
-        metrics["rollout/wasted_generations"] = float(_count_wasted(records))
-        metrics["rollout/generations"] = float(sum(record.turns for record in records))
+        metrics["rollout/generations"] = float(rollout.generations)
+        # Every response asked for must have been played as a turn.
+        metrics["rollout/wasted_generations"] = float(rollout.generations - sum(record.turns for record in records))
         keys = self.updater.take_keys([row.key for record in records if record.fault is None for row in record.rows])
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
 
@@ -152,16 +152,14 @@ class SpearTrainer(PPOTrainerSync):
         metrics["replay/evicted_age"] = float(replay.evict(t))
         if not replay.is_ready():
             return Replay.empty()
-        size = len(replay)
         draw = replay.draw(self.state.baseline)
-        ages = [t - entry.step for entry in draw.entries]
         metrics.update(
             {
                 "replay/considered": float(draw.considered),
                 "replay/eligible": float(draw.eligible),
-                "replay/drawn": float(len(draw.entries)),
-                "replay/discarded": float(size - len(draw.entries)),
-                "replay/mean_age": sum(ages) / len(ages) if ages else 0.0,
+                "replay/drawn": float(draw.drawn),
+                "replay/discarded": float(draw.discarded),
+                "replay/mean_age": float(draw.mean_age(t)),
             }
         )
         return Replay(tuple(draw.entries), tuple(draw.advantages.tolist()))
@@ -208,7 +206,7 @@ class SpearTrainer(PPOTrainerSync):
             for sample in range(self.config.actor_rollout_ref.rollout.val_kwargs.n)
         ]
         futures = self.rollouts.start(orders, self._sampling(validate=True), self.environment.valid_split, keep=False)
-        summary = summarize_episodes(self.rollouts.collect(futures))
+        summary = summarize_episodes(self.rollouts.collect(futures).records)
         metrics = {f"val/{name}": value for name, value in summary.items()}
         metrics["val/seconds"] = time.perf_counter() - start
         return metrics
@@ -218,6 +216,10 @@ class SpearTrainer(PPOTrainerSync):
         # Before verl writes the tracker file that makes the checkpoint the latest one.
         self.state.save(self._checkpoint_folder())
         super()._save_checkpoint()
+        # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
+        for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
+            if not (folder / "actor").is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -225,26 +227,4 @@ class SpearTrainer(PPOTrainerSync):
             self.state.load(self._checkpoint_folder())
 
     def _checkpoint_folder(self) -> Path:
-        if self.config.trainer.resume_mode == "resume_path":
-            given = Path(self.config.trainer.resume_from_path)
-            if given.name == f"global_step_{self.global_steps}":
-                return given
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-
-
-def _count_wasted(records: list[EpisodeRecord]) -> int:
-    """Generations without an environment step: none, unless the context or a fault cut an episode short in mid-turn."""
-    return sum(max(0, len(record.rows) - record.turns) for record in records)
-
-
-class _Stopwatch:
-    """Adds up the seconds of the blocks it is entered for."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        self.seconds += time.perf_counter() - self._start

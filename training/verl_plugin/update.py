@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,21 @@ from verl.utils.metric import reduce_metrics
 
 from training.algorithms import Coupling, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
 from training.algorithms.settings import SpearSettings
-from training.verl_plugin.batch import RowTokens, build_columns, deal_rows, nest_flat, weigh_rows
+from training.verl_plugin.batch import (
+    FORWARD_COLUMNS,
+    RowTokens,
+    build_columns,
+    deal_rows,
+    find_predictions,
+    nest_flat,
+    weigh_rows,
+)
 from training.verl_plugin.loss import STEERING
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION
 from training.verl_plugin.state import SpearState
 
-FORWARD_COLUMNS = ["input_ids", "position_ids", "prompts", "responses", "loss_mask"]
-TRAIN_COLUMNS = [*FORWARD_COLUMNS, "old_log_probs", "advantages", STEERING]
+TRAIN_COLUMNS = (*FORWARD_COLUMNS, "old_log_probs", STEERING)
 SEED_RANGE = 2**20
 """Seeds of rows in the steering column stay whole numbers in float32, also when thousands are added up in float64."""
 
@@ -77,6 +85,19 @@ class Replay:
         return cls((), ())
 
 
+class Stopwatch:
+    """Adds up the seconds of the blocks it is entered for."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
 class ActorUpdater:
     """Brings rows to the actor workers: writes their columns into TransferQueue and calls the worker group.
 
@@ -86,7 +107,6 @@ class ActorUpdater:
         settings: ``spear`` node.
         state: holds the covariance bounds and the dealer's stream.
         tokenizer: gives the id padding rows are made of.
-        seed: of the run.
     """
 
     def __init__(
@@ -96,18 +116,17 @@ class ActorUpdater:
         settings: SpearSettings,
         state: SpearState,
         tokenizer: Any,
-        seed: int,
     ) -> None:
         self._workers = worker_group
         self._config = config
         self._settings = settings
         self._state = state
-        self._seed = seed
         self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self._rows_per_minibatch = actor.ppo_mini_batch_size * rollout.n
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
         self._step_keys: list[str] = []
+        self._replay_watch = Stopwatch()
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
     def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
@@ -115,11 +134,11 @@ class ActorUpdater:
         keys = [planned.row.key for planned in rows]
         fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
-            fields += ["prompts", "responses"]
-        data = self._forward(keys, fields, calculate_entropy=True)
+            fields.append("input_ids")
         prompts = np.asarray([planned.row.prompt_length for planned in rows])
         lengths = np.asarray([planned.row.response_length for planned in rows])
-        where = _response_positions(prompts, lengths)
+        data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
+        where = find_predictions(prompts, lengths)
         log_probs, entropy = data["log_probs"].values()[where].float(), data["entropy"].values()[where].float()
         mask = data["loss_mask"].values().bool()
         rollout = data["rollout_log_probs"].values()
@@ -132,17 +151,23 @@ class ActorUpdater:
         metrics["entropy/token-mean"] = float(entropy[mask].mean())
         tokens: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
         if self._settings.sil.enabled:
-            tokens = tuple(zip(_split(data["prompts"], prompts), _split(data["responses"], lengths), strict=True))
+            ids = data["input_ids"].values().numpy().astype(np.int32)
+            with self._replay_watch:
+                sequences = np.split(ids, np.cumsum(prompts + lengths)[:-1])
+                tokens = tuple((row[:prompt], row[prompt:]) for row, prompt in zip(sequences, prompts, strict=True))
         return FreshRows(tuple(rows), tuple(lengths.tolist()), mask.numpy(), log_probs.numpy(), tokens)
 
-    def _forward(self, keys: list[str], fields: list[str], *, calculate_entropy: bool) -> TensorDict:
-        """One forward pass over the rows ``keys``; returns ``fields`` of exactly these rows, in their order."""
+    def _forward(
+        self, keys: list[str], lengths: np.ndarray, fields: list[str], *, calculate_entropy: bool
+    ) -> TensorDict:
+        """One forward pass over the rows ``keys`` of ``lengths``; returns ``fields`` of these rows, in their order."""
         padding = self._add_padding(-len(keys) % self._ranks())
         meta = self._meta([*keys, *padding], FORWARD_COLUMNS)
         meta.extra_info = {
             "calculate_entropy": calculate_entropy,
             "compute_loss": False,
             "temperature": self._config.actor_rollout_ref.rollout.temperature,
+            **self._cut(lengths, self._config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu),
         }
         self._workers.compute_log_prob(meta)
         return tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
@@ -158,11 +183,12 @@ class ActorUpdater:
     def update(self, fresh: FreshRows, replay: Replay, gamma: float, metrics: dict[str, Any]) -> None:
         """Optimiser steps of one training step; the coupling decides how replayed rows enter (``eq:grpo_sal``)."""
         coupling = self._settings.sil.coupling
-        replay_keys = self._write_replay(replay)
-        if replay_keys and self._state.bounds is None:
+        with self._replay_watch:
+            replay_keys = self._write_replay(replay) if gamma > 0 else []
+        if replay_keys and self._state.bounds is None and self._settings.cov.ratio > 0:
             self._state.bounds = self._measure_bounds(replay_keys, replay)
         batch = _Batch.of_fresh(fresh)
-        drawn = _Batch.of_replay(replay, replay_keys)
+        drawn = _Batch.of_replay(replay if replay_keys else Replay.empty(), replay_keys)
         weight, bounds = gamma, self._state.bounds or (0.0, 0.0)
         if coupling is Coupling.FOLDED:
             # gamma moves from the loss into the advantages; covariances shrink by it, so the bounds must too.
@@ -212,7 +238,9 @@ class ActorUpdater:
         keys = [batch.keys[row] if row >= 0 else next(padding) for row in deal.order(self._ranks())]
         actor = self._config.actor_rollout_ref.actor
         meta = self._meta(keys, TRAIN_COLUMNS)
+        longest = np.full(deal.size, max(batch.sequence_lengths))
         meta.extra_info = {
+            **self._cut(longest, actor.ppo_max_token_len_per_gpu),
             "calculate_entropy": False,
             "distillation_use_topk": False,
             "distillation_only": False,
@@ -253,10 +281,10 @@ class ActorUpdater:
         Covariances of replayed rows are an order smaller than those of a fresh batch, whose advantages have both signs:
         bounds taken from the latter leave nothing to clip.
         """
-        data = self._forward(keys, ["log_probs"], calculate_entropy=False)
         prompts = np.asarray([len(entry.prompt_ids) for entry in replay.entries])
         lengths = np.asarray([len(entry.response_ids) for entry in replay.entries])
-        log_probs = _pad(data["log_probs"].values()[_response_positions(prompts, lengths)].float(), lengths)
+        data = self._forward(keys, prompts + lengths, ["log_probs"], calculate_entropy=False)
+        log_probs = _pad(data["log_probs"].values()[find_predictions(prompts, lengths)].float(), lengths)
         mask = _pad(
             torch.from_numpy(np.concatenate([np.asarray(e.response_mask) for e in replay.entries])).bool(), lengths
         )
@@ -278,12 +306,11 @@ class ActorUpdater:
         return keys
 
     def _write_columns(self, batch: _Batch, weights: np.ndarray, seeds: np.ndarray) -> None:
-        lengths = np.asarray(batch.lengths)
-        advantages = np.repeat(np.asarray(batch.advantages, dtype=np.float32), lengths)
-        steering = np.stack([weights, np.asarray(batch.replay, dtype=np.float64), seeds], axis=1)
+        steering = np.stack(
+            [np.asarray(batch.advantages), weights, np.asarray(batch.replay, dtype=np.float64), seeds], axis=1
+        )
         columns = {
             "old_log_probs": nest_flat(torch.from_numpy(np.ascontiguousarray(batch.old_log_probs)), batch.lengths),
-            "advantages": nest_flat(torch.from_numpy(advantages), batch.lengths),
             STEERING: torch.from_numpy(steering.astype(np.float32)),
         }
         self._put(list(batch.keys), TensorDict(columns, batch_size=len(batch.keys)))
@@ -298,13 +325,18 @@ class ActorUpdater:
         )
         if train:
             zeros = nest_flat(torch.zeros(count), [1] * count)
-            columns.update({"old_log_probs": zeros, "advantages": zeros, STEERING: torch.zeros(count, 3)})
+            columns.update({"old_log_probs": zeros, STEERING: torch.zeros(count, 4)})
         self._put(keys, columns)
         return keys
 
     def _put(self, keys: list[str], columns: TensorDict) -> None:
         self._step_keys += keys
         tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
+
+    def take_replay_seconds(self) -> float:
+        """Seconds spent on bringing rows into and out of the replay buffer's form since the last call."""
+        seconds, self._replay_watch.seconds = self._replay_watch.seconds, 0.0
+        return seconds
 
     def take_keys(self, rollout_keys: Sequence[str]) -> list[str]:
         """Keys of all rows of this step, which verl clears from TransferQueue at the end of the step (never none)."""
@@ -313,8 +345,18 @@ class ActorUpdater:
         return keys
 
     @staticmethod
-    def _meta(keys: list[str], fields: list[str]) -> KVBatchMeta:
-        return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys], fields=fields)
+    def _meta(keys: list[str], fields: Sequence[str]) -> KVBatchMeta:
+        return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys], fields=list(fields))
+
+    def _cut(self, lengths: np.ndarray, max_tokens: int) -> dict[str, Any]:
+        """How a worker cuts its rows: not at all where they fit the token limit together, else as verl is configured.
+
+        verl's balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.
+        """
+        rows = -(-len(lengths) // self._ranks())
+        if rows * int(lengths.max()) > max_tokens:
+            return {}
+        return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows}
 
     def _ranks(self) -> int:
         """Data-parallel size of the actor."""
@@ -330,6 +372,7 @@ class _Batch:
 
     keys: tuple[str, ...]
     lengths: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
     loss_tokens: tuple[int, ...]
     advantages: tuple[float, ...]
     replay: tuple[bool, ...]
@@ -340,6 +383,7 @@ class _Batch:
         return cls(
             tuple(planned.row.key for planned in fresh.rows),
             fresh.lengths,
+            tuple(planned.row.prompt_length + planned.row.response_length for planned in fresh.rows),
             tuple(planned.row.loss_tokens for planned in fresh.rows),
             tuple(planned.advantage for planned in fresh.rows),
             (False,) * len(fresh.rows),
@@ -353,6 +397,7 @@ class _Batch:
         return cls(
             tuple(keys),
             tuple(len(entry.response_ids) for entry in entries),
+            tuple(len(entry.prompt_ids) + len(entry.response_ids) for entry in entries),
             tuple(int(np.sum(entry.response_mask)) for entry in entries),
             replay.advantages,
             (True,) * len(entries),
@@ -361,12 +406,13 @@ class _Batch:
 
     def scale_advantages(self, factor: float) -> _Batch:
         scaled = tuple(factor * advantage for advantage in self.advantages)
-        return _Batch(self.keys, self.lengths, self.loss_tokens, scaled, self.replay, self.old_log_probs)
+        return replace(self, advantages=scaled)
 
     def __add__(self, other: _Batch) -> _Batch:
         return _Batch(
             self.keys + other.keys,
             self.lengths + other.lengths,
+            self.sequence_lengths + other.sequence_lengths,
             self.loss_tokens + other.loss_tokens,
             self.advantages + other.advantages,
             self.replay + other.replay,
@@ -374,18 +420,6 @@ class _Batch:
         )
 
 
-def _response_positions(prompts: np.ndarray, lengths: np.ndarray) -> torch.Tensor:
-    """Where, in concatenated sequences of P + R tokens, response tokens are predicted: one to the left of each."""
-    starts = np.cumsum(prompts + lengths) - lengths - 1
-    offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return torch.from_numpy(np.repeat(starts, lengths) + offsets)
-
-
 def _pad(values: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
     """Concatenated rows as a matrix [N, max length], zeros on the right."""
     return torch.nested.to_padded_tensor(nest_flat(values, lengths.tolist()), 0)
-
-
-def _split(column: torch.Tensor, lengths: np.ndarray) -> list[np.ndarray]:
-    """Rows of a jagged tensor as int32 arrays."""
-    return np.split(column.values().numpy().astype(np.int32), np.cumsum(lengths)[:-1])

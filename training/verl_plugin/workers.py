@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
@@ -35,7 +35,7 @@ class CpuLanguageModelEngine(FSDPEngineWithLMHead):
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         input_ids = micro_batch["input_ids"]
         lengths = input_ids.offsets().diff()[:, None]
-        prompts = micro_batch["prompts"].offsets().diff()[:, None]
+        prompts = lengths - micro_batch["loss_mask"].offsets().diff()[:, None]
         columns = torch.arange(output.logits.shape[1])
         inside = columns < lengths
         predicts = (columns >= prompts - 1) & (columns < lengths - 1)
@@ -51,11 +51,6 @@ class CpuLanguageModelEngine(FSDPEngineWithLMHead):
         flat = {name: torch.zeros(len(where)).masked_scatter(where, value) for name, value in values.items()}
         offsets = input_ids.offsets()
         return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
-
-
-@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuValueModelEngine(FSDPEngineWithValueHead):
-    """verl's FSDP engine of a critic, registered for the CPU; nothing else differs."""
 
 
 class SpearTrainingWorker(TrainingWorker):

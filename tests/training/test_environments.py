@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from training.environments import EnvironmentSettings, make_environment
+
+
+def test_settings_come_from_a_plain_mapping() -> None:
+    settings = EnvironmentSettings.from_mapping(
+        {"id": "spear/Sokoban-v0", "kwargs": {"modality": "text"}, "layout": "conversation", "history": 0}
+    )
+    assert settings == EnvironmentSettings(
+        "spear/Sokoban-v0", kwargs={"modality": "text"}, layout=Layout.CONVERSATION, history=0
+    )
+    assert EnvironmentSettings.from_mapping({}) == EnvironmentSettings()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({"templat": "x"}, "spear.env.templat is not a setting; did you mean spear.env.template?"),
+        ({"qqq": 1}, "spear.env.qqq is not a setting; there are id, kwargs"),
+        ({1: 1}, "spear.env.1 is not a setting"),
+        ({"layout": "flat"}, "spear.env.layout cannot be 'flat'; choose per_turn, conversation"),
+        ({"layout": None}, "spear.env.layout cannot be None"),
+        ({"layout": ["per_turn"]}, "spear.env.layout cannot be ['per_turn']"),
+    ],
+)
+def test_a_wrong_key_or_layout_is_told(mapping: dict[Any, Any], expected: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        EnvironmentSettings.from_mapping(mapping)
+    assert expected in str(caught.value)
+
+
+def test_an_environment_of_a_split_is_made_without_the_checker() -> None:
+    settings = EnvironmentSettings("spear/Sokoban-v0", kwargs={"modality": "text"})
+    env = make_environment(settings, split="valid")
+    core: Any = env.unwrapped
+    assert core.tasks.split == "valid"
+    assert "PassiveEnvChecker" not in str(env)
+    _, info = env.reset(options={"task": core.tasks[0].id})
+    assert info["task_id"] == core.tasks[0].id
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "split", "expected"),
+    [
+        (EnvironmentSettings("spear/Sokobann-v0"), "train", "Sokobann"),
+        (EnvironmentSettings("not an id"), "train", "not an id"),
+        (EnvironmentSettings("spear/Sokoban-v0"), "trian", "trian"),
+        (EnvironmentSettings("spear/Sokoban-v0", kwargs={"boxen": 2}), "train", "boxen"),
+        (EnvironmentSettings("spear/Sokoban-v0", kwargs={"modality": "smell"}), "train", "smell"),
+    ],
+)
+def test_what_cannot_be_made_is_told(settings: EnvironmentSettings, split: str, expected: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        make_environment(settings, split=split)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)

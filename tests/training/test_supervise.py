@@ -1,0 +1,355 @@
+"""The supervisor, with a script in the place of the training: what it watches, what it reports, and what it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psutil", reason="needs the extra 'train'")
+
+import psutil
+
+from spear_envs.core.errors import SpearError
+from training import supervise
+from training.history import METRICS_FOLDER
+from training.supervise import LOG_FILE, MARK, _end_all, _find_error, build_environment, hold_lock, run_training
+
+StandIn = Callable[[str], None]
+OWN = f"test-{os.getpid()}"
+"""Mark of the runs of these tests: others may be training on this machine."""
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortens the patience with processes that will not end."""
+    wait = psutil.wait_procs
+    monkeypatch.setattr(psutil, "wait_procs", lambda processes, timeout: wait(processes, timeout=timeout / 10))
+    monkeypatch.setattr(supervise, "GRACE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Makes the process that a run starts another one: a script of the given body."""
+
+    def install(body: str) -> None:
+        script = tmp_path / "stand_in.py"
+        script.write_text(
+            f"#!{python}\nimport os, signal, subprocess, sys, time\nout = sys.argv[-1]\n{textwrap.dedent(body)}"
+        )
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    python = sys.executable
+    monkeypatch.setattr(supervise.uuid, "uuid4", lambda: SimpleNamespace(hex=OWN))
+    return install
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run folder."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def ignore(history: list[dict[str, Any]]) -> None:
+    """Observe nothing."""
+
+
+def run(out: Path, observer: Callable[[list[dict[str, Any]]], None] = ignore) -> None:
+    run_training(out, "cpu", observer, poll_seconds=0.02)
+
+
+def find_marked() -> list[psutil.Process]:
+    """Processes of this test's run that are alive."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == OWN and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+CHILD = """
+import signal, sys, time
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+def start_child(kind: str, mark: str) -> subprocess.Popen[str]:
+    """A marked process in a session of its own, as Ray's daemons are; up when this returns."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, kind],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    return child
+
+
+# ---- a run that ends -------------------------------------------------------------------------------------------------
+def test_a_run_is_watched_to_its_end(out: Path, stand_in: StandIn) -> None:
+    stand_in(
+        """
+        with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
+            for step in (1, 2):
+                file.write('{"step": %d, "data": {"training/global_step": %d}}\\n' % (step, step))
+                file.flush()
+                time.sleep(0.2)
+        print("some line of verl")
+        """
+    )
+    seen: list[int] = []
+    run(out, lambda history: seen.append(len(history)))
+    assert seen == sorted(seen) and seen[-1] == 2, "the last word is read after the end"
+    assert "some line of verl" in (out / LOG_FILE).read_text()
+
+
+def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: StandIn) -> None:
+    stand_in('print(sys.argv[1:], os.environ["VERL_USE_EXTERNAL_MODULES"], os.getsid(0) == os.getpid())')
+    run(out)
+    assert (out / LOG_FILE).read_text().strip() == (
+        f"['-m', 'training.verl_plugin.process', '{out}'] training.verl_plugin True"
+    )
+
+
+def test_a_later_launch_adds_to_the_log(out: Path, stand_in: StandIn) -> None:
+    for number in range(2):
+        stand_in(f"print('launch {number}')")
+        run(out)
+    assert (out / LOG_FILE).read_text() == "launch 0\nlaunch 1\n"
+
+
+# ---- a run that fails ------------------------------------------------------------------------------------------------
+def test_a_failure_is_one_line_with_the_log(out: Path, stand_in: StandIn) -> None:
+    stand_in("print('ValueError: an older one', flush=True); sys.exit(1)")
+    with pytest.raises(SpearError, match="an older one"):
+        run(out)
+    stand_in("print('Traceback (most recent call last):\\n  File x\\nRuntimeError: no space', flush=True); sys.exit(1)")
+    with pytest.raises(SpearError) as caught:
+        run(out)
+    assert str(caught.value) == f"the training stopped: RuntimeError: no space (log: {out / LOG_FILE})"
+
+
+def test_a_killed_training_says_so(out: Path, stand_in: StandIn) -> None:
+    stand_in("os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(SpearError, match="the process was killed"):
+        run(out)
+
+
+def test_a_real_process_with_a_broken_configuration_fails_with_one_line(out: Path) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    (out / "config.yaml").write_text("trainer: {device: cpu}\n")
+    with pytest.raises(SpearError) as caught:
+        run(out)
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith(f"(log: {out / LOG_FILE})")
+    assert "ray_kwargs" in message
+
+
+# ---- a run that is stopped -------------------------------------------------------------------------------------------
+def test_what_a_failed_run_started_is_ended_with_it(out: Path, stand_in: StandIn) -> None:
+    stand_in(
+        f"""
+        child = subprocess.Popen(
+            ["{sys.executable}", "-c", "import time; print('up', flush=True); time.sleep(300)"],
+            start_new_session=True, stdout=subprocess.PIPE,
+        )
+        child.stdout.readline()
+        sys.exit(3)
+        """
+    )
+    with pytest.raises(SpearError):
+        run(out)
+    assert find_marked() == []
+
+
+def test_an_interrupt_stops_everything_even_what_will_not_listen(out: Path, stand_in: StandIn) -> None:
+    stand_in(
+        f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(
+            ["{sys.executable}", "-c", {CHILD!r}, "deaf"], start_new_session=True, stdout=subprocess.PIPE
+        )
+        child.stdout.readline()
+        open(out + "/ready", "w").close()
+        time.sleep(300)
+        """
+    )
+
+    def interrupt(history: list[dict[str, Any]]) -> None:
+        if (out / "ready").exists():
+            assert len(find_marked()) == 2
+            raise KeyboardInterrupt
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt):
+        run(out, interrupt)
+    assert find_marked() == []
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_termination_is_an_interrupt(out: Path, stand_in: StandIn) -> None:
+    stand_in("open(out + '/ready', 'w').close(); time.sleep(300)")
+
+    def terminate(history: list[dict[str, Any]]) -> None:
+        if (out / "ready").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out, terminate)
+    assert find_marked() == []
+
+
+def test_an_error_of_the_observer_does_not_leave_the_run_alone(out: Path, stand_in: StandIn) -> None:
+    stand_in("time.sleep(300)")
+
+    def fail(history: list[dict[str, Any]]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(out, fail)
+    assert find_marked() == []
+
+
+@pytest.mark.parametrize("kind", ["plain", "deaf"])
+def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
+    ours, other = start_child(kind, "mark-a"), start_child("plain", "mark-b")
+    try:
+        _end_all("mark-a")
+        assert ours.poll() is not None
+        assert other.poll() is None
+    finally:
+        for child in (ours, other):
+            child.kill()
+            child.wait()
+
+
+def test_nothing_marked_nothing_to_do() -> None:
+    _end_all("no such mark")
+
+
+# ---- one run a folder ------------------------------------------------------------------------------------------------
+def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> None:
+    stand_in("")
+    with hold_lock(out), pytest.raises(SpearError, match=r"another process trains in .*name another --out"):
+        run(out)
+    run(out)
+
+
+def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
+    code = f"from pathlib import Path\nfrom training.supervise import hold_lock\nwith hold_lock(Path({str(out)!r})):\n"
+    code += "    print('held', flush=True)\n    import time\n    time.sleep(300)\n"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(SpearError), hold_lock(out):
+            pass
+        holder.kill()
+        holder.wait()
+        with hold_lock(out):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+# ---- the environment of the process ----------------------------------------------------------------------------------
+def test_each_launch_logs_into_a_file_of_its_own(out: Path) -> None:
+    first = Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"])
+    assert first == out / METRICS_FOLDER / "0000.jsonl"
+    first.write_text("")
+    assert Path(build_environment(out, "cpu")["VERL_FILE_LOGGER_PATH"]).name == "0001.jsonl"
+
+
+def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    variables = build_environment(out, "cpu")
+    assert variables["VERL_PLATFORM"] == "cpu" and variables["HF_HUB_OFFLINE"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in variables, "empty, it makes Ray refuse logical GPUs"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_gpu_run_keeps_the_devices_it_was_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    variables = build_environment(out, "cuda")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3" and "VERL_PLATFORM" not in variables
+
+
+# ---- what went wrong -------------------------------------------------------------------------------------------------
+RAY = """\
+\x1b[36m(TaskRunnerV1 pid=812)\x1b[0m /x/verl/workers/engine/__init__.py:60: UserWarning: no megatron engine
+\x1b[36m(TaskRunnerV1 pid=812)\x1b[0m   warnings.warn("ModuleNotFoundError(no megatron)")
+Training Progress:   5%|5         | 2/40 [00:10<03:12]\r
+Error executing job
+Traceback (most recent call last):
+  File "/x/training/verl_plugin/process.py", line 44, in main
+    run_ppo(config, task_runner_class=TaskRunnerV1)
+ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pid=812, ip=10.0.0.1)
+  File "/x/verl/trainer/main_ppo.py", line 1, in run
+{cause}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            RAY.format(kind="ValueError", cause="ValueError: mini-batch of 0 rows\n(continued)"),
+            "ValueError: mini-batch of 0 rows",
+        ),
+        (
+            RAY.format(
+                kind="SpearError",
+                cause="spear_envs.core.errors.SpearError: /r has no spear.pt: name another run folder\n"
+                "AssertionError: noise of the shutdown",
+            ),
+            "/r has no spear.pt: name another run folder",
+        ),
+        (
+            RAY.format(kind="x", cause="training.algorithms.errors.SettingsError: spear.clip.low must be at least 0"),
+            "spear.clip.low must be at least 0",
+        ),
+        (
+            "\x1b[36m(RolloutWorker pid=9, ip=10.0.0.2)\x1b[0m torch.OutOfMemoryError: CUDA out of memory.\n",
+            "torch.OutOfMemoryError: CUDA out of memory.",
+        ),
+        ("AssertionError\n", "AssertionError"),
+        (
+            "KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            "OSError: [Errno 28] No space left on device: '/r'\n",
+            "OSError: [Errno 28] No space left on device: '/r'",
+        ),
+        (
+            "ray.exceptions.RayTaskError(ValueError): ray::x()\n",
+            "ray.exceptions.RayTaskError(ValueError): ray::x()",
+        ),
+        ("(raylet) some line\nKilled\n", "the process was killed"),
+        ("", "the process was killed"),
+        ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
+    ],
+)
+def test_the_error_is_found_in_the_log(tmp_path: Path, log: str, expected: str) -> None:
+    path = tmp_path / LOG_FILE
+    before = b"RuntimeError: of an earlier launch\n"
+    path.write_bytes(before + log.encode() + b"\xff\xfe")
+    assert _find_error(path, len(before)) == expected

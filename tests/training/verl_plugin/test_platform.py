@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+from verl.plugin.platform import PlatformBase
+
+from training.verl_plugin.platform import PlatformCPU
+
+
+def test_the_platform_is_whole() -> None:
+    platform = PlatformCPU()  # abstract methods would refuse
+    assert isinstance(platform, PlatformBase)
+    assert (platform.device_name, platform.vendor_name) == ("cpu", "cpu")
+    assert platform.is_available()
+    assert platform.device_count() == 1
+    assert platform.communication_backend_name() == "gloo"
+    assert not platform.is_ipc_supported()
+    assert platform.get_device_capability() == (None, None)
+
+
+def test_tensors_go_where_the_platform_says() -> None:
+    platform = PlatformCPU()
+    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
+    assert torch.zeros(1).to(platform.device_module.current_device()).device.type == "cpu"
+
+
+def test_ray_places_workers_by_logical_gpus() -> None:
+    # verl counts the resource of this name, and clears the variable of the other.
+    assert PlatformCPU().ray_resource_name() == "GPU"
+    assert PlatformCPU().visible_devices_envvar() == "CUDA_VISIBLE_DEVICES"
+    assert PlatformCPU().ray_noset_envvars() == []
+
+
+def test_random_state_is_saved_and_restored() -> None:
+    platform = PlatformCPU()
+    before = torch.get_rng_state()
+    try:
+        platform.manual_seed(3)
+        state = platform.device_module.get_rng_state()
+        first = torch.rand(4)
+        platform.device_module.set_rng_state(state)
+        assert torch.equal(first, torch.rand(4))
+        platform.manual_seed_all(3)
+        assert torch.equal(first, torch.rand(4))
+    finally:
+        torch.set_rng_state(before)
+
+
+def test_what_has_no_meaning_does_nothing() -> None:
+    platform = PlatformCPU()
+    platform.set_device(0)
+    platform.synchronize()
+    platform.empty_cache()
+    platform.set_allocator_settings("x")
+    platform.profiler_start()
+    platform.profiler_stop()
+    assert platform.cudart() is None
+    with platform.nvtx_range("x"):
+        pass
+
+
+def test_memory_counters_do_not_pretend_to_be_a_device() -> None:
+    module = PlatformCPU().device_module
+    assert not module.is_available()
+    assert module.memory_allocated() == module.max_memory_reserved() == 0
+    free, total = module.mem_get_info()
+    assert 0 < free <= total

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+
+from agents.engines.base import Finish, Generation, Request, Sampling
+from training.verl_plugin import rollout_hf
+from training.verl_plugin.rollout_hf import HFServer, HFWeightSender, name_server
+
+SERVER: Any = HFServer.__ray_metadata__.modified_class
+"""The class behind the Ray actor."""
+
+
+class FakeModel:
+    """Remembers what it is asked, and what weights it is given."""
+
+    def __init__(self, finish: Finish = Finish.STOP) -> None:
+        self.finish = finish
+        self.requests: list[Request] = []
+        self.state: dict[str, torch.Tensor] = {}
+
+    def generate_batch(self, requests: list[Request]) -> list[Generation]:
+        self.requests += requests
+        return [Generation((*request.prompt_ids, 2), (-0.5, -0.25), self.finish) for request in requests]
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.state = state
+
+
+def open_server(model: FakeModel) -> Any:
+    server = object.__new__(SERVER)
+    server._model, server._response_length = model, 16
+    server._thread = ThreadPoolExecutor(1)
+    return server
+
+
+def test_a_batch_keeps_its_order() -> None:
+    requests = [Request((n,), Sampling(), f"r{n}") for n in range(3)]
+    answers = asyncio.run(open_server(FakeModel()).generate_batch(requests))
+    assert [answer.token_ids for answer in answers] == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, Sampling(max_tokens=16)),
+        (
+            {"temperature": 0.4, "top_p": 0.6, "top_k": -1, "max_tokens": 5},
+            Sampling(temperature=0.4, top_p=0.6, max_tokens=5),
+        ),
+        ({"top_k": 3, "max_new_tokens": 4, "seed": 9}, Sampling(top_k=3, max_tokens=4, seed=9)),
+    ],
+)
+def test_verls_own_agent_loops_can_ask(parameters: dict[str, Any], expected: Sampling) -> None:
+    model = FakeModel()
+    output = asyncio.run(
+        open_server(model).generate(request_id="r", prompt_ids=[7], sampling_params=parameters, image_data=None)
+    )
+    assert model.requests == [Request((7,), expected, "r")]
+    assert output.token_ids == [7, 2] and output.log_probs == [-0.5, -0.25]
+    assert output.stop_reason == "completed"
+    assert output.extra_fields == {"global_steps": None}
+
+
+def test_a_truncated_response_says_so() -> None:
+    model = FakeModel(Finish.LENGTH)
+    output = asyncio.run(open_server(model).generate(request_id="r", prompt_ids=[7], sampling_params={}))
+    assert output.stop_reason == "length"
+
+
+def test_new_weights_replace_the_old() -> None:
+    model = FakeModel()
+    asyncio.run(open_server(model).update_weights({"w": torch.ones(2)}))
+    assert torch.equal(model.state["w"], torch.ones(2))
+
+
+CALLS = [
+    "wake_up",
+    "sleep",
+    "abort_all_requests",
+    "resume_generation",
+    "clear_kv_cache",
+    "release_kv_cache",
+    "resume_kv_cache",
+    "start_profile",
+    "stop_profile",
+    "set_global_steps",
+]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_only_a_gpu_engine_needs_are_answered(name: str) -> None:
+    assert asyncio.run(getattr(open_server(FakeModel()), name)(1, tags=["x"])) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "per_replica", "replica", "sends"), [(0, 1, 0, True), (3, 1, 3, True), (2, 2, 1, True), (3, 2, 1, False)]
+)
+def test_one_rank_of_each_replica_sends_the_weights(
+    monkeypatch: pytest.MonkeyPatch, rank: int, per_replica: int, replica: int, sends: bool
+) -> None:
+    sent: list[tuple[str, dict[str, torch.Tensor]]] = []
+
+    class FakeActor:
+        def __init__(self, name: str) -> None:
+            self.update_weights = self
+            self._name = name
+
+        async def remote(self, state: dict[str, torch.Tensor]) -> None:
+            sent.append((self._name, state))
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(rollout_hf.BaseRollout, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(rollout_hf.ray, "get_actor", FakeActor)
+
+    class Config:
+        tensor_model_parallel_size = per_replica
+        data_parallel_size = 1
+
+    sender = HFWeightSender(Config(), None, None)
+    drained: list[str] = []
+
+    def weights() -> Any:
+        for name in ("a", "b"):
+            drained.append(name)
+            yield name, torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+
+    asyncio.run(sender.update_weights(weights(), global_steps=1))
+    asyncio.run(sender.resume(["weights"]))
+    asyncio.run(sender.release())
+    assert drained == ["a", "b"], "gathering is collective: every rank drains"
+    assert [name for name, _ in sent] == ([name_server(replica)] if sends else [])
+    for _, state in sent:
+        assert all(value.dtype is torch.float32 and not value.requires_grad for value in state.values())

@@ -36,8 +36,6 @@ VARIABLES = (
     "HF_HUB_OFFLINE",
     "OMP_NUM_THREADS",
     "RAY_AUTH_MODE",
-    "SPEAR_TRAIN_THREADS",
-    "SPEAR_ROLLOUT_THREADS",
 )
 """Environment variables that every process of a run must have, whichever node it is on."""
 MARK = "SPEAR_RUN_MARK"

@@ -34,7 +34,7 @@ class HFServer:
     """Holds one copy of the policy and answers batches of requests, one batch at a time."""
 
     def __init__(self, model_path: str, response_length: int) -> None:
-        threads = int(os.environ.get("SPEAR_ROLLOUT_THREADS", 1))
+        threads = int(os.environ.get("OMP_NUM_THREADS", 1))
         self._model = HFModel(model_path, threads=threads, dtype=torch.float32)
         self._response_length = response_length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")

@@ -69,7 +69,7 @@ class SpearTrainingWorker(TrainingWorker):
                 rank=int(os.environ.get("RANK", 0)),
                 world_size=int(os.environ.get("WORLD_SIZE", 1)),
             )
-            torch.set_num_threads(int(os.environ.get("SPEAR_TRAIN_THREADS", 1)))
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
         super().__init__(config)
 
     def train_batch(self, data: TensorDict) -> TensorDict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -147,3 +148,15 @@ def test_environment_has_no_cuda_and_no_torchvision() -> None:
     wrong = {name for name in names if name.startswith(("nvidia-", "cuda-"))}
     wrong |= names & {"torchvision", "torchaudio", "torchcodec"}
     assert not wrong, f"{sorted(wrong)} in the environment: these wheels break transformers on a CPU; run `make setup`"
+
+
+def test_environment_check_names_cuda_unpinned_and_needless_packages() -> None:
+    spec = importlib.util.spec_from_file_location("check_environment", ROOT / "scripts" / "check_environment.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    pins = {"torch": "2.13.0", "triton": "3.7.1", "pip": "26.3", "gym-sokoban": "0.0.6"}
+    assert script.find_faults({"torch": "2.13.0+cpu", "triton": "3.7.1"}, pins) == []
+    cuda, loose, needless = script.find_faults({"torch": "2.13.0", "nvidia-nccl-cu13": "2", "six": "1.17"}, pins)
+    assert cuda.startswith("nvidia-nccl-cu13") and "TORCH_INDEX" in cuda
+    assert loose.endswith("add six==1.17") and needless.startswith("triton is pinned without need")

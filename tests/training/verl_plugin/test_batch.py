@@ -7,18 +7,19 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from training.algorithms import Aggregation, aggregate_loss  # noqa: E402
-from training.verl_plugin.batch import (  # noqa: E402
+from training.algorithms import Aggregation, aggregate_loss
+from training.verl_plugin.batch import (
     TOKEN_COLUMNS,
     Deal,
     RowTokens,
     build_columns,
     deal_rows,
+    find_predictions,
     nest_flat,
     weigh_rows,
 )
@@ -41,8 +42,6 @@ def test_columns_hold_prompt_and_response_without_padding() -> None:
     assert columns.batch_size == torch.Size([2])
     assert unnest(columns["input_ids"]) == [[5, 6, 7, 8, 9], [1, 2]]
     assert unnest(columns["position_ids"]) == [[0, 1, 2, 3, 4], [0, 1]]
-    assert unnest(columns["prompts"]) == [[5, 6], [1]]
-    assert unnest(columns["responses"]) == [[7, 8, 9], [2]]
     assert unnest(columns["loss_mask"]) == [[1, 0, 1], [1]]
     assert unnest(columns["rollout_log_probs"]) == [[-0.5, 0.0, -0.25], [-1.0]]
     assert {columns[name].dtype for name in TOKEN_COLUMNS[:-1]} == {torch.int64}
@@ -64,6 +63,16 @@ def test_nest_flat_cuts_a_vector_into_rows_without_a_copy() -> None:
     nested = nest_flat(values, [1, 0, 3, 2])
     assert unnest(nested) == [[0.0], [], [1.0, 2.0, 3.0], [4.0, 5.0]]
     assert nested.values().data_ptr() == values.data_ptr()
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=6))
+def test_predictions_stand_one_to_the_left_of_the_response(sizes: list[tuple[int, int]]) -> None:
+    expected, start = [], 0
+    for prompt, response in sizes:
+        expected += [start + prompt + k - 1 for k in range(response)]
+        start += prompt + response
+    prompts, lengths = np.asarray(sizes).T
+    assert find_predictions(prompts, lengths).tolist() == expected
 
 
 @pytest.mark.parametrize("lengths", [[2, 3, 4], [4], [0, 3, 0], [0, 0], []])

@@ -46,10 +46,6 @@ def test_the_number_of_tasks_can_be_limited(wanted: int, length: int) -> None:
     assert [item["index"] for item in tasks] == list(range(length)), "and a plain loop ends"
 
 
-def test_the_fingerprint_tells_splits_apart() -> None:
-    assert open_tasks("valid").fingerprint == open_tasks("valid").fingerprint != open_tasks("test").fingerprint
-
-
 def test_a_split_that_does_not_exist_is_told() -> None:
     with pytest.raises(SpearError, match="vaild"):
         open_tasks("vaild")

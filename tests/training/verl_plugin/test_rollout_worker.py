@@ -20,7 +20,14 @@ from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from training.environments import EnvironmentSettings
 from training.verl_plugin import rollout_worker
-from training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager, RolloutWorker, ServerEngine
+from training.verl_plugin.rollout_worker import (
+    CountingEngine,
+    EpisodeOrder,
+    Rollout,
+    RolloutManager,
+    RolloutWorker,
+    ServerEngine,
+)
 
 END, STOP = 2, 9
 CORRIDOR = tests.spear_envs.corridor.CorridorEnv
@@ -45,9 +52,9 @@ def answer(ids: Sequence[int], reason: str = "completed") -> TokenOutput:
     return TokenOutput(token_ids=list(ids), log_probs=[-0.5] * len(ids), stop_reason=reason)
 
 
-def ask(client: FakeClient, sampling: Sampling | None = None, **call: Any) -> Generation:
-    engine = ServerEngine(client, [END])
-    return asyncio.run(engine.generate((5, 6), sampling or Sampling(), request_id="task#1", **call))
+def ask(client: FakeClient, sampling: Sampling | None = None, **options: Any) -> Generation:
+    engine = ServerEngine(client, [END], **options)
+    return asyncio.run(engine.generate((5, 6), sampling or Sampling(), request_id="task#7#0003"))
 
 
 def test_a_request_reaches_the_server_in_its_own_terms() -> None:
@@ -55,7 +62,7 @@ def test_a_request_reaches_the_server_in_its_own_terms() -> None:
     sampling = Sampling(temperature=0.4, top_p=0.6, top_k=5, max_tokens=8, stop_token_ids=(STOP,), seed=2**40 + 3)
     generation = ask(client, sampling)
     (call,) = client.calls
-    assert call["request_id"] == "task#1", "the same for all turns of an episode: the load balancer keeps it in place"
+    assert call["request_id"] == "task#7", "the same for all turns: the load balancer keeps an episode in its place"
     assert call["prompt_ids"] == [5, 6] and call["image_data"] is None
     assert call["sampling_params"] == {
         "temperature": 0.4,
@@ -76,6 +83,12 @@ def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
     parameters = client.calls[0]["sampling_params"]
     assert parameters["top_k"] == -1
     assert "seed" not in parameters and "stop_token_ids" not in parameters
+
+
+def test_seeds_are_sent_only_where_runs_must_repeat() -> None:
+    client = FakeClient(answer([END]))
+    ask(client, Sampling(seed=5), seeded=False)
+    assert "seed" not in client.calls[0]["sampling_params"]
 
 
 @pytest.mark.parametrize("reason", ["completed", "stop", "length"])
@@ -127,12 +140,14 @@ def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4
     """A worker that needs no Ray: what verl's constructor would read from a model is given."""
     worker = object.__new__(RolloutWorker)
     worker.tokenizer = ByteTokenizer()
-    worker.rollout_config = SimpleNamespace(prompt_length=limit)
+    worker.rollout_config = SimpleNamespace(prompt_length=limit, response_length=limit)
+    worker.model_config = SimpleNamespace(generation_config=None)
     worker._settings = EnvironmentSettings("tests/Corridor-v0", template="compact", layout=layout)
     worker._find_repetition = True
     worker._idle = {}
     worker._prompts = None
-    worker._engine = ScriptedEngine(policy, worker.tokenizer)
+    worker._replicas = 1
+    worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
     return worker
 
 
@@ -159,7 +174,9 @@ def walk(prompt: str, dice: Any) -> str:
 def test_rows_and_records_of_played_episodes_fit_together(queue: FakeQueue, layout: Layout) -> None:
     worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])), layout=layout)
     orders = order_episodes("train")
-    records = asyncio.run(worker.play(orders, Sampling(max_tokens=64), "train", keep=True))
+    rollout = asyncio.run(worker.play(orders, Sampling(max_tokens=64), "train", keep=True))
+    records = rollout.records
+    assert rollout.generations == sum(record.turns for record in records), "nothing is generated in vain"
     assert [(r.group, r.sample, r.task_id) for r in records] == [(o.group, o.sample, o.task_id) for o in orders]
     rows = queue.rows()
     assert list(rows) == [row.key for record in records for row in record.rows]
@@ -176,15 +193,15 @@ def test_rows_and_records_of_played_episodes_fit_together(queue: FakeQueue, layo
 def test_episodes_do_not_depend_on_what_is_played_beside_them(queue: FakeQueue) -> None:
     def play(orders: list[EpisodeOrder]) -> list[Any]:
         worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])))
-        return asyncio.run(worker.play(orders, Sampling(), "train", keep=False))
+        return asyncio.run(worker.play(orders, Sampling(), "train", keep=False)).records
 
     orders = order_episodes("train")
     assert play(orders)[:2] == play(orders[:2])
 
 
 def test_validation_writes_nothing(queue: FakeQueue) -> None:
-    records = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(records) == 8 and queue.writes == []
+    rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
+    assert len(rollout.records) == 8 and queue.writes == []
 
 
 def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
@@ -211,20 +228,20 @@ def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypat
     monkeypatch.setattr(CORRIDOR, "_act", act)
     worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])))
     orders = order_episodes("train")
-    records = asyncio.run(worker.play(orders, Sampling(), "train", keep=True))
+    records = asyncio.run(worker.play(orders, Sampling(), "train", keep=True)).records
     broken = [record for record in records if record.fault is not None]
     assert [(record.fault, len(record.rows)) for record in broken] == [("backend", 1)] * 2
     assert not set(queue.rows()) & {row.key for record in broken for row in record.rows}
 
 
 def test_nothing_to_play_and_nothing_to_write(queue: FakeQueue) -> None:
-    assert asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True)) == []
+    assert asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True)) == Rollout([], 0)
     assert queue.writes == []
 
 
 def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
-    records = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
+    records = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True)).records
     rows = [row.key for record in records for row in record.rows]
     assert [key for write in queue.writes for key in write["keys"]] == rows
     assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
@@ -279,6 +296,22 @@ def test_a_batch_takes_one_place_at_the_balancer_and_gives_it_back() -> None:
     assert worker.llm_client.log == ["acquire r0", "release server-0 r0"]
 
 
+def test_a_batch_is_shared_evenly_between_replicas() -> None:
+    sizes: list[int] = []
+
+    async def echo(requests: list[Request]) -> list[Generation]:
+        sizes.append(len(requests))
+        return [Generation(tuple(request.prompt_ids), (), Finish.STOP) for request in requests]
+
+    worker = open_worker(walk)
+    worker.llm_client, worker._replicas = FakeBalancer(echo), 3
+    requests = [Request((n,), Sampling(), f"r{n}") for n in range(7)]
+    answers = asyncio.run(worker._generate_batch(requests))
+    assert [answer.token_ids for answer in answers] == [(n,) for n in range(7)]
+    assert sorted(sizes) == [1, 3, 3]
+    assert len(worker.llm_client.log) == 6
+
+
 def test_the_place_is_given_back_when_a_server_dies() -> None:
     async def die(requests: list[Request]) -> list[Generation]:
         raise RuntimeError("the actor died")
@@ -321,4 +354,5 @@ def test_groups_are_dealt_evenly_and_stay_together(workers: int) -> None:
 def test_records_come_back_in_one_order_whichever_worker_played(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [make.episode(group, sample) for group in ("1-00000", "1-00001") for sample in range(3)]
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    assert RolloutManager.collect([records[3:], records[:3][::-1]]) == records
+    parts = [Rollout(records[3:], 7), Rollout(records[:3][::-1], 5)]
+    assert RolloutManager.collect(parts) == Rollout(records, 12)

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from omegaconf import OmegaConf
+
+from spear_envs.core.errors import SpearError
+from training.algorithms import SpearSettings
+from training.launch import (
+    CHANGEABLE,
+    CONFIG_FILE,
+    TASKS_FILE,
+    WITHOUT_EFFECT,
+    check_config,
+    compose_config,
+    list_configs,
+    prepare_run,
+    read_settings,
+    repair_tracker,
+)
+
+MODEL = "actor_rollout_ref.model.path"
+TEXT = "spear.env.kwargs.modality=text"
+"""Sokoban shows a picture unless asked for text."""
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+@pytest.fixture(scope="module")
+def composed(model_folder: Path) -> dict[str, Any]:
+    """Each configuration once; tests that change one take a copy."""
+    return {name: compose_config(name, (f"{MODEL}={model_folder}", TEXT), Path("runs/x")) for name in list_configs()}
+
+
+def change(config: Any, **values: Any) -> Any:
+    """A copy with other values; two underscores stand for a dot."""
+    copy = config.copy()
+    for key, value in values.items():
+        OmegaConf.update(copy, key.replace("__", "."), value, force_add=True)
+    return copy
+
+
+def fail(*overrides: str, name: str = "cpu", check: bool = False) -> str:
+    """The message of the error that ``overrides`` end in, which is one line."""
+    with pytest.raises(SpearError) as caught:
+        compose_config(name, overrides, Path("runs/x"), check=check)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------
+def test_there_are_the_configurations_that_the_help_names() -> None:
+    assert list_configs() == ["cpu", "demo", "spear"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
+    config = composed[name]
+    assert config.actor_rollout_ref.model.path == str(model_folder)
+    assert Path(config.trainer.default_local_dir) == Path("runs/x").resolve() / "checkpoints"
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    assert plain["data"]["spear_env"] == plain["spear"]["env"]
+    assert plain["data"]["train_files"] == "train" and plain["data"]["val_files"] == "valid"
+    assert plain["trainer"]["v1"]["trainer_mode"] == "spear"
+
+
+def test_every_setting_of_spear_is_in_the_configuration_with_its_default(composed: dict[str, Any]) -> None:
+    assert read_settings(composed["spear"].spear) == SpearSettings()
+    assert read_settings({"seed": 3, "env": {}, "deterministic": True}) == SpearSettings()
+    assert read_settings(composed["demo"].spear).replay.capacity == 1024
+
+
+def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
+    config = composed["cpu"]
+    assert config.trainer.device == "cpu" and config.actor_rollout_ref.rollout.name == "spear_hf"
+    assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node == 1, "logical ones"
+
+
+@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+def test_verls_own_check_accepts_each_configuration(composed: dict[str, Any], name: str) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = composed[name].copy()
+    OmegaConf.set_struct(config, True)
+    assert not need_critic(config) and not need_reference_policy(config)
+    validate_config(config, use_reference_policy=False, use_critic=False)
+
+
+def test_overrides_reach_every_corner(model_folder: Path) -> None:
+    config = compose_config(
+        "cpu",
+        (
+            f"{MODEL}={model_folder}",
+            "spear.sil.warmup_steps=3",
+            "spear.filter.void=off",
+            "trainer.logger=[console]",
+            "trainer.n_gpus_per_node=2",
+            "spear.env.kwargs.modality=text",
+            "+actor_rollout_ref.model.override_config.attention_dropout=0.0",
+        ),
+        Path("runs/x"),
+    )
+    settings = read_settings(config.spear)
+    assert settings.sil.warmup_steps == 3 and settings.filter.void.value == "off"
+    assert config.trainer.logger == ["console"]
+    assert config.ray_kwargs.ray_init.num_gpus == 2, "interpolations follow"
+    assert config.data.spear_env.kwargs == {"modality": "text"}
+
+
+def test_keywords_of_an_environment_need_no_plus() -> None:
+    whole = compose_config("cpu", ("spear.env.kwargs={modality: text, max_turns: 7}",), Path("x"), check=False)
+    assert whole.spear.env.kwargs == {"modality": "text", "max_turns": 7}
+
+
+def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = compose_config("cpu", (f"{MODEL}=~/model", TEXT), Path("x"))
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
+
+
+# ---- errors of overrides ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("spear.sil.gama=cosine", "'spear.sil.gama'; did you mean spear.sil.gamma?"),
+        ("trainer.total_training_step=3", "did you mean trainer.total_training_steps?"),
+        ("actor.optim.lr=1e-4", "did you mean actor_rollout_ref.actor.optim.lr?"),
+        ("ppo_mini_batch_size=8", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?"),
+        ("xyzzy=1", "`spear train --print-config` lists all keys"),
+        ("trainer.total_training_steps.more=1", "did you mean trainer.total_training_steps?"),
+        ("data.spear_env.id=x", "did you mean data.spear_env?"),
+        ("total", "'total' is no override: write key=value"),
+        ("--ouput=x", "has no key '--ouput'"),
+        ("=3", "`spear train --print-config` lists all keys"),
+        ("trainer.logger=[console", "overrides do not fit the configuration"),
+        ("trainer.logger=a,b", "overrides do not fit the configuration: Ambiguous value"),
+        ("~trainer.nonsense", "'trainer.nonsense' does not exist"),
+        ("spear=1", "overrides do not fit the configuration"),
+        ("trainer.default_local_dir=/x", "trainer.default_local_dir is set by --out"),
+    ],
+)
+def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expected: str) -> None:
+    assert expected in fail(override)
+
+
+def test_an_unknown_configuration_is_told_with_all_there_are() -> None:
+    assert fail(name="cup") == "there is no configuration 'cup'; choose cpu, demo, spear"
+
+
+# ---- errors of models ------------------------------------------------------------------------------------------------
+def test_a_run_without_a_model_is_told_where_to_get_one() -> None:
+    message = fail(check=True)
+    assert message.startswith(f"no model: pass {MODEL}=FOLDER") and "spear warmstart" in message
+    assert fail(f"{MODEL}=null", check=True) == message
+
+
+def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert fail(f"{MODEL}={tmp_path}/empty", check=True) == (
+        f"{tmp_path}/empty holds no config.json: name a Hugging Face model folder"
+    )
+    assert "does not exist: make one with `spear warmstart`" in fail(f"{MODEL}={tmp_path}/none", check=True)
+    assert "does not exist" in fail(f"{MODEL}=12", check=True)
+    assert "does not exist" in fail(f"{MODEL}=./qwen", check=True)
+
+
+def test_a_hub_id_is_left_to_verl() -> None:
+    config = compose_config("spear", (f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    # The transformers rollouts of a CPU read a folder.
+    assert "does not exist" in fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
+
+
+# ---- errors of settings ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("spear.sil.gamma", "cosin", "spear.sil.gamma cannot be 'cosin'; did you mean cosine?"),
+        ("spear.sil.warmup_steps", -1, "spear.sil.warmup_steps must be at least 0, not -1"),
+        ("spear.sil.warmup_steps", "many", "spear.sil.warmup_steps must be a number, not 'many'"),
+        ("spear.sil", 1, "spear.sil must be a mapping of settings"),
+        ("spear.sill", {}, "spear.sill is not a setting; did you mean spear.sil?"),
+        ("spear.filter.void", "maybe", "spear.filter.void cannot be 'maybe'"),
+        ("spear.cov.bounds", "fixed", "needs spear.cov.lower and spear.cov.upper"),
+        ("spear.kl.coefficient", 0.01, "spear.kl.coefficient > 0 needs a reference policy"),
+        ("spear.loss.aggregation", "sum-norm", "take seq-mean-token-sum-norm"),
+        ("spear.env.template", "fancy", "no prompt template 'fancy': this environment has compact, default"),
+        ("spear.env.layout", "flat", "spear.env.layout cannot be 'flat'; choose per_turn, conversation"),
+        ("spear.env.histroy", 2, "spear.env.histroy is not a setting; did you mean spear.env.history?"),
+        ("spear.env.id", "spear/Sokobann-v0", "Sokobann"),
+        ("spear.env.train_split", "trian", "split='trian' is not valid: choose one of 'train', 'valid', 'test'"),
+        ("spear.env.valid_split", "vaild", "split='vaild' is not valid: choose one of 'train', 'valid', 'test'"),
+        ("spear.env.kwargs", {"boxen": 3}, "boxen"),
+        ("spear.env.kwargs", {}, "shows a picture, which this trainer cannot learn from yet"),
+        ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
+        ("spear.env", None, "spear.env must be a mapping"),
+        ("spear.seed", "one", "spear.seed must be a whole number, 0 or more, not 'one'"),
+        ("spear.seed", None, "spear.seed must be a whole number"),
+        ("spear.seed", -3, "spear.seed must be a whole number"),
+        ("trainer.total_training_steps", None, "trainer.total_training_steps must be a whole number, 1 or more"),
+        ("trainer.total_training_steps", "ten", "trainer.total_training_steps must be a whole number"),
+        ("trainer.total_training_steps", 2.5, "trainer.total_training_steps must be a whole number"),
+        ("data.train_batch_size", 0, "data.train_batch_size must be a whole number, 1 or more, not 0"),
+        ("actor_rollout_ref.rollout.n", True, "actor_rollout_ref.rollout.n must be a whole number"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_before_anything_starts(
+    composed: dict[str, Any], key: str, value: Any, expected: str
+) -> None:
+    config = composed["cpu"].copy()
+    OmegaConf.update(config, key, value, merge=False, force_add=True)
+    with pytest.raises(SpearError) as caught:
+        check_config(config)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", WITHOUT_EFFECT)
+def test_a_key_of_verl_that_would_have_no_effect_is_refused(composed: dict[str, Any], key: str) -> None:
+    allowed, advice = WITHOUT_EFFECT[key]
+    for config in composed.values():
+        assert OmegaConf.select(config, key) == allowed
+    other = {bool: not allowed, float: 0.3, int: 0.01}.get(type(allowed), "other")
+    config = composed["cpu"].copy()
+    OmegaConf.update(config, key, other, merge=False)
+    with pytest.raises(SpearError) as caught:
+        check_config(config)
+    assert key in str(caught.value) and advice in str(caught.value)
+
+
+# ---- run folders -----------------------------------------------------------------------------------------------------
+def save_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path:
+    """What verl leaves of a checkpoint, as far as launches look at it."""
+    folder = out / "checkpoints" / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "model.pt").write_bytes(b"weights")
+    (folder / "data.pt").write_bytes(b"data")
+    if tracked:
+        (out / "checkpoints" / TRACKER).write_text(str(step))
+    return folder
+
+
+def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, composed: dict[str, Any]) -> None:
+    out = tmp_path / "deep" / "run"
+    assert prepare_run(composed["cpu"], out) is None
+    assert OmegaConf.load(out / CONFIG_FILE) == composed["cpu"]
+    names = {path.name for path in out.iterdir()}
+    assert names == {CONFIG_FILE, TASKS_FILE}, "nothing else, no test file, no temporary one"
+    tasks = json.loads((out / TASKS_FILE).read_text())
+    assert tasks["environment"] == "spear/Sokoban-v0"
+    assert (tasks["train"]["tasks"], tasks["valid"]["tasks"]) == (1_000_000, 256)
+    assert tasks["train"]["fingerprint"] != tasks["valid"]["fingerprint"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name: str) -> None:
+    prepare_run(composed[name], tmp_path)
+    save_checkpoint(tmp_path, 4)
+    assert prepare_run(composed[name], tmp_path) == 4
+    assert OmegaConf.load(tmp_path / CONFIG_FILE) == composed[name]
+
+
+def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: dict[str, Any]) -> None:
+    config = composed["cpu"]
+    prepare_run(config, tmp_path)
+    save_checkpoint(tmp_path, 4)
+    before = (tmp_path / CONFIG_FILE).read_text()
+    with pytest.raises(SpearError, match=r"spear\.sil\.warmup_steps was 200, is now 7\. Name another --out"):
+        prepare_run(change(config, spear__sil__warmup_steps=7), tmp_path)
+    with pytest.raises(SpearError, match=r"and 1 more"):
+        prepare_run(change(config, spear__sil__warmup_steps=7, spear__seed=5), tmp_path)
+    with pytest.raises(SpearError, match=r"spear\.env\.kwargs\.max_turns was None, is now 9"):
+        prepare_run(change(config, spear__env__kwargs={"max_turns": 9}), tmp_path)
+    assert (tmp_path / CONFIG_FILE).read_text() == before
+
+
+@pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
+def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
+    assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
+    prepare_run(composed["cpu"], tmp_path)
+    save_checkpoint(tmp_path, 4)
+    assert prepare_run(change(composed["cpu"], **{key.replace(".", "__"): 17}), tmp_path) == 4
+    assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
+
+
+def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
+    prepare_run(composed["cpu"], tmp_path)
+    assert prepare_run(change(composed["cpu"], spear__seed=9), tmp_path) is None
+    assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
+
+
+def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
+    for place in ("here", "there"):
+        if place == "there":
+            (tmp_path / "here").rename(tmp_path / "there")
+        out = tmp_path / place
+        config = compose_config("cpu", (f"{MODEL}={model_folder}", TEXT), out)
+        assert prepare_run(config, out) == (None if place == "here" else 4)
+        if place == "here":
+            save_checkpoint(out, 4)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("mine")
+    for out in (taken, taken / "run"):
+        with pytest.raises(SpearError, match=r"cannot be written.*choose another folder"):
+            prepare_run(composed["cpu"], out)
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SpearError, match="cannot be written"):
+        prepare_run(composed["cpu"], tmp_path / "run")
+
+
+# ---- trackers --------------------------------------------------------------------------------------------------------
+def test_no_checkpoint_no_step(tmp_path: Path) -> None:
+    assert repair_tracker(tmp_path / "checkpoints") is None
+    (tmp_path / "checkpoints").mkdir()
+    assert repair_tracker(tmp_path / "checkpoints") is None
+
+
+def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 5)
+    save_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
+    assert repair_tracker(tmp_path / "checkpoints") == 5
+    assert (tmp_path / "checkpoints" / TRACKER).read_text() == "5"
+
+
+@pytest.mark.parametrize("torn", [None, "", "1\x00", "ten", "15"])
+def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path, torn: str | None) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for step in (5, 10):
+        save_checkpoint(tmp_path, step)
+    half = save_checkpoint(tmp_path, 15, tracked=False)
+    (half / "data.pt").unlink()
+    if torn is None:
+        (checkpoints / TRACKER).unlink()
+    else:
+        (checkpoints / TRACKER).write_text(torn)
+    assert repair_tracker(checkpoints) == 10
+    assert (checkpoints / TRACKER).read_text() == "10"
+
+
+def test_a_tracker_without_any_whole_checkpoint_goes(tmp_path: Path) -> None:
+    half = save_checkpoint(tmp_path, 5)
+    (half / "data.pt").unlink()
+    assert repair_tracker(tmp_path / "checkpoints") is None
+    assert not (tmp_path / "checkpoints" / TRACKER).exists(), "verl would look for the folder it names"
+
+
+def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: Path) -> None:
+    # verl removes the oldest weights and leaves the rest of their folder.
+    old = save_checkpoint(tmp_path, 5)
+    (old / "actor" / "model.pt").unlink()
+    (old / "actor").rmdir()
+    save_checkpoint(tmp_path, 10, tracked=False)
+    assert repair_tracker(tmp_path / "checkpoints") == 10
+
+
+def test_a_users_copy_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    best = save_checkpoint(tmp_path, 5)
+    best.rename(best.with_name("global_step_5_best"))
+    save_checkpoint(tmp_path, 10)
+    assert repair_tracker(tmp_path / "checkpoints") == 10

@@ -162,8 +162,9 @@ def test_a_killed_run_resumes_to_the_same_metrics(policy: Path, whole_run: Path,
     assert f"after step {resumed_after}" in text
     # The same seed gives the same curve twice, with or without a kill in between.
     expected, found = get_steps(whole_run), get_steps(out)
-    assert found.keys() == expected.keys()
-    for step in expected:
+    # verl logs a step after its checkpoint, so the kill may have come between the two.
+    assert found.keys() | {resumed_after} == expected.keys()
+    for step in found:
         assert found[step] == pytest.approx(expected[step], nan_ok=True, rel=0, abs=0), f"step {step}"
 
 

@@ -1,4 +1,4 @@
-"""Cost of training.algorithms on one thread, beside its bars: ``python benchmarks/algorithms.py [--json FILE]``."""
+"""Cost of training.algorithms on one thread, beside its bars: ``python -m benchmarks.algorithms [--json FILE]``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sokoban beside gym-sokoban 0.0.6 in one run: speed, mismatches, and how often random play wins.
 
-``python benchmarks/sokoban.py [--quick] [--mismatches STEPS] [--json FILE]``.  Times are CPU seconds of this process.
+``python -m benchmarks.sokoban [--quick] [--mismatches STEPS] [--json FILE]``.  Times are CPU seconds of this process.
 The peer is the original class, fed with the same levels and moves.  It reads its PNG files with imageio, as it always
 does; where imageio is not installed, with Pillow, which makes it 2.7 times as fast as it is.
 """

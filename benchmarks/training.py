@@ -1,7 +1,8 @@
 """Seconds of a training step through verl on a CPU: SPEAR beside GRPO, and what SPEAR adds on the driver.
 
 Three short trainings of the demo's policy from the same warm start with the same seed: GRPO's form (no replay), SPEAR
-whose replay never fires (every row still goes through the buffer), and SPEAR as in the demo. The first steps are left out.
+whose replay never fires (every row still goes through the buffer), and SPEAR as in the demo. The first steps are left
+out.
 """
 
 from __future__ import annotations

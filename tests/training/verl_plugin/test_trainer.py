@@ -1,0 +1,335 @@
+"""The order of a step, with fakes for rollouts and updates: what is drawn, trained, stored, cleared and saved when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import numpy as np
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from training.algorithms import SpearSettings
+from training.environments import EnvironmentSettings
+from training.verl_plugin.plan import PlannedRow
+from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
+from training.verl_plugin.state import FILE, SpearState
+from training.verl_plugin.trainer import SpearTrainer
+from training.verl_plugin.update import FreshRows, Replay
+
+
+class FakeRollouts:
+    """verl's agent-loop manager: remembers orders, gives back what it was told to."""
+
+    def __init__(self) -> None:
+        self.orders: list[EpisodeOrder] = []
+        self.calls: list[dict[str, Any]] = []
+        self.records: list[Any] = []
+
+    def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[Any]:
+        self.orders = list(orders)
+        self.calls.append({"sampling": sampling, "split": split, "keep": keep})
+        return ["future"]
+
+    def collect(self, futures: Sequence[Any]) -> Rollout:
+        return Rollout(self.records, sum(record.turns for record in self.records))
+
+
+class FakeUpdater:
+    """The two calls on actor workers: remembers with what it was called and what the buffers held then."""
+
+    def __init__(self, state: SpearState) -> None:
+        self.state = state
+        self.log: list[Any] = []
+
+    def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
+        lengths = tuple(planned.row.response_length for planned in rows)
+        total = sum(lengths)
+        tokens = tuple((np.ones(2, np.int32), np.full(n, 7, np.int32)) for n in lengths)
+        return FreshRows(tuple(rows), lengths, np.ones(total, bool), np.full(total, -0.5, np.float32), tokens)
+
+    def update(self, fresh: FreshRows, replay: Replay, gamma: float, metrics: dict[str, Any]) -> None:
+        baseline = None if self.state.baseline is None else len(self.state.baseline)
+        self.log.append(
+            SimpleNamespace(fresh=fresh, replay=replay, gamma=gamma, stored=len(self.state.replay), baseline=baseline)
+        )
+
+    def take_replay_seconds(self) -> float:
+        return 0.25
+
+    def take_keys(self, keys: Sequence[str]) -> list[str]:
+        return [*keys, "own"]
+
+
+def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
+    """A trainer as it is after ``init``, without Ray."""
+    trainer: Any = object.__new__(SpearTrainer)
+    small = {"replay": {"capacity": 4}, "filter": {"groups": 1.0}, "reward": {"mu": "none"}}
+    trainer.settings = SpearSettings.from_mapping(small | nodes)
+    trainer.state = SpearState(trainer.settings, seed=0)
+    trainer.environment = EnvironmentSettings("tests/Corridor-v0")
+    trainer.seed = 3
+    trainer.global_steps = 1
+    trainer._pending, trainer._train_iterator = ["future"], None
+    trainer.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "rollout": {
+                    "n": 2,
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                    "top_k": -1,
+                    "response_length": 8,
+                    "val_kwargs": {"temperature": 0.4, "top_p": 0.6, "top_k": 5, "n": 3},
+                }
+            },
+            "data": {"max_response_length": 8},
+            "trainer": {"default_local_dir": str(tmp_path / "checkpoints")},
+        }
+    )
+    trainer.agent_loop_manager = FakeRollouts()
+    trainer.updater = FakeUpdater(trainer.state)
+    trainer.asleep = 0
+
+    def sleep_replicas() -> None:
+        trainer.asleep += 1
+
+    trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=sleep_replicas)
+    trainer.curr_step_profile = False
+    return trainer
+
+
+def make_group(make: Any, name: str = "1-00000", wins: int = 1, count: int = 2, turns: int = 2) -> list[Any]:
+    return [make.episode(name, n, won=n < wins, turns=turns, tool_calls=turns) for n in range(count)]
+
+
+def take_step(trainer: Any, records: list[Any], t: int) -> tuple[dict[str, Any], Any]:
+    trainer.global_steps = t
+    trainer.rollouts.records = records
+    metrics: dict[str, Any] = {}
+    return metrics, trainer._step_once(metrics, {}, 2)
+
+
+# ---- a step ----------------------------------------------------------------------------------------------------------
+def test_a_step_trains_on_its_rows_and_names_their_keys(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    records = make_group(make)
+    metrics, batch = take_step(trainer, records, 1)
+    (call,) = trainer.updater.log
+    assert [planned.row.key for planned in call.fresh.rows] == [row.key for r in records for row in r.rows]
+    assert batch.keys == [*(row.key for r in records for row in r.rows), "own"]
+    assert batch.partition_id == PARTITION and len(batch.tags) == len(batch.keys)
+    assert trainer.asleep == 1, "rollout engines give the device back before training"
+    assert metrics["rollout/wasted_generations"] == 0 and metrics["rollout/generations"] == 4
+    assert metrics["perf/spear_driver_seconds"] > 0.25
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("t", [1, 7, 40])
+def test_weights_of_a_step_are_those_of_the_schedules(tmp_path: Path, make: Any, t: int) -> None:
+    trainer: Any = open_trainer(tmp_path, sil={"warmup_steps": 20}, reward={"decay_steps": 10})
+    metrics, _ = take_step(trainer, make_group(make), t)
+    assert metrics["spear/gamma"] == trainer.updater.log[0].gamma == cosine_warmup(t, 20)
+    assert metrics["spear/mu"] == cosine_decay(t, 10)
+    assert metrics["reward/tool_call"] == pytest.approx(0.2)
+    assert metrics["reward/total"] == pytest.approx(0.1 + 0.2 * cosine_decay(t, 10))
+
+
+def test_what_is_replayed_is_always_older(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    for t in range(1, 7):
+        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000"), t)
+        call = trainer.updater.log[-1]
+        # Each step stores its two winning rows; at four the next step replays them and begins anew.
+        assert call.baseline == t, "the step's own mean is in the baseline before the draw"
+        if t in (3, 5):
+            assert metrics["replay/drawn"] == len(call.replay.entries) == 4
+            assert metrics["replay/considered"] == 4 and metrics["replay/discarded"] == 0
+            assert {entry.step for entry in call.replay.entries} == {t - 2, t - 1}
+            assert call.stored == 0 and metrics["replay/size"] == 2
+            # Reward 1.1 against a baseline whose median is the mean of one win and one loss.
+            assert call.replay.advantages == pytest.approx([1.0] * 4)
+        else:
+            assert call.replay.entries == ()
+            assert "replay/drawn" not in metrics
+        assert metrics["replay/kept"] == 2 and metrics["replay/dropped_nonpositive"] == 2
+        assert metrics["baseline/size"] == t and metrics["baseline/p50"] == pytest.approx(0.1)
+
+
+def test_a_replay_step_may_store_nothing(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, sil={"always_add": False})
+    sizes = [take_step(trainer, make_group(make, f"{t}-00000"), t)[0]["replay/size"] for t in range(1, 6)]
+    assert sizes == [2, 4, 0, 2, 4]
+
+
+def test_old_rows_leave_the_buffer(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, replay={"capacity": 100, "max_age": 1})
+    evicted = [take_step(trainer, make_group(make, f"{t}-00000"), t)[0]["replay/evicted_age"] for t in range(1, 5)]
+    assert evicted == [0, 0, 2, 2]
+
+
+def test_without_self_imitation_nothing_is_stored_or_drawn(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, sil={"enabled": False})
+    for t in range(1, 5):
+        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000"), t)
+        assert trainer.updater.log[-1].replay.entries == ()
+        assert metrics["replay/size"] == 0 and metrics["spear/gamma"] == 0
+        assert "replay/kept" not in metrics
+
+
+def test_without_a_baseline_the_stored_advantages_are_replayed(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, baseline={"capacity": 0})
+    for t in range(1, 4):
+        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000", count=4), t)
+    assert "baseline/size" not in metrics
+    assert trainer.updater.log[-1].replay.advantages == pytest.approx([1.5] * 4)
+
+
+def test_a_step_of_faults_alone_changes_nothing(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    take_step(trainer, make_group(make), 1)
+    records = [make.episode("2-00000", n, fault="backend", stop="fault") for n in range(2)]
+    metrics, batch = take_step(trainer, records, 2)
+    assert len(trainer.updater.log) == 1
+    assert batch.keys == ["own"], "rows of a faulted episode were never written"
+    assert metrics["fault/backend"] == 2 and metrics["rows/trained"] == 0
+    assert metrics["replay/size"] == 2 and metrics["baseline/size"] == 1
+
+
+def test_a_step_whose_rows_are_all_masked_still_tells_the_baseline(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    records = [make.episode("1-00000", n, won=n == 0, rows=[{"void": True}]) for n in range(2)]
+    metrics, batch = take_step(trainer, records, 1)
+    assert trainer.updater.log == [] and metrics["baseline/size"] == 1
+    assert len(batch.keys) == 5, "written rows are cleared all the same"
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.train_dataloader = [{"task_id": ["a", "b"]}, {"task_id": ["c", "d"]}]
+    seen = []
+    for t in range(1, 4):
+        trainer.global_steps = t
+        assert trainer.prepare_step() == {}
+        seen.append([(order.group, order.sample, order.task_id) for order in trainer.rollouts.orders])
+        assert trainer._pending == ["future"]
+    assert seen[0] == [("1-00000", 0, "a"), ("1-00000", 1, "a"), ("1-00001", 0, "b"), ("1-00001", 1, "b")]
+    assert [row[2] for row in seen[1]] == ["c", "c", "d", "d"]
+    assert [row[2] for row in seen[2]] == ["a", "a", "b", "b"], "and the next epoch begins"
+    (call,) = {(c["split"], c["keep"], c["sampling"]) for c in trainer.rollouts.calls}
+    assert call[:2] == ("train", True)
+    assert (call[2].temperature, call[2].top_p, call[2].top_k, call[2].max_tokens) == (1.0, 1.0, 0, 8)
+
+
+def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_path: Path) -> None:
+    def draw(seed: int) -> list[int]:
+        trainer: Any = open_trainer(tmp_path)
+        trainer.seed = seed
+        trainer.train_dataloader = [{"task_id": ["a", "a"]}]
+        seeds = []
+        for t in (1, 2):
+            trainer.global_steps = t
+            trainer.prepare_step()
+            seeds += [order.seed for order in trainer.rollouts.orders]
+        return seeds
+
+    assert len(set(draw(3))) == 8
+    assert draw(3) == draw(3)
+    assert not set(draw(3)) & set(draw(4))
+
+
+def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(4)]
+    trainer.rollouts.records = make_group(make, wins=1, count=4)
+    found = []
+    for t in (0, 10):
+        trainer.global_steps = t
+        metrics = trainer._validate()
+        found.append(trainer.rollouts.orders)
+    assert found[0] == found[1]
+    assert [(order.task_id, order.sample) for order in found[0]] == [(f"v{n}", k) for n in range(4) for k in range(3)]
+    assert len({order.seed for order in found[0]}) == 12
+    assert metrics["val/success/all"] == 0.25 and metrics["val/seconds"] >= 0
+    call = trainer.rollouts.calls[-1]
+    assert (call["split"], call["keep"]) == ("valid", False)
+    assert (call["sampling"].temperature, call["sampling"].top_p, call["sampling"].top_k) == (0.4, 0.6, 5)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    seen: list[bool] = []
+
+    def save(self: Any) -> None:
+        folder = checkpoints / f"global_step_{self.global_steps}"
+        seen.append((folder / FILE).is_file())
+        (folder / "actor").mkdir()
+        old = checkpoints / "global_step_1" / "actor"
+        if self.global_steps == 3 and old.is_dir():
+            old.rmdir()  # max_actor_ckpt_to_keep
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    trainer: Any = open_trainer(tmp_path)
+    for t in (1, 2, 3):
+        take_step(trainer, make_group(make, f"{t}-00000"), t)
+        trainer._save_checkpoint()
+    assert seen == [True, True, True]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_2", "global_step_3"]
+
+    def load(self: Any) -> None:
+        self.global_steps = 2
+
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", load)
+    resumed: Any = open_trainer(tmp_path)
+    resumed._load_checkpoint()
+    assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
+
+
+def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 0))
+    trainer._load_checkpoint()
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
+    with pytest.raises(SpearError, match=r"has no spear\.pt"):
+        trainer._load_checkpoint()
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+def test_times_are_added_to_the_metrics(tmp_path: Path) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    metrics = {"perf/spear_driver_seconds": 0.5}
+    trainer._compute_metrics(None, metrics, {"step": 10.0, "gen": 4.0}, global_steps=3, epoch=1)
+    assert metrics["timing_s/gen"] == 4.0 and metrics["perf/step_seconds"] == 10.0
+    assert metrics["perf/spear_driver_share"] == 0.05
+    assert (metrics["training/global_step"], metrics["training/epoch"]) == (3, 1)
+
+
+def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A registered name other than "sync" would put verl on its asynchronous branches.
+    def construct(self: Any, config: Any) -> None:
+        self.config, self.trainer_mode = config, config.trainer.v1.trainer_mode
+
+    monkeypatch.setattr(PPOTrainerSync, "__init__", construct)
+    config = OmegaConf.create(
+        {
+            "spear": {"seed": 5, "env": {"id": "x"}, "sil": {"warmup_steps": 9}},
+            "trainer": {"v1": {"trainer_mode": "spear"}},
+        }
+    )
+    trainer: Any = SpearTrainer(config)
+    assert trainer.trainer_mode == "sync"
+    assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.id == "x"

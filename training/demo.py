@@ -49,6 +49,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
         SpearError: anything a user can mend.
     """
     from training.cli import run
+    from training.launch import quote_value
 
     start = time.monotonic()
     policy = out / "warmstart"
@@ -60,7 +61,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
 
     _announce(console, 3, f"SPEAR training, {steps} steps", out / "train")
     overrides = (
-        f"actor_rollout_ref.model.path={policy}",
+        f"actor_rollout_ref.model.path={quote_value(str(policy))}",
         f"trainer.total_training_steps={steps}",
         f"spear.seed={seed}",
     )
@@ -68,13 +69,18 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
-    _evaluate(out, "after", trained, console)
+    after = f"after-{steps}-steps"  # a longer training of the same folder is evaluated beside a shorter one
+    _evaluate(out, after, trained, console)
 
     _announce(console, 5, "pictures and the table", out)
-    results = _collect_results(out, steps, console)
-    gif = _draw_episode(out)
+    comparisons = {
+        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, after, temperature))
+        for temperature in TEMPERATURES
+    }
+    results = _collect_results(out, after, steps, comparisons)
+    gif = _draw_episode(out, after)
     (out / "curves.png").write_bytes((out / "train" / "curves.png").read_bytes())
-    _show(out, results, gif, time.monotonic() - start, console)
+    _show(out, results, comparisons, gif, time.monotonic() - start, console)
 
 
 def _announce(console: Console, number: int, what: str, where: Path) -> None:
@@ -138,15 +144,11 @@ def _watch(progress: Progress, task: Any) -> Observer:
     return observe
 
 
-def _collect_results(out: Path, steps: int, console: Console) -> dict[str, Any]:
-    """Compare before and after at both temperatures, play the baselines once, write ``results.json`` and ``.md``."""
+def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:
+    """Add the baselines, played once, and the subtasks to the comparisons; write ``results.json`` and ``.md``."""
     path = out / RESULTS
     baselines: dict[str, Part] = {}
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    comparisons = {
-        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, "after", temperature))
-        for temperature in TEMPERATURES
-    }
     if "baselines" not in kept:
         settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
         baselines = {kind.value: play_baseline(settings, kind) for kind in (EngineKind.RANDOM, EngineKind.EXPERT)}
@@ -158,7 +160,7 @@ def _collect_results(out: Path, steps: int, console: Console) -> dict[str, Any]:
         "samples_per_task": SAMPLES,
         "steps": steps,
         "comparison": {f"{temperature:g}": part.to_json() for temperature, part in comparisons.items()},
-        "subtasks": _compare_subtasks(out),
+        "subtasks": _compare_subtasks(out, after),
         "baselines": kept.get("baselines") or {name: part.to_json() for name, part in baselines.items()},
         "step_seconds_median": _median_step(out),
     }
@@ -172,10 +174,10 @@ def _median_step(out: Path) -> float:
     return round(seconds[len(seconds) // 2], 2)
 
 
-def _compare_subtasks(out: Path) -> dict[str, dict[str, Any]]:
+def _compare_subtasks(out: Path, after: str) -> dict[str, dict[str, Any]]:
     parts = {
-        name: json.loads((_folder(out, name, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))["subtasks"]
-        for name in ("before", "after")
+        name: json.loads((_folder(out, folder, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))["subtasks"]
+        for name, folder in (("before", "before"), ("after", after))
     }
     return {subtask: {name: parts[name][subtask]["success"] for name in parts} for subtask in parts["before"]}
 
@@ -217,10 +219,10 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     return "\n".join(lines) + "\n"
 
 
-def _draw_episode(out: Path) -> Path:
+def _draw_episode(out: Path, after: str) -> Path:
     """GIF of the longest level that the trained policy solved in the fewest possible moves, or the nearest to that."""
     path = out / "episode.gif"
-    episodes = list(read_trajectories(_folder(out, "after", TEMPERATURES[0]) / EPISODES))
+    episodes = list(read_trajectories(_folder(out, after, TEMPERATURES[0]) / EPISODES))
     env: Any = make_env(ENV_ID, "test", ENV_KEYWORDS)
     optimal = {}
     for task in env.tasks:
@@ -236,11 +238,14 @@ def _draw_episode(out: Path) -> Path:
     return path
 
 
-def _show(out: Path, results: dict[str, Any], gif: Path, seconds: float, console: Console) -> None:
-    comparisons = {
-        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, "after", temperature))
-        for temperature in TEMPERATURES
-    }
+def _show(
+    out: Path,
+    results: dict[str, Any],
+    comparisons: dict[float, Comparison],
+    gif: Path,
+    seconds: float,
+    console: Console,
+) -> None:
     table = Table(*HEAD, title="Sokoban test panel")
     for row in _rows(results, comparisons):
         table.add_row(*row)

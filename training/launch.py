@@ -123,6 +123,11 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
     return config
 
 
+def quote_value(text: str) -> str:
+    """``text`` as the value of an override, whatever characters a path may have."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
 def _resolve_model(config: DictConfig) -> str:
     name = config.actor_rollout_ref.model.path
     if name is None:

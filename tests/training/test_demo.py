@@ -1,0 +1,127 @@
+"""The demo with scripted players for policies and a function for the training: its stages, and what comes out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+pytest.importorskip("matplotlib", reason="needs the extra 'train'")
+
+from PIL import Image
+from rich.console import Console
+
+from agents.evaluate import EngineKind, EvalSettings
+from tests.training.test_history import train, write_launch
+from training import cli, demo
+from training.launch import compose_config
+
+TASKS = 10
+
+
+class Stage:
+    """What the demo did, and the stand-ins it did it with."""
+
+    def __init__(self) -> None:
+        self.policies = 0
+        self.trainings: list[tuple[str, ...]] = []
+        self.evaluations: list[str] = []
+
+    def make_policy(self, folder: Path, console: Console) -> None:
+        self.policies += 1
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+
+    def run_training(self, name: str, overrides: tuple[str, ...], out: Path, console: Console) -> None:
+        config = compose_config(name, overrides, out)
+        assert Path(config.actor_rollout_ref.model.path) == out.resolve().parent / "warmstart"
+        self.trainings.append(overrides)
+        steps = int(config.trainer.total_training_steps)
+        write_launch(out, 0, *(train(t, **{"perf/step_seconds": float(t)}) for t in range(1, steps + 1)))
+        Image.new("RGB", (4, 4)).save(out / "curves.png")
+
+    def settings(self, model: Path, temperature: float) -> EvalSettings:
+        """The warm start plays at random, the trained policy as the expert does."""
+        self.evaluations.append(model.name)
+        kind = EngineKind.EXPERT if "checkpoints" in model.parts else EngineKind.RANDOM
+        plain = EvalSettings(demo.ENV_ID, engine=kind, env_kwargs=demo.ENV_KEYWORDS, tasks=str(TASKS))
+        return replace(plain, episodes_per_task=2, temperature=temperature, history=0)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    made = Stage()
+    monkeypatch.setattr(demo, "_make_policy", made.make_policy)
+    monkeypatch.setattr(demo, "_settings", made.settings)
+    monkeypatch.setattr(cli, "run", made.run_training)
+    return made
+
+
+def play(out: Path, steps: int = 3, seed: int = 1) -> str:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "console.txt"
+    with path.open("w", encoding="utf-8") as file:
+        demo.run_demo(out, steps=steps, seed=seed, console=Console(file=file, width=200, color_system=None))
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_demo_leaves_a_table_curves_and_a_picture(tmp_path: Path, stage: Stage) -> None:
+    text = play(tmp_path / "demo")
+    out = tmp_path / "demo"
+    assert [line.split()[0] for line in text.splitlines() if line[1:3] == "/5"] == [f"{n}/5" for n in range(1, 6)]
+    for name in ("curves.png", "episode.gif", "results.md"):
+        assert (out / name).is_file() and name in text
+    assert stage.trainings[0][1:] == ("trainer.total_training_steps=3", "spear.seed=1")
+
+    results = json.loads((out / "results.json").read_text())
+    assert results["steps"] == 3 and results["step_seconds_median"] == 2.0
+    assert set(results["comparison"]) == {"1", "0.4"}
+    comparison = results["comparison"]["1"]
+    assert comparison["after"]["mean"] == 1.0, "the expert solves all"
+    assert comparison["difference"]["mean"] == pytest.approx(1.0 - comparison["before"]["mean"])
+    assert set(results["baselines"]) == {"random", "expert"}
+    assert sum(part["before"]["tasks"] for part in results["subtasks"].values()) == TASKS
+
+    table = (out / "results.md").read_text(encoding="utf-8").splitlines()
+    assert table[0] == "| success | warm start | after SPEAR | paired difference |"
+    assert all(line.count("|") == 5 for line in table if line.startswith("|"))
+    assert "100.0%" in table[2] and "3 training steps of 2.0 s" in table[-1]
+    with Image.open(out / "episode.gif") as picture:
+        assert picture.format == "GIF" and picture.n_frames > 2
+
+
+def test_a_second_call_repeats_no_stage_that_is_done(tmp_path: Path, stage: Stage) -> None:
+    play(tmp_path)
+    played = len(stage.evaluations)
+    first = (tmp_path / "results.json").read_text()
+    play(tmp_path)
+    assert stage.policies == 1
+    assert len(stage.evaluations) == played, "no panel is played again, nor the baselines"
+    assert (tmp_path / "results.json").read_text() == first
+
+
+def test_a_longer_training_is_evaluated_for_itself(tmp_path: Path, stage: Stage) -> None:
+    play(tmp_path, steps=3)
+    play(tmp_path, steps=5)
+    folders = {path.name for path in (tmp_path / "eval").iterdir()}
+    assert {"after-3-steps-temperature-1", "after-5-steps-temperature-1", "before-temperature-1"} <= folders
+    assert json.loads((tmp_path / "results.json").read_text())["steps"] == 5
+
+
+@pytest.mark.parametrize("name", ["my runs", "a=b,c", "it's (1)", "[x]{y}"])
+def test_a_folder_may_have_any_name(tmp_path: Path, stage: Stage, name: str) -> None:
+    play(tmp_path / name)
+    assert (tmp_path / name / "results.md").is_file()
+
+
+def test_the_settings_of_an_evaluation_are_those_of_the_training(tmp_path: Path) -> None:
+    config = compose_config("demo", (), tmp_path, check=False)
+    settings = demo._settings(tmp_path, 1.0)
+    env = config.spear.env
+    assert (settings.env_id, settings.env_kwargs) == (env.id, env.kwargs)
+    assert (settings.template, settings.history, settings.layout.value) == (env.template, env.history, env.layout)
+    assert settings.split == "test" and env.valid_split == "valid" and env.train_split == "train"
+    assert demo.TEMPERATURES[0] == 1.0 == config.actor_rollout_ref.rollout.val_kwargs.temperature

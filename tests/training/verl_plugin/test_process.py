@@ -1,0 +1,95 @@
+"""The process of a training up to the call that starts Ray."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from omegaconf import OmegaConf
+
+from training.launch import CONFIG_FILE, compose_config
+from training.supervise import VARIABLES
+from training.verl_plugin import process
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls ``main`` on a run folder with a function in the place of verl's runner; returns what was called."""
+
+    def call(run: Run, overrides: tuple[str, ...] = (), calls: list[str] | None = None) -> list[str]:
+        calls = [] if calls is None else calls
+        config = compose_config("demo", (f"actor_rollout_ref.model.path={model_folder}", *overrides), tmp_path)
+        (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
+
+        def run_ppo(config: Any, task_runner_class: Any) -> None:
+            assert task_runner_class is process.TaskRunnerV1
+            calls.append("run")
+            run(config)
+
+        monkeypatch.setattr(sys, "argv", ["process", str(tmp_path)])
+        monkeypatch.setattr(process, "run_ppo", run_ppo)
+        monkeypatch.setattr(process.ray, "shutdown", lambda: calls.append("shutdown"))
+        monkeypatch.setattr(process, "die_with_parent", lambda: calls.append("bound to its parent"))
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            process.main()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return calls
+
+    return call
+
+
+def test_verl_runs_the_configuration_of_the_folder(launch: Any) -> None:
+    seen: list[Any] = []
+    calls = launch(seen.append, ("spear.seed=7", "trainer.total_training_steps=3"))
+    assert calls == ["bound to its parent", "run", "shutdown"]
+    assert seen[0].spear.seed == 7 and seen[0].trainer.total_training_steps == 3
+    assert OmegaConf.is_struct(seen[0])
+
+
+def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "training.verl_plugin")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    seen: list[Any] = []
+    # What the user asked for stays, and wins.
+    launch(seen.append, ("+ray_kwargs.ray_init.runtime_env.env_vars={NCCL_DEBUG: INFO, OMP_NUM_THREADS: '4'}",))
+    variables = OmegaConf.to_container(seen[0].ray_kwargs.ray_init.runtime_env.env_vars)
+    assert variables == {
+        "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
+        "OMP_NUM_THREADS": "4",
+        "NCCL_DEBUG": "INFO",
+    }
+
+
+def test_ray_is_taken_down_whatever_happens(launch: Any) -> None:
+    def fail(config: Any) -> None:
+        raise RuntimeError("no memory")
+
+    calls: list[str] = []
+    with pytest.raises(RuntimeError, match="no memory"):
+        launch(fail, (), calls)
+    assert calls[-1] == "shutdown"
+
+
+def test_a_termination_ends_the_process_in_order(launch: Any) -> None:
+    codes: list[Any] = []
+
+    def terminate(config: Any) -> None:
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(signal.SIGTERM)
+        codes.append(caught.value.code)
+
+    launch(terminate)
+    assert codes == [143]

@@ -21,6 +21,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
 from training.algorithms.settings import SpearSettings
 from training.environments import EnvironmentSettings, make_environment
+from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
@@ -247,7 +248,8 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
     Raises:
-        SpearError: the folder cannot be written, or it holds a run of another configuration.
+        SpearError: the folder cannot be written, it holds a run of another configuration, or a training is under way
+            in it.
     """
     checkpoints = out / "checkpoints"
     try:
@@ -257,12 +259,13 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         probe.unlink()
     except OSError as error:
         raise explain_unwritable(out, error) from error
-    checkpoint = repair_tracker(checkpoints)
-    path = out / CONFIG_FILE
-    if checkpoint is not None and path.is_file():
-        _compare(OmegaConf.load(path), config, out)
-    write_text(path, OmegaConf.to_yaml(config))
-    write_json(out / TASKS_FILE, _describe_tasks(config))
+    with hold_lock(out):  # nor may the files of a training under way change
+        checkpoint = repair_tracker(checkpoints)
+        path = out / CONFIG_FILE
+        if checkpoint is not None and path.is_file():
+            _compare(OmegaConf.load(path), config, out)
+        write_text(path, OmegaConf.to_yaml(config))
+        write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
 
 

@@ -25,6 +25,7 @@ from training.launch import (
     read_settings,
     repair_tracker,
 )
+from training.supervise import LOCK_FILE, hold_lock
 
 MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"
@@ -253,7 +254,7 @@ def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, compose
     assert prepare_run(composed["cpu"], out) is None
     assert OmegaConf.load(out / CONFIG_FILE) == composed["cpu"]
     names = {path.name for path in out.iterdir()}
-    assert names == {CONFIG_FILE, TASKS_FILE}, "nothing else, no test file, no temporary one"
+    assert names == {CONFIG_FILE, TASKS_FILE, LOCK_FILE}, "nothing else, no test file, no temporary one"
     tasks = json.loads((out / TASKS_FILE).read_text())
     assert tasks["environment"] == "spear/Sokoban-v0"
     assert (tasks["train"]["tasks"], tasks["valid"]["tasks"]) == (1_000_000, 256)
@@ -295,6 +296,14 @@ def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[st
     prepare_run(composed["cpu"], tmp_path)
     assert prepare_run(change(composed["cpu"], spear__seed=9), tmp_path) is None
     assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
+
+
+def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
+    prepare_run(composed["cpu"], tmp_path)
+    before = (tmp_path / CONFIG_FILE).read_text()
+    with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
+        prepare_run(change(composed["cpu"], spear__seed=9), tmp_path)
+    assert (tmp_path / CONFIG_FILE).read_text() == before
 
 
 def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:

@@ -89,8 +89,9 @@ pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_in
 say "3/4 the project with [train,dev${extras:+,$extras}] (some minutes)"
 # Without setuptools' long warning about editable installations.
 PYTHONWARNINGS=ignore pip install -q -c "$constraints" -e ".[train,dev${extras:+,$extras}]"
-# Oracle of the Sokoban parity tests; its own dependencies (gym, imageio) are old and not needed.
-pip install -q --no-deps -c "$constraints" gym-sokoban
+# Oracle of the Sokoban parity tests and the peer of its benchmark, which reads pictures with imageio. Its other
+# dependencies (gym, requests) are not needed.
+pip install -q --no-deps -c "$constraints" gym-sokoban imageio
 say "4/4 taking out torchvision, torchaudio and torchcodec, if something brought them"
 pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
 

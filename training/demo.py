@@ -27,6 +27,7 @@ from agents.files import write_json, write_text
 from agents.replay_gif import render_episode_gif
 from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Trajectory, read_trajectories
+from spear_envs.core.errors import SpearError
 from training.history import read_history
 
 ENV_ID = "spear/Sokoban-v0"
@@ -67,6 +68,11 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
     )
     run("demo", overrides, out / "train", console)
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
+
+    if not trained.is_dir():
+        raise SpearError(
+            f"{out} has been trained for more than {steps} steps: name another --out, or ask for more --steps"
+        )
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
     after = f"after-{steps}-steps"  # a longer training of the same folder is evaluated beside a shorter one

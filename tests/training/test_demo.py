@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from agents.evaluate import EngineKind, EvalSettings
+from spear_envs.core.errors import SpearError
 from tests.training.test_history import train, write_launch
 from training import cli, demo
 from training.launch import compose_config
@@ -40,8 +42,13 @@ class Stage:
         assert Path(config.actor_rollout_ref.model.path) == out.resolve().parent / "warmstart"
         self.trainings.append(overrides)
         steps = int(config.trainer.total_training_steps)
+        for older in (out / "checkpoints").glob("global_step_*"):  # a longer training keeps its newest checkpoints
+            if int(older.name.rpartition("_")[2]) < steps:
+                shutil.rmtree(older)
         write_launch(out, 0, *(train(t, **{"perf/step_seconds": float(t)}) for t in range(1, steps + 1)))
         Image.new("RGB", (4, 4)).save(out / "curves.png")
+        if not any((out / "checkpoints").glob("global_step_*")):
+            (out / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface").mkdir(parents=True)
 
     def settings(self, model: Path, temperature: float) -> EvalSettings:
         """The warm start plays at random, the trained policy as the expert does."""
@@ -125,3 +132,9 @@ def test_the_settings_of_an_evaluation_are_those_of_the_training(tmp_path: Path)
     assert (settings.template, settings.history, settings.layout.value) == (env.template, env.history, env.layout)
     assert settings.split == "test" and env.valid_split == "valid" and env.train_split == "train"
     assert demo.TEMPERATURES[0] == 1.0 == config.actor_rollout_ref.rollout.val_kwargs.temperature
+
+
+def test_fewer_steps_than_were_trained_are_refused(tmp_path: Path, stage: Stage) -> None:
+    play(tmp_path / "demo", steps=3)
+    with pytest.raises(SpearError, match="more than 2 steps: name another --out"):
+        play(tmp_path / "demo", steps=2)

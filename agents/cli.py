@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,7 @@ from rich.table import Table
 from agents.evaluate import SUMMARY, EngineKind, EvalSettings, Evaluation, play_baseline, run_evaluation, write_summary
 from agents.statistics import Part
 from agents.trajectory import Layout, Trajectory
-
-
-def parse_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """``("boxes=2", "room=6x6")`` -> ``{"boxes": 2, "room": "6x6"}``; values are JSON where they can be."""
-    keywords: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise click.BadParameter(f"{pair!r} is not key=value", param_hint="--env")
-        try:
-            keywords[key] = json.loads(text)
-        except ValueError:
-            keywords[key] = text
-    return keywords
+from spear_envs.cli import read_keywords
 
 
 @click.command("eval")
@@ -72,7 +58,7 @@ def evaluate(
         env_id=env_id,
         engine=EngineKind(engine),
         model=None if model is None else str(model),
-        env_kwargs=parse_keywords(env_keywords),
+        env_kwargs=read_keywords(env_keywords),
         layout=Layout(layout),
         **options,
     )

@@ -14,7 +14,7 @@ import click
 from spear_envs import __version__
 from spear_envs.core.errors import SpearError, suggest_name
 
-__all__ = ["check", "main", "spear"]
+__all__ = ["check", "main", "read_keywords", "spear"]
 
 COMMAND_GROUP = "spear.commands"
 
@@ -110,13 +110,13 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
+def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
     """``key=value`` pairs to keywords; values are JSON where they can be, else text."""
     keywords = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, --kwargs boxes=2.")
+            raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, boxes=2.")
         try:
             keywords[key] = json.loads(value)
         except ValueError:
@@ -154,7 +154,7 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
     from spear_envs.testing import check_spear_env
 
     _import_modules(modules)
-    keywords = _read_keywords(pairs)
+    keywords = read_keywords(pairs)
     console = Console()
     with console.status(f"checking {env_id}") as status:
         report = check_spear_env(

@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agents.cli import parse_keywords
 from agents.trajectory import Layout
+from spear_envs.cli import read_keywords
 
 
 @click.command("warmstart")
@@ -61,7 +61,7 @@ def warmstart(
 
     settings = WarmStartSettings(
         env_id=env_id,
-        env_kwargs=parse_keywords(env_keywords),
+        env_kwargs=read_keywords(env_keywords),
         template=template,
         layout=Layout(layout),
         episodes=episodes,

@@ -5,22 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from agents.cli import evaluate, parse_keywords
+from agents.cli import evaluate
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
-
-
-def test_values_are_json_where_they_can_be() -> None:
-    found = parse_keywords(("boxes=2", "room=6x6", "flag=true", "mu=0.5", "level=#=#", "none=null"))
-    assert found == {"boxes": 2, "room": "6x6", "flag": True, "mu": 0.5, "level": "#=#", "none": None}
-    for wrong in ("boxes", "=2", "a b=1"):
-        with pytest.raises(click.BadParameter, match="key=value"):
-            parse_keywords((wrong,))
 
 
 def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ class TestCheck:
 
 def test_values_of_keywords() -> None:
     pairs = ("boxes=2", "room=6x6", "flag=true", "level=#\n=", 'name="3"')
-    assert cli._read_keywords(pairs) == {"boxes": 2, "room": "6x6", "flag": True, "level": "#\n=", "name": "3"}
+    assert cli.read_keywords(pairs) == {"boxes": 2, "room": "6x6", "flag": True, "level": "#\n=", "name": "3"}
+    for wrong in ("boxes", "=2", "a b=1"):
+        with pytest.raises(click.UsageError, match="KEY=VALUE"):
+            cli.read_keywords((wrong,))
 
 
 def test_help_of_the_installed_command_is_light() -> None:

@@ -86,6 +86,7 @@ def run(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> N
     Raises:
         SpearError: anything a user can mend.
     """
+    from agents.files import explain_unwritable
     from training.history import read_history
     from training.launch import compose_config, prepare_run
     from training.plots import plot_curves
@@ -108,8 +109,12 @@ def run(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> N
             raise
         finally:
             if any("training/global_step" in record for record in read_history(out)):
-                picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
-                console.print(f"curves: {picture}")
+                try:
+                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
+                except OSError as error:  # must not hide why the training stopped
+                    console.print(str(explain_unwritable(out / "curves.png", error)))
+                else:
+                    console.print(f"curves: {picture}")
 
 
 @click.command("demo")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ VARIABLES = (
 )
 """Environment variables that every process of a run must have, whichever node it is on."""
 MARK = "SPEAR_RUN_MARK"
+DISK_FULL = 2**20
+"""Bytes free below which a failed run is put down to the disk."""
 GRACE_SECONDS = 20.0
 """How long an interrupted training may take to shut Ray down by itself."""
 
@@ -116,7 +119,7 @@ def run_training(out: Path, device: str, observer: Observer, *, poll_seconds: fl
             signal.signal(signal.SIGINT, interrupt)
             signal.signal(signal.SIGTERM, previous)
     if process.returncode != 0:
-        raise SpearError(f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})")
+        raise SpearError(_explain_failure(out, start))
 
 
 def _interrupt(*_: Any) -> None:
@@ -156,6 +159,12 @@ def _end_all(mark: str) -> None:
         left += [process for process in _find_marked(mark) if process not in left]
         if not left:
             return
+
+
+def _explain_failure(out: Path, start: int) -> str:
+    if shutil.disk_usage(out).free < DISK_FULL:  # then the log could not be written and does not tell
+        return f"the training stopped because the disk of {out} is full: free it, and the same command resumes"
+    return f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})"
 
 
 def _find_error(log: Path, start: int) -> str:

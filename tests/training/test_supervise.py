@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -353,3 +354,11 @@ def test_the_error_is_found_in_the_log(tmp_path: Path, log: str, expected: str) 
     before = b"RuntimeError: of an earlier launch\n"
     path.write_bytes(before + log.encode() + b"\xff\xfe")
     assert _find_error(path, len(before)) == expected
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / supervise.LOG_FILE).write_bytes(b"")
+    assert "the process was killed" in supervise._explain_failure(tmp_path, 0)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda path: usage._replace(free=4096))
+    assert "is full: free it" in supervise._explain_failure(tmp_path, 0)

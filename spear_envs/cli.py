@@ -17,6 +17,7 @@ from spear_envs.core.errors import SpearError, suggest_name
 __all__ = ["check", "main", "read_keywords", "spear"]
 
 COMMAND_GROUP = "spear.commands"
+ROOMS = ("spear_envs", "agents", "training", "sandbox")
 
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
@@ -49,9 +50,7 @@ class LazyGroup(click.Group):
         except ImportError as error:
             if error.name and error.name.partition(".")[0] == point.module.partition(".")[0]:
                 raise click.ClickException(f"'spear {cmd_name}' is not in this installation: {error}.") from error
-            raise click.ClickException(
-                f"'spear {cmd_name}' needs a package that is missing ({error}): pip install -e '.[train]' brings it."
-            ) from error
+            raise click.ClickException(explain_missing(error)) from error
         if not isinstance(command, click.Command):
             raise click.ClickException(
                 f"'spear {cmd_name}' is no command: {point.value} is a {type(command).__name__}."
@@ -98,12 +97,22 @@ def main(args: list[str] | None = None) -> None:
     except SpearError as error:
         _say(f"Error: {error}")
         sys.exit(1)
+    except ModuleNotFoundError as error:  # commands import heavy packages only when they need them
+        if (error.name or "").partition(".")[0] in ROOMS:
+            raise
+        _say(f"Error: {explain_missing(error)}")
+        sys.exit(1)
     except OSError as error:
         if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
             raise
         _say(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain_missing(error: ImportError) -> str:
+    """The one line a user gets when an extra is not installed."""
+    return f"a package is missing ({error}): pip install -e '.[train]' brings it."
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -190,3 +191,15 @@ def test_help_goes_into_a_closed_pipe() -> None:
     )
     os.close(write)
     assert b"Traceback" not in done.stderr
+
+
+def test_a_missing_extra_is_one_line_also_when_a_command_finds_out_late(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command("late")
+    def late() -> None:
+        importlib.import_module("a_package_nobody_has")
+
+    monkeypatch.setitem(cli.spear.commands, "late", late)
+    found, _, err = run(capsys, "late")
+    assert found == 1 and "a_package_nobody_has" in err and ".[train]" in err and "Traceback" not in err

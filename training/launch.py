@@ -44,6 +44,7 @@ WITHOUT_EFFECT = {
     "algorithm.adv_estimator": ("grpo", "set spear.advantage.estimator"),
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
     "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),

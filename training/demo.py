@@ -189,7 +189,7 @@ def _compare_subtasks(out: Path, after: str) -> dict[str, dict[str, Any]]:
 
 
 def _percent(estimate: Estimate) -> str:
-    return f"{estimate.mean:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
+    return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
 
 
 def _rows(results: dict[str, Any], comparisons: dict[float, Comparison]) -> list[tuple[str, str, str, str]]:
@@ -197,20 +197,22 @@ def _rows(results: dict[str, Any], comparisons: dict[float, Comparison]) -> list
     rows = []
     for temperature, part in comparisons.items():
         difference = part.difference
-        change = f"{difference.mean:+.1%} [{difference.low:+.1%}, {difference.high:+.1%}]"
-        rows.append((f"all, temperature {temperature:g}", _percent(part.before), _percent(part.after), change))
+        points = [100 * value for value in (difference.mean, difference.low, difference.high)]
+        change = "{:+.1f} [{:+.0f}, {:+.0f}]".format(*points)
+        rows.append((f"all, T={temperature:g}", _percent(part.before), _percent(part.after), change))
     for subtask, part in results["subtasks"].items():
         before, after = part["before"]["mean"], part["after"]["mean"]
         tasks = part["before"]["tasks"]
-        rows.append(
-            (f"{subtask} ({tasks} levels), temperature 1", f"{before:.1%}", f"{after:.1%}", f"{after - before:+.1%}")
-        )
+        rows.append((f"{subtask} ({tasks})", f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f}"))
     for name, part in results["baselines"].items():
-        rows.append((f"baseline: {name}", f"{part['success']['mean']:.1%}", "", ""))
+        rows.append((f"{name} play", f"{part['success']['mean']:.1%}", "", ""))
     return rows
 
 
-HEAD = ("success", "warm start", "after SPEAR", "paired difference")
+HEAD = ("success", "warm start", "after SPEAR", "points")
+LEGEND = (
+    "T: sampling temperature (1 where not said); len: bands of optimal length (levels); [95 % interval over levels]"
+)
 
 
 def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) -> str:
@@ -218,9 +220,9 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
     lines += [
         "",
-        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, 95 % confidence "
-        f"intervals over levels, task fingerprint `{results['fingerprint'][:16]}`, {results['steps']} training steps "
-        f"of {results['step_seconds_median']} s (median).",
+        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, task fingerprint "
+        f"`{results['fingerprint'][:16]}`, {results['steps']} training steps of {results['step_seconds_median']} s "
+        f"(median). {LEGEND}; differences are paired by level.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -252,7 +254,7 @@ def _show(
     seconds: float,
     console: Console,
 ) -> None:
-    table = Table(*HEAD, title="Sokoban test panel")
+    table = Table(*HEAD, title="Sokoban test panel", caption=LEGEND)
     for row in _rows(results, comparisons):
         table.add_row(*row)
     console.print(table)

@@ -93,7 +93,7 @@ def test_the_demo_leaves_a_table_curves_and_a_picture(tmp_path: Path, stage: Sta
     assert sum(part["before"]["tasks"] for part in results["subtasks"].values()) == TASKS
 
     table = (out / "results.md").read_text(encoding="utf-8").splitlines()
-    assert table[0] == "| success | warm start | after SPEAR | paired difference |"
+    assert table[0] == "| success | warm start | after SPEAR | points |"
     assert all(line.count("|") == 5 for line in table if line.startswith("|"))
     assert "100.0%" in table[2] and "3 training steps of 2.0 s" in table[-1]
     with Image.open(out / "episode.gif") as picture:

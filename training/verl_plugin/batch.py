@@ -42,11 +42,12 @@ def _nest(rows: Sequence[Sequence[float] | np.ndarray], dtype: torch.dtype) -> t
 
 
 def nest_flat(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """Turn concatenated rows [sum of lengths] into a jagged tensor [N, *]."""
+    """Turn concatenated rows [sum of lengths] into a jagged tensor [N, *], on the device of ``values``."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     offsets[1:] = torch.as_tensor(lengths, dtype=torch.int64).cumsum(0)
     # Without the longest length torch pads a row to the length of the whole batch.
     shortest, longest = int(min(lengths, default=0)), int(max(lengths, default=0))
+    offsets = offsets.to(values.device)
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
 
 

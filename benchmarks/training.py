@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from training.cli import run
 from training.history import read_history
+from training.runs import run_training
 from training.warmstart import WarmStartSettings, train_policy
 
 STEP_BAR, RATIO_BAR, DRIVER_BAR = 4.0, 1.10, 0.02
@@ -37,7 +37,7 @@ def measure(policy: Path, out: Path, steps: int, overrides: tuple[str, ...]) -> 
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     )
-    run("demo", (*common, *overrides), out, Console(stderr=True))
+    run_training("demo", (*common, *overrides), out, Console(stderr=True))
     history = [record for record in read_history(out) if record["step"] > WARM_UP]
     names = {"step": "perf/step_seconds", "rollout": "timing_s/gen", "log-probs": "timing_s/old_log_prob"}
     names |= {"update": "timing_s/update_actor", "driver share": "perf/spear_driver_share"}

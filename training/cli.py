@@ -2,48 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-RESUME_HINT = "the same command resumes it"
-
-
-@contextmanager
-def show_progress(console: Console, total: int) -> Iterator[Any]:
-    """A progress bar over training steps; yields the observer of :func:`training.supervise.run_training`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting Ray and verl", total=total, figures="")
-
-        def observe(history: list[dict[str, Any]]) -> None:
-            steps = [record for record in history if "training/global_step" in record]
-            if not steps:
-                return
-            last = steps[-1]
-            figures = f"success {last.get('success/all', 0):.0%}"
-            valid = [record["val/success/all"] for record in history if "val/success/all" in record]
-            if valid:
-                figures += f" · valid {valid[-1]:.0%}"
-            # What is not finite is null in the metrics file; a step without a valid episode has no entropy at all.
-            figures += (
-                f" · entropy {last.get('entropy/token-mean') or 0:.2f} · {last['perf/step_seconds']:.1f} s a step"
-            )
-            progress.update(task, description="training", completed=last["step"], figures=figures)
-
-        yield observe
 
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
@@ -77,44 +39,9 @@ def train(name: str, out: Path | None, print_config: bool, overrides: tuple[str,
         click.echo(OmegaConf.to_yaml(config))
         return
     assert out is not None
-    run(name, overrides, out, Console())
+    from training.runs import run_training
 
-
-def run(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> None:
-    """Compose, check, train with a progress bar, and draw the curves.
-
-    Raises:
-        SpearError: anything a user can mend.
-    """
-    from agents.files import explain_unwritable
-    from training.history import read_history
-    from training.launch import compose_config, prepare_run
-    from training.plots import plot_curves
-    from training.supervise import run_training
-
-    config = compose_config(name, overrides, out)
-    total = int(config.trainer.total_training_steps)
-    checkpoint = prepare_run(config, out)
-    if checkpoint is not None and checkpoint >= total:
-        console.print(f"{out} has its {total} steps already")
-    else:
-        if checkpoint is not None:
-            console.print(f"resuming {out} after step {checkpoint}")
-        try:
-            with show_progress(console, total) as observe:
-                run_training(out, config.trainer.device, observe)
-        except KeyboardInterrupt:
-            steps = [record["step"] for record in read_history(out)]
-            console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")
-            raise
-        finally:
-            if any("training/global_step" in record for record in read_history(out)):
-                try:
-                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
-                except OSError as error:  # must not hide why the training stopped
-                    console.print(str(explain_unwritable(out / "curves.png", error)))
-                else:
-                    console.print(f"curves: {picture}")
+    run_training(name, overrides, out, Console())
 
 
 @click.command("demo")

@@ -29,6 +29,8 @@ from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from training.history import read_history
+from training.launch import quote_value
+from training.runs import run_training
 
 ENV_ID = "spear/Sokoban-v0"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
@@ -49,9 +51,6 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
     Raises:
         SpearError: anything a user can mend.
     """
-    from training.cli import run
-    from training.launch import quote_value
-
     start = time.monotonic()
     policy = out / "warmstart"
     _announce(console, 1, "warm start: a small policy from a noisy expert", policy)
@@ -66,7 +65,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
         f"trainer.total_training_steps={steps}",
         f"spear.seed={seed}",
     )
-    run("demo", overrides, out / "train", console)
+    run_training("demo", overrides, out / "train", console)
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     if not trained.is_dir():

@@ -85,7 +85,7 @@ def hold_lock(out: Path) -> Iterator[None]:
         yield
 
 
-def run_training(out: Path, device: str, observer: Observer, *, poll_seconds: float = 0.5) -> None:
+def supervise_training(out: Path, device: str, observer: Observer, *, poll_seconds: float = 0.5) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
 
     Raises:

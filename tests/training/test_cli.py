@@ -16,7 +16,7 @@ from rich.console import Console
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from tests.training.test_history import train, write_launch
-from training import cli, supervise
+from training import runs
 
 MODEL = "actor_rollout_ref.model.path"
 
@@ -106,7 +106,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[Training], list[Path]
             calls.append(out)
             function(out, device, observer)
 
-        monkeypatch.setattr(supervise, "run_training", run_training)
+        monkeypatch.setattr(runs, "supervise_training", run_training)
         return calls
 
     return install
@@ -140,7 +140,7 @@ def run(tmp_path: Path, model_folder: Path, *overrides: str) -> str:
     console, path = open_console(tmp_path)
     given = (f"{MODEL}={model_folder}", "trainer.total_training_steps=2", *overrides)
     try:
-        cli.run("demo", given, tmp_path / "run", console)
+        runs.run_training("demo", given, tmp_path / "run", console)
     finally:
         console.file.close()
     return path.read_text()

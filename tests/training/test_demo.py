@@ -18,7 +18,7 @@ from rich.console import Console
 from agents.evaluate import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 from tests.training.test_history import train, write_launch
-from training import cli, demo
+from training import demo
 from training.launch import compose_config
 
 TASKS = 10
@@ -63,7 +63,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     made = Stage()
     monkeypatch.setattr(demo, "_make_policy", made.make_policy)
     monkeypatch.setattr(demo, "_settings", made.settings)
-    monkeypatch.setattr(cli, "run", made.run_training)
+    monkeypatch.setattr(demo, "run_training", made.run_training)
     return made
 
 

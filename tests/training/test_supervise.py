@@ -22,7 +22,7 @@ import psutil
 from spear_envs.core.errors import SpearError
 from training import supervise
 from training.history import METRICS_FOLDER
-from training.supervise import LOG_FILE, MARK, _end_all, _find_error, build_environment, hold_lock, run_training
+from training.supervise import LOG_FILE, MARK, _end_all, _find_error, build_environment, hold_lock, supervise_training
 
 StandIn = Callable[[str], None]
 OWN = f"test-{os.getpid()}"
@@ -66,7 +66,7 @@ def ignore(history: list[dict[str, Any]]) -> None:
 
 
 def run(out: Path, observer: Callable[[list[dict[str, Any]]], None] = ignore) -> None:
-    run_training(out, "cpu", observer, poll_seconds=0.02)
+    supervise_training(out, "cpu", observer, poll_seconds=0.02)
 
 
 def find_marked() -> list[psutil.Process]:

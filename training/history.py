@@ -9,6 +9,11 @@ from typing import Any
 METRICS_FOLDER = "metrics"
 
 
+def measure_metrics(out: str | Path) -> int:
+    """Bytes of the run's metrics: grows whenever :func:`read_history` has something new to say."""
+    return sum(path.stat().st_size for path in (Path(out) / METRICS_FOLDER).glob("*.jsonl"))
+
+
 def read_history(out: str | Path) -> list[dict[str, Any]]:
     """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
 

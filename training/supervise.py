@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from spear_envs.core.errors import SpearError
-from training.history import METRICS_FOLDER, read_history
+from training.history import METRICS_FOLDER, measure_metrics, read_history
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
@@ -106,8 +106,11 @@ def supervise_training(out: Path, device: str, observer: Observer, *, poll_secon
         )
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
+            size, history = measure_metrics(out), read_history(out)
             while process.poll() is None:
-                observer(read_history(out))
+                if measure_metrics(out) != size:  # parsing a long run's metrics at every poll would cost more each step
+                    size, history = measure_metrics(out), read_history(out)
+                observer(history)
                 time.sleep(poll_seconds)
             observer(read_history(out))
         finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.history import METRICS_FOLDER, read_history
+from training.history import METRICS_FOLDER, measure_metrics, read_history
 
 
 def write_launch(out: Path, number: int, *records: tuple[int, dict[str, Any]], torn: bytes = b"") -> None:
@@ -87,3 +87,12 @@ def test_launches_follow_each_other_by_number(tmp_path: Path) -> None:
 def test_a_step_logged_in_two_parts_is_one_record(tmp_path: Path) -> None:
     write_launch(tmp_path, 0, train(1, x=1), (1, {"val/a": 2}))
     assert read_history(tmp_path) == [{"step": 1, "training/global_step": 1, "x": 1, "val/a": 2}]
+
+
+def test_the_size_grows_with_every_step_and_only_then(tmp_path: Path) -> None:
+    assert measure_metrics(tmp_path) == 0
+    sizes = []
+    for steps in (1, 2, 2):
+        write_launch(tmp_path, 0, *(train(t) for t in range(1, steps + 1)))
+        sizes.append(measure_metrics(tmp_path))
+    assert 0 < sizes[0] < sizes[1] == sizes[2]

@@ -86,9 +86,9 @@ pip install -q -c "$constraints" pip setuptools
 # torch alone and first: PyTorch's index does not have the versions of its dependencies that are pinned here.
 say "2/4 torch (about 200 MB from PyTorch's CPU wheels)"
 pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_index"} torch
-say "3/4 the project with [train,dev${extras:+,$extras}] (some minutes)"
+say "3/4 the project with [train,data,dev${extras:+,$extras}] (some minutes)"
 # Without setuptools' long warning about editable installations.
-PYTHONWARNINGS=ignore pip install -q -c "$constraints" -e ".[train,dev${extras:+,$extras}]"
+PYTHONWARNINGS=ignore pip install -q -c "$constraints" -e ".[train,data,dev${extras:+,$extras}]"
 # Oracle of the Sokoban parity tests and the peer of its benchmark, which reads pictures with imageio. Its other
 # dependencies (gym, requests) are not needed.
 pip install -q --no-deps -c "$constraints" gym-sokoban imageio

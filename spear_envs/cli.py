@@ -22,6 +22,7 @@ ROOMS = ("spear_envs", "agents", "training", "sandbox")
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
     "check": "Prove that an environment keeps the contract.",
+    "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
     "eval": "Play an environment's tasks with a policy and report its success.",
     "train": "Train a policy with SPEAR, through verl.",

@@ -21,6 +21,8 @@ class EnvEntry(NamedTuple):
 
 
 ENVIRONMENTS: tuple[EnvEntry, ...] = (
+    EnvEntry("spear/ALFWorld-v0", "spear_envs.alfworld.env:ALFWorldEnv"),
+    EnvEntry("spear/WebShop-v0", "spear_envs.webshop.env:WebShopEnv"),
     EnvEntry("spear/Sokoban-v0", "spear_envs.sokoban.env:SokobanEnv", "spear_envs.sokoban.vector:SokobanVectorEnv"),
 )
 """All environments that this package registers; one line each."""

@@ -1,0 +1,3 @@
+from spear_envs.webshop.search.ranking import Rank
+
+rank: Rank

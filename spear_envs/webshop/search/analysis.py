@@ -1,0 +1,142 @@
+"""Text to index terms, as Lucene 9's English chain gives them.
+
+UAX #29 word tokens (Lucene's ``StandardTokenizer``, Unicode 12.1), possessive ``'s`` dropped, lower case, 33 stop words
+dropped, Porter's stemmer. Documents and queries go the same way. No token holds an ASCII blank, so a text is cut at
+these first and the rest works on words, which repeat: their terms are remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from typing import Any
+
+import regex
+
+from spear_envs.webshop.search.stemmer import stem_word
+
+__all__ = ["STOP_WORDS", "analyze", "analyze_word", "split_words", "tokenize"]
+
+_STOP_WORDS = """
+    a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
+    was will with
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+MAX_TOKEN = 255
+"""UTF-16 units that Lucene's tokenizer looks at at once: a longer token is cut."""
+REMEMBERED_WORDS = 1 << 14
+"""Words whose terms a process keeps: some 4 MB."""
+_APOSTROPHES = "'\u2019\uff07"
+
+# A run of underscores alone is no token; it is matched without the group, or each of its places would be tried.
+_ASCII_TOKEN = re.compile(
+    r"(_*[A-Za-z0-9]\w*(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w+)*)|_+", re.ASCII
+)
+# Letters by the Unicode of the package `regex` that are none in Unicode 12.1.
+_LATER_LETTERS = "\u00b8\u02e5-\u02eb\u055a\u058a\ua708-\ua716"
+# Characters that are an emoji token for Lucene 9: measured one by one, since no property of today's Unicode gives them.
+_EMOJI = (
+    "©®‼⁉™\u2194-\u2199\u21a9-\u21aa\u231a-\u231b\u2328\u2388\u23cf\u23e9-\u23f3\u23f8-\u23fa\u24d0-\u24e9"
+    "\u25aa-\u25ab\u25b6\u25c0\u25fb-\u25fe\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705\u2708-\u2712"
+    "\u2714\u2716\u271d\u2721\u2728\u2733-\u2734\u2744\u2747\u274c\u274e\u2753-\u2755\u2757\u2763-\u2767"
+    "\u2795-\u2797\u27a1\u27b0\u27bf\u2934-\u2935\u2b05-\u2b07\u2b1b-\u2b1c\u2b50\u2b55\u2e80-\u2e99"
+    "\u2e9b-\u2ef3\u2f00-\u2fd5\u3030\u303d\u309b-\u309c\u30a0\u3297\u3299\u32d0-\u32fe\u3300-\u3357"
+    "\U0001f000-\U0001f0ff\U0001f10d-\U0001f10f\U0001f12f-\U0001f149\U0001f150-\U0001f169\U0001f16c-\U0001f189"
+    "\U0001f18e\U0001f191-\U0001f19a\U0001f1ad-\U0001f1e5\U0001f200-\U0001f20f\U0001f21a\U0001f22f"
+    "\U0001f232-\U0001f23a\U0001f23c-\U0001f23f\U0001f249-\U0001f53d\U0001f546-\U0001f64f\U0001f680-\U0001f6ff"
+    "\U0001f774-\U0001f77f\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f\U0001f848-\U0001f84f\U0001f85a-\U0001f85f"
+    "\U0001f888-\U0001f88f\U0001f8ae-\U0001f8ff\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001faff"
+)
+
+
+def analyze(text: str) -> list[str]:
+    """Index terms of a text in order, repeats kept."""
+    return [term for word in split_words(text) for term in _remember_word(word)]
+
+
+def split_words(text: str) -> list[str]:
+    """The text cut at blanks; no token reaches over a cut."""
+    # str.split() also cuts at U+202F, the only blank of Unicode that joins what stands around it.
+    return text.split() if "\u202f" not in text else re.split(r"[ \t\n\r\f\v]+", text)
+
+
+def analyze_word(word: str) -> tuple[str, ...]:
+    """Index terms of a text without blanks."""
+    return tuple(term for token in tokenize(word) if (term := _normalize(token)))
+
+
+_remember_word = lru_cache(maxsize=REMEMBERED_WORDS)(analyze_word)
+
+
+def tokenize(text: str) -> list[str]:
+    """Tokens of a text in order, case kept."""
+    pattern: Any = _ASCII_TOKEN if text.isascii() else _compile_unicode()
+    if len(text) > MAX_TOKEN // 2:
+        return list(_cut_tokens(text, pattern))
+    return [token for token in pattern.findall(text) if token]
+
+
+def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
+    place = 0
+    while found := pattern.search(text, place):
+        start, place = found.span()
+        reach = _reach(text, start)
+        if place > reach:
+            # Lucene cannot look beyond its buffer, so that the last letter there is joined to nothing.
+            found = pattern.match(text, start, reach)
+            place = found.end()
+        if found[1]:
+            yield found[1]
+
+
+def _reach(text: str, start: int) -> int:
+    """Where the buffer of a token that begins at ``start`` ends."""
+    end = min(len(text), start + MAX_TOKEN)
+    if text.isascii():
+        return end
+    units = 0
+    for place in range(start, end):
+        units += 1 + (text[place] > "\uffff")
+        if units > MAX_TOKEN:
+            return place
+    return end
+
+
+def _normalize(token: str) -> str:
+    """The term of a token, or an empty string for a stop word."""
+    if len(token) > 1 and token[-1] in "sS" and token[-2] in _APOSTROPHES:
+        token = token[:-2]
+    # One code point at a time, as Java does: İ becomes a plain i, and a final Σ is not ς.
+    token = token.lower() if token.isascii() else "".join("i" if c == "\u0130" else c.lower() for c in token)
+    return "" if token in STOP_WORDS else stem_word(token)
+
+
+@cache
+def _compile_unicode() -> Any:
+    """The token pattern for any script; its first group is the token. Compiling takes a moment, so only when needed."""
+    letter = rf"[[\p{{Word_Break=ALetter}}\p{{Word_Break=Hebrew_Letter}}]--[{_LATER_LETTERS}]]"
+    extend = r"[\p{Word_Break=Extend}\p{Word_Break=Format}\p{Word_Break=ZWJ}]*"
+    digit = r"\p{Word_Break=Numeric}"
+    mid_letter = r"[\p{Word_Break=MidLetter}\p{Word_Break=MidNumLet}']"
+    mid_number = r"[\p{Word_Break=MidNum}\p{Word_Break=MidNumLet}']"
+    connector = r"\p{Word_Break=ExtendNumLet}"
+    katakana = r"\p{Word_Break=Katakana}"
+    hebrew = r"\p{Word_Break=Hebrew_Letter}"
+    return regex.compile(
+        rf"""(
+          (?:{connector}{extend})*(?:{letter}|{digit}|{katakana}){extend}
+          (?:(?<!{katakana}{extend})(?:{letter}|{digit}){extend}
+            |{connector}{extend}
+            |(?<=(?:{katakana}|{connector}){extend}){katakana}{extend}
+            |(?<={letter}{extend}){mid_letter}{extend}(?={letter})
+            |(?<={digit}{extend}){mid_number}{extend}(?={digit})
+            |(?<={hebrew}{extend})"{extend}(?={hebrew})
+            |(?<={hebrew}{extend})'{extend})*
+          |(?:\p{{Line_Break=Complex_Context}}{extend})+
+          |[\p{{Han}}\p{{Hiragana}}]{extend}
+          |(?:[{_EMOJI}]|[\U0001f1e6-\U0001f1ff]{{2}}|[0-9\#*]\ufe0f?\u20e3)
+           (?:\ufe0f|[\U0001f3fb-\U0001f3ff]|\u200d\p{{Extended_Pictographic}}|{extend})*
+        )|(?:{connector}{extend})+""",
+        regex.V1 | regex.VERBOSE,
+    )

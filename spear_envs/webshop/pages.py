@@ -1,0 +1,196 @@
+"""The pages of the shop, written as the policy reads them.
+
+A page is a list of nodes: the texts that the original's HTML would show, in order and as they stand there, with what
+each is. Two writers turn nodes into an observation, for ``observation_mode="text"`` and ``"text_rich"``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
+
+from spear_envs.webshop.products import Product
+
+__all__ = [
+    "BACK_TO_SEARCH",
+    "BUY_NOW",
+    "NEXT_PAGE",
+    "PREVIOUS",
+    "SEPARATOR",
+    "SUB_PAGES",
+    "Mark",
+    "Node",
+    "ObservationMode",
+    "add_message",
+    "list_done",
+    "list_item",
+    "list_results",
+    "list_search",
+    "list_sub_page",
+    "write_page",
+]
+
+SEPARATOR = " [SEP] "
+"""Stands between the fields of a page in ``observation_mode="text"``."""
+BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW = "Back to Search", "Next >", "< Prev", "Buy Now"
+SUB_PAGES = ("Description", "Features", "Reviews")
+
+_SPACES = " \n\t\f\r"  # what HTML calls white space
+_BEFORE_OPTIONS = (
+    *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),
+    *("Purchased", "asin"),
+)
+_AFTER_OPTIONS = (
+    *("attrs", "None", "category", "None", "query", "None", "product category", "None"),
+    *("Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"),
+    *("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)"),
+)
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&'"}
+
+
+class ObservationMode(str, Enum):
+    """How a page is written."""
+
+    TEXT = "text"
+    """Stripped fields joined by ``[SEP]``; which options are chosen cannot be seen."""
+    TEXT_RICH = "text_rich"
+    """A line for each node, with marks around buttons and around what was clicked."""
+
+
+class Mark(Enum):
+    """What a node is."""
+
+    TEXT = "text"
+    """Words that nothing happens on."""
+    BUTTON = "button"
+    """A button."""
+    OPTION = "option"
+    """A value that may be chosen."""
+    CHOSEN = "chosen"
+    """A value that is chosen."""
+    LINK = "link"
+    """The ASIN of a product, which opens it."""
+    OPENED = "opened"
+    """The ASIN of a product that was opened since the last visit to the search page."""
+
+
+Node = tuple[Mark, str]
+"""What a text is, and the text as it stands in the page, blanks at its ends included."""
+
+
+def write_page(nodes: Iterable[Node], mode: ObservationMode) -> str:
+    """The observation of a page."""
+    return _write_text(nodes) if mode is ObservationMode.TEXT else _write_rich(nodes)
+
+
+def add_message(observation: str, message: str, mode: ObservationMode) -> str:
+    """An observation with one more field, or line, for what the environment has to say."""
+    return f"{observation}{SEPARATOR}{message}" if mode is ObservationMode.TEXT else f"{observation}{message}\n"
+
+
+def _write_text(nodes: Iterable[Node]) -> str:
+    fields = []
+    for _, text in nodes:
+        stripped = text.strip()
+        # A text of HTML's white space alone is kept, as an empty field, unless it holds a line feed.
+        if stripped or (text and ("\n" not in text or text.strip(_SPACES))):
+            fields.append(stripped)
+    return SEPARATOR.join(fields)
+
+
+def _write_rich(nodes: Iterable[Node]) -> str:
+    lines, above = [], []
+    for mark, text in nodes:
+        if not text.strip(_SPACES):
+            if not text or "\n" in text:
+                continue
+            text = " "
+        if mark is Mark.TEXT:
+            lines.append(text)
+        elif mark is Mark.BUTTON:
+            lines.append(f"[button] {text} [button_]")
+        elif mark is Mark.OPTION:
+            lines.append(f"  [button] {text} [button_]")
+        elif mark is Mark.CHOSEN:
+            lines.append(f"  [clicked button] {text} [clicked button_]")
+            above.append(f"You have clicked {text}.")
+        elif mark is Mark.LINK:
+            lines.append(f"\n[button] {text} [button_]")
+        else:
+            lines.append(f"\n[clicked button] {text} [clicked button_]")
+    return "".join([f"{line}\n" for line in (*reversed(above), *lines)])
+
+
+def list_search(instruction: str) -> list[Node]:
+    """The page with the search bar."""
+    return [(Mark.TEXT, "WebShop"), (Mark.TEXT, "Instruction: "), (Mark.TEXT, instruction), (Mark.BUTTON, "Search")]
+
+
+def list_results(
+    instruction: str, number: int, total: int, products: Iterable[Product], opened: Collection[str]
+) -> list[Node]:
+    """A page of search results.
+
+    Args:
+        instruction: the goal's text.
+        number: of the page, from 1.
+        total: hits of the search, on all pages.
+        products: those of this page.
+        opened: ASINs that were opened since the last visit to the search page.
+    """
+    nodes = _list_head(instruction)
+    nodes.append((Mark.TEXT, f"Page {number} (Total results: {total})"))
+    if number > 1:
+        nodes.append((Mark.BUTTON, PREVIOUS))
+    nodes.append((Mark.BUTTON, NEXT_PAGE))
+    for product in products:
+        nodes.append((Mark.OPENED if product.asin in opened else Mark.LINK, product.asin))
+        nodes.append((Mark.TEXT, product.title))
+        nodes.append((Mark.TEXT, product.price_tag))
+    return nodes
+
+
+def list_item(instruction: str, product: Product, chosen: Collection[str]) -> list[Node]:
+    """The page of a product; a value is marked as chosen in every group that offers it, as in the original."""
+    nodes = _list_head(instruction)
+    nodes.append((Mark.BUTTON, PREVIOUS))
+    for name, values in product.options.items():
+        nodes.append((Mark.TEXT, name))
+        nodes += [(Mark.CHOSEN if value in chosen else Mark.OPTION, value) for value in values]
+    nodes.append((Mark.TEXT, product.title))
+    nodes.append((Mark.TEXT, f"Price: {product.price_tag}"))
+    nodes.append((Mark.TEXT, "Rating: N.A."))
+    nodes += [(Mark.BUTTON, name) for name in SUB_PAGES]
+    nodes.append((Mark.BUTTON, BUY_NOW))
+    return nodes
+
+
+def list_sub_page(instruction: str, product: Product, name: str) -> list[Node]:
+    """A page about a product: one of :data:`SUB_PAGES`, in lower case. There are no reviews."""
+    nodes = _list_head(instruction)
+    nodes.append((Mark.BUTTON, PREVIOUS))
+    if name == "description":
+        nodes.append((Mark.TEXT, product.description))
+    elif name == "features":
+        nodes += [(Mark.TEXT, f" {bullet}") for bullet in product.bullets]
+    return nodes
+
+
+def list_done(asin: str, options: Mapping[str, str], reward: float) -> list[Node]:
+    """The page after the purchase; it shows no instruction."""
+    texts: Sequence[str] = (
+        *_BEFORE_OPTIONS,
+        asin,
+        "options",
+        json.dumps(options, sort_keys=True).translate(_ESCAPED),
+        *_AFTER_OPTIONS,
+        str(reward),
+        "Reward Details ",
+        "None",
+    )
+    return [(Mark.TEXT, text) for text in texts]
+
+
+def _list_head(instruction: str) -> list[Node]:
+    return [(Mark.TEXT, "Instruction:"), (Mark.TEXT, instruction), (Mark.BUTTON, BACK_TO_SEARCH)]

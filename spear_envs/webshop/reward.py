@@ -1,0 +1,107 @@
+"""The score of a purchase, in [0, 1], as the original computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from spear_envs.webshop.goals import Goal
+from spear_envs.webshop.matching import COLOURS, fold_colour, matches
+from spear_envs.webshop.products import Product
+
+__all__ = ["Score", "compare_titles", "score_purchase"]
+
+NO_NOUNS_SCORE = 0.2
+"""Likeness of titles where the goal's has no nouns."""
+
+
+class Score(NamedTuple):
+    """A purchase's score and what it is made of: (attributes + options + price) / (wanted + 1) * type."""
+
+    reward: float
+    """The score, in [0, 1]."""
+    attribute_hits: int
+    """Attributes of the goal that the product has."""
+    option_hits: int
+    """Options of the goal that were chosen."""
+    price_ok: bool
+    """The price is not above the goal's ceiling."""
+    r_type: float
+    """Factor for the kind of product: 1, 0.5, 0.1 or 0."""
+    title_score: float
+    """Share of the nouns of the goal's title that the product's title has, too."""
+    query_match: bool
+    """Product and goal were collected by the same query."""
+    category_match: bool
+    """At least two levels of the product category are shared."""
+
+
+def score_purchase(
+    goal: Goal,
+    product: Product,
+    price: float,
+    options: Mapping[str, str],
+    nouns: Sequence[str],
+    goal_nouns: Sequence[str],
+) -> Score:
+    """Score the purchase of ``product``.
+
+    Args:
+        goal: what was asked for.
+        product: what was bought.
+        price: its price in dollars, as drawn for the catalogue.
+        options: the chosen options, group to value.
+        nouns: nouns of the product's title, in lower case, repeats kept.
+        goal_nouns: those of the title of the goal's product.
+    """
+    attribute_hits = sum(_has_attribute(product, attribute) for attribute in goal.attributes)
+    option_hits = count_option_hits(options.values(), goal.options)
+    price_ok = price <= goal.price_upper
+    title_score = compare_titles(nouns, goal_nouns)
+    query_match = product.query == goal.query
+    category_match = len(_split_levels(product.product_category) & _split_levels(goal.product_category)) >= 2
+    r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
+    if title_score < 0.1:  # wins over an equal query
+        r_type = 0.1 if title_score else 0.0
+    wanted = len(goal.attributes) + len(goal.options) + 1
+    reward = (attribute_hits + option_hits + price_ok) / wanted * r_type
+    return Score(reward, attribute_hits, option_hits, price_ok, r_type, title_score, query_match, category_match)
+
+
+def compare_titles(nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
+    """Share of the goal's nouns, repeats counted, that the other title has (it counts each noun once)."""
+    return len({*nouns} & {*goal_nouns}) / len(goal_nouns) if goal_nouns else NO_NOUNS_SCORE
+
+
+def count_option_hits(chosen: Iterable[str], wanted: Sequence[tuple[str, str] | str]) -> int:
+    """How many of the wanted options match some chosen one, colours folded on both sides."""
+    folded = [fold_colour(value) for value in chosen]
+    if not folded:
+        return 0
+    return sum(any(matches(value, target) for value in folded) for target in map(_read_wish, wanted))
+
+
+def _read_wish(wish: tuple[str, str] | str) -> str:
+    """What a wanted option is compared as.
+
+    The original passes the options of a synthetic goal as (group, value) pairs: folding then asks whether an element
+    *is* a colour, and likeness is measured with the pair as Python prints it, its group's name included.
+    """
+    if isinstance(wish, str):
+        return fold_colour(wish)
+    colours = sorted(part for part in wish if part in COLOURS)
+    return colours[0] if colours else str(tuple(wish))
+
+
+def _has_attribute(product: Product, attribute: str) -> bool:
+    if any(matches(owned, attribute) for owned in product.attributes):
+        return True
+    return (
+        attribute in product.title.lower()
+        or attribute in " ".join(product.bullets).lower()
+        or attribute in product.description.lower()
+    )
+
+
+def _split_levels(product_category: str) -> set[str]:
+    return {level.strip() for level in product_category.split("›")}

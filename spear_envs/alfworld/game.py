@@ -1,0 +1,191 @@
+"""One game, read once and never changed: what all environments that play it share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.goals import Condition, compile_condition
+from spear_envs.alfworld.names import name_things
+from spear_envs.alfworld.pddl import Fact, Problem, read_problem
+from spear_envs.alfworld.state import PROPERTIES, State
+from spear_envs.alfworld.wording import Wording
+
+__all__ = ["KNIFE_TYPES", "TREATMENTS", "Game", "Treatment"]
+
+KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
+"""Types of objects that slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """One of the three ways to change an object with a receptacle."""
+
+    verb: str
+    able: str
+    """Predicate of the objects that can be treated."""
+    gained: str
+    """Attribute of :class:`State` that gains the object."""
+    lost: str | None
+    """Attribute of :class:`State` that loses it."""
+
+
+TREATMENTS = (
+    Treatment("clean", "cleanable", "clean", None),
+    Treatment("cool", "coolable", "cool", "hot"),
+    Treatment("heat", "heatable", "hot", "cool"),
+)
+"""Sorted by verb, as admissible commands are."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """The unchanging part of a game. All ids are those of the PDDL problem in lower case.
+
+    A game is shared by all environments that play it; what changes is in :class:`State`.
+    """
+
+    task: str
+    """The sentence behind ``Your task is to: ``, such as ``put a hot apple in fridge.``"""
+    wording: Wording
+    problem: Problem
+    """Everything that was read. ``problem.facts["inreceptacle"]`` has what was so at the start."""
+    goal: Condition
+    """``goal.holds(state)`` tells whether the game is won; ``goal.expression`` is the condition as nested tuples."""
+    names: Mapping[str, str]
+    """Id -> what it is called in observations and commands (``apple 1``)."""
+    agent: str
+    receptacles: tuple[str, ...]
+    """Receptacles with a location, sorted by id: the order in which texts list them."""
+    location_of: Mapping[str, str]
+    """Receptacle -> its location."""
+    receptacles_at: Mapping[str, tuple[str, ...]]
+    """Location -> receptacles there, sorted by id; locations without one are left out."""
+    object_types: Mapping[str, frozenset[str]]
+    """Object -> its types, such as ``{"appletype"}``; objects without a type are left out."""
+    receptacle_types: Mapping[str, frozenset[str]]
+    """Receptacle -> its types, such as ``{"fridgetype"}``."""
+    inside: Mapping[str, tuple[str, ...]]
+    """Object that holds others -> these, sorted by id. Nothing ever changes it."""
+    initial: State
+    """The state at the start; take :meth:`new_state` for one to play with."""
+
+    @classmethod
+    def from_problem(cls, problem: str, task: str, wording: Wording) -> Game:
+        """Read a game from the text of its PDDL problem.
+
+        Args:
+            problem: the ``pddl_problem`` of a game file, or what the synthesizer wrote.
+            task: the sentence with its full stop.
+            wording: how the game speaks, see :mod:`spear_envs.alfworld.wording`.
+
+        Raises:
+            GameError: the text is not a problem of ALFWorld's domain; the message says what is wrong, not where it
+                stands.
+        """
+        read = read_problem(problem)
+        facts = read.facts
+        agent, start = _find_agent(read)
+        location_of: dict[str, str] = {}
+        at: defaultdict[str, list[str]] = defaultdict(list)
+        for receptacle, location in sorted(facts.get("receptacleatlocation", ())):
+            if location_of.setdefault(receptacle, location) != location:
+                raise GameError(f"its PDDL puts the receptacle {receptacle!r} at two locations")
+            at[location].append(receptacle)
+        inside: defaultdict[str, list[str]] = defaultdict(list)
+        for inner, outer in sorted(facts.get("inreceptacleobject", ())):
+            if inner != outer:  # TextWorld never lists a thing within itself
+                inside[outer].append(inner)
+        return cls(
+            task=task,
+            wording=wording,
+            problem=read,
+            goal=compile_condition(read.goal, read),
+            names=name_things(read.named),
+            agent=agent,
+            receptacles=tuple(sorted(location_of)),
+            location_of=location_of,
+            receptacles_at={location: tuple(here) for location, here in at.items()},
+            object_types=_group(facts.get("objecttype", ())),
+            receptacle_types=_group(facts.get("receptacletype", ())),
+            inside={outer: tuple(inner) for outer, inner in inside.items()},
+            initial=_make_initial(read, agent, start, sorted(location_of)),
+        )
+
+    def new_state(self) -> State:
+        """The state at the start, to be played with."""
+        return self.initial.copy()
+
+    def having(self, predicate: str) -> frozenset[str]:
+        """Ids that a predicate of one argument holds for at the start, such as ``openable`` or ``pickupable``."""
+        return self._unary.get(predicate, frozenset())
+
+    @cached_property
+    def _unary(self) -> Mapping[str, frozenset[str]]:
+        return {
+            predicate: frozenset([row[0] for row in rows])
+            for predicate, rows in self.problem.facts.items()
+            if len(next(iter(rows))) == 1
+        }
+
+    def accepts(self, receptacle: str, thing: str) -> bool:
+        """Whether a receptacle may hold an object (``cancontain`` of their types)."""
+        allowed = self.problem.facts.get("cancontain", frozenset())
+        kinds = self.object_types.get(thing, ())
+        return any((outer, kind) in allowed for outer in self.receptacle_types.get(receptacle, ()) for kind in kinds)
+
+    def treats(self, receptacle: str, treatment: Treatment) -> bool:
+        """Whether objects are treated with this receptacle."""
+        kinds = self.wording.sinks if treatment.verb == "clean" else _APPLIANCES[treatment.verb]
+        return not kinds.isdisjoint(self.receptacle_types.get(receptacle, ()))
+
+    def is_knife(self, thing: str) -> bool:
+        """Whether an object slices."""
+        return not KNIFE_TYPES.isdisjoint(self.object_types.get(thing, ()))
+
+
+_APPLIANCES = {"cool": frozenset({"fridgetype"}), "heat": frozenset({"microwavetype"})}
+
+
+def _group(pairs: Iterable[Fact]) -> dict[str, frozenset[str]]:
+    groups: defaultdict[str, set[str]] = defaultdict(set)
+    for key, value in pairs:
+        groups[key].add(value)
+    return {key: frozenset(values) for key, values in groups.items()}
+
+
+def _find_agent(problem: Problem) -> tuple[str, str]:
+    """Id of the agent and where it starts."""
+    agents = [name for name, kind in problem.objects.items() if kind == "agent"]
+    if len(agents) != 1:
+        raise GameError(f"its PDDL declares {len(agents)} agents instead of one")
+    starts = sorted(location for who, location in problem.facts.get("atlocation", ()) if who == agents[0])
+    if len(starts) != 1:
+        raise GameError(f"its PDDL puts the agent at {len(starts)} locations instead of one")
+    return agents[0], starts[0]
+
+
+def _make_initial(problem: Problem, agent: str, start: str, receptacles: Iterable[str]) -> State:
+    facts = problem.facts
+    held = sorted(thing for who, thing in facts.get("holds", ()) if who == agent)
+    if len(held) > 1 or bool(held) != ((agent,) in facts.get("holdsany", ())):
+        raise GameError("its PDDL lets the agent start with more than one thing, or with 'holds' but not 'holdsany'")
+    contents: dict[str, list[str]] = {receptacle: [] for receptacle in receptacles}
+    for thing, receptacle in sorted(facts.get("inreceptacle", ())):
+        contents.setdefault(receptacle, []).append(thing)
+    lying: defaultdict[str, list[str]] = defaultdict(list)
+    for thing, location in sorted(facts.get("objectatlocation", ())):
+        lying[location].append(thing)
+    state = State.__new__(State)
+    state.agent = agent
+    state.location = start
+    state.held = held[0] if held else None
+    state.contents = {receptacle: tuple(things) for receptacle, things in contents.items()}
+    state.lying = {location: tuple(things) for location, things in lying.items()}
+    state.taken_out = frozenset()
+    for predicate, name in PROPERTIES.items():
+        setattr(state, name, frozenset([row[0] for row in facts.get(predicate, ())]))
+    return state

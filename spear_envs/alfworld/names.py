@@ -1,0 +1,42 @@
+"""What things are called: ``Apple_bar__plus_01_dot_23_…`` is ``apple 1``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+__all__ = ["name_things"]
+
+_MARKS = (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
+"""How a bare id, one without ``_bar_``, is spelt."""
+
+
+def name_things(ids: Iterable[str]) -> dict[str, str]:
+    """The names of the ids that occur in a game's facts, all in lower case.
+
+    The base name is what stands before the first ``_bar_``, and ``basin`` behind it if the id holds ``basin``. Ids are
+    sorted, and the numbers of one base name are dealt out from the highest down. An id without ``_bar_`` keeps its
+    text and gets a trailing blank instead of a number (``Demangler`` of the package alfworld does so).
+    """
+    ordered = sorted(set(ids))
+    bases = {one: _find_base(one) for one in ordered}
+    left = Counter(base for base in bases.values() if base is not None)
+    names: dict[str, str] = {}
+    for one, base in bases.items():
+        if base is None:
+            text = one
+            for mark, sign in _MARKS:
+                text = text.replace(mark, sign)
+            names[one] = f"{text} "
+        else:
+            names[one] = sys.intern(f"{base} {left[base]}")
+            left[base] -= 1
+    return names
+
+
+def _find_base(one: str) -> str | None:
+    head, found, _ = one.partition("_bar_")
+    if not found:
+        return None
+    return f"{head}basin" if "basin" in one else head

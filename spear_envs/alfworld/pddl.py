@@ -1,0 +1,174 @@
+"""Reading PDDL: nested lists, and the three sections of a problem that make a game."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from spear_envs.alfworld.errors import GameError
+
+__all__ = ["PREDICATES", "ROOT_TYPE", "TYPES", "Expression", "Fact", "Problem", "parse_expression", "read_problem"]
+
+Expression: TypeAlias = "str | tuple[Expression, ...]"
+"""A word in lower case, or a list of expressions."""
+Fact: TypeAlias = tuple[str, ...]
+"""The arguments of a fact; the predicate is the key under which it is kept."""
+
+ROOT_TYPE = "object"
+"""The type that everything is of, as in any PDDL domain; ALFWorld also declares its things as just this."""
+TYPES = frozenset({ROOT_TYPE, "agent", "location", "receptacle", "rtype", "otype"})
+"""The types of ALFWorld's domain; all but ``object`` stand side by side below it."""
+
+PREDICATES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("atlocation", "receptacleatlocation", "objectatlocation", "inreceptacle"), 2),
+        **dict.fromkeys(("inreceptacleobject", "wasinreceptacle", "receptacletype", "objecttype"), 2),
+        **dict.fromkeys(("cancontain", "holds"), 2),
+        **dict.fromkeys(("openable", "opened", "isreceptacleobject", "isreceptacleobjectfull", "checked"), 1),
+        **dict.fromkeys(("examined", "holdsany", "holdsanyreceptacleobject", "full", "moveable", "pickupable"), 1),
+        **dict.fromkeys(("cleanable", "heatable", "coolable", "sliceable", "toggleable"), 1),
+        **dict.fromkeys(("isclean", "ishot", "iscool", "issliced", "istoggled", "ison"), 1),
+    }
+)
+"""The predicates of ALFWorld's domain and how many arguments each has."""
+
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_COMMENT = re.compile(r";[^\n]*")
+_DEEPEST = 200
+"""Lists nested deeper than this are refused, before Python's own limit is reached."""
+_DEFINE = ("problem", ":domain", ":requirements", ":objects", ":init", ":goal", ":metric")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a PDDL problem says."""
+
+    objects: Mapping[str, str]
+    """Type of everything that is declared."""
+    facts: Mapping[str, frozenset[Fact]]
+    """What is true at the start, by predicate; only predicates that occur."""
+    named: frozenset[str]
+    """Everything that occurs in a fact: what gets a name."""
+    goal: Expression
+    """The condition under which the game is won."""
+
+
+def parse_expression(text: str) -> Expression:
+    """The one list that ``text`` holds, in lower case, without comments (``;`` to the end of the line).
+
+    Raises:
+        GameError: brackets that do not match, text outside them, or no list at all.
+    """
+    if ";" in text:
+        text = _COMMENT.sub("", text)
+    intern = sys.intern
+    stack: list[list[Expression]] = [[]]
+    for token in _TOKEN.findall(text.lower()):
+        if token == "(":
+            if len(stack) > _DEEPEST:
+                raise GameError(f"its PDDL nests lists deeper than {_DEEPEST}")
+            stack.append([])
+        elif token == ")":
+            done = tuple(stack.pop())
+            if not stack:
+                raise GameError("its PDDL has a ')' without a '('")
+            stack[-1].append(done)
+        else:
+            if len(stack) == 1:
+                raise GameError(f"its PDDL has the word {token!r} outside of brackets")
+            stack[-1].append(intern(token))
+    if len(stack) > 1:
+        raise GameError("its PDDL ends within a list: a ')' is missing")
+    if len(stack[0]) != 1:
+        raise GameError(f"its PDDL holds {len(stack[0])} lists where one was due")
+    return stack[0][0]
+
+
+def read_typed_list(words: Sequence[Expression]) -> Iterator[tuple[str, str]]:
+    """The pairs (name, type) of a list such as ``a b - receptacle c - object``; without a type it is ``object``.
+
+    Raises:
+        GameError: something that is no name stands there, or a type is missing or unknown.
+    """
+    waiting: list[str] = []
+    words = list(words)
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not isinstance(word, str):
+            raise GameError("its PDDL has a list where the name of an object was due")
+        if word != "-":
+            waiting.append(word)
+            position += 1
+            continue
+        kind = words[position + 1] if position + 1 < len(words) else None
+        if not isinstance(kind, str) or kind not in TYPES:
+            raise GameError(f"its PDDL has the unknown type {kind!r}; ALFWorld's are {', '.join(sorted(TYPES))}")
+        for name in waiting:
+            yield name, kind
+        waiting.clear()
+        position += 2
+    for name in waiting:
+        yield name, ROOT_TYPE
+
+
+def read_problem(text: str) -> Problem:
+    """Read a PDDL problem of ALFWorld's domain.
+
+    Assignments such as ``(= (distance a b) 3)`` and facts that are denied (``(not (opened a))``) mean nothing here.
+
+    Raises:
+        GameError: not PDDL, a section missing or unknown, an unknown predicate or type, a wrong number of arguments, or
+            something undeclared in a fact.
+    """
+    whole = parse_expression(text)
+    if not isinstance(whole, tuple) or not whole or whole[0] != "define":
+        raise GameError("its PDDL does not begin with (define (problem …")
+    sections: dict[str, tuple[Expression, ...]] = {}
+    for section in whole[1:]:
+        if not isinstance(section, tuple) or not section or not isinstance(section[0], str):
+            raise GameError("its PDDL has something that is no section")
+        if section[0] not in _DEFINE:
+            raise GameError(f"its PDDL has the unknown section {section[0]!r}")
+        if section[0] in sections:
+            raise GameError(f"its PDDL has the section {section[0]!r} twice")
+        sections[section[0]] = section[1:]
+    for needed in (":objects", ":init", ":goal"):
+        if needed not in sections:
+            raise GameError(f"its PDDL has no section {needed!r}")
+    if len(sections[":goal"]) != 1:
+        raise GameError("its PDDL needs exactly one condition in the section ':goal'")
+    objects = dict(read_typed_list(sections[":objects"]))
+    facts: dict[str, set[Fact]] = {}
+    named: set[str] = set()
+    for item in sections[":init"]:
+        if not isinstance(item, tuple) or not item or not isinstance(item[0], str):
+            raise GameError("its PDDL has something in ':init' that is no fact")
+        predicate = item[0]
+        if predicate in ("=", "not"):
+            continue
+        arity = PREDICATES.get(predicate)
+        if arity is None:
+            raise GameError(f"its PDDL has the unknown predicate {predicate!r} in ':init'")
+        arguments = item[1:]
+        if len(arguments) != arity:
+            raise GameError(f"its PDDL has ({predicate} …) with {len(arguments)} arguments instead of {arity}")
+        _check_declared(predicate, arguments, objects)
+        facts.setdefault(predicate, set()).add(arguments)  # type: ignore[arg-type]
+        named.update(arguments)  # type: ignore[arg-type]
+    return Problem(
+        objects=objects,
+        facts={predicate: frozenset(rows) for predicate, rows in facts.items()},
+        named=frozenset(named),
+        goal=sections[":goal"][0],
+    )
+
+
+def _check_declared(predicate: str, arguments: Sequence[Expression], objects: Mapping[str, str]) -> None:
+    for argument in arguments:
+        if not isinstance(argument, str) or argument not in objects:
+            raise GameError(f"its PDDL uses {argument!r} in ({predicate} …) without declaring it in ':objects'")

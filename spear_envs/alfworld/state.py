@@ -1,0 +1,127 @@
+"""What changes while a game is played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spear_envs.alfworld.game import Game
+
+__all__ = ["PROPERTIES", "State"]
+
+PROPERTIES: Mapping[str, str] = {
+    "isclean": "clean",
+    "ishot": "hot",
+    "iscool": "cool",
+    "issliced": "sliced",
+    "istoggled": "toggled",
+    "ison": "on",
+    "opened": "opened",
+    "checked": "checked",
+}
+"""Predicates of one argument that change, and the attribute of :class:`State` with the ids they hold for."""
+
+
+class State:
+    """The changing part of a game: a small object of immutable values, cheap to copy.
+
+    All ids are those of the PDDL problem in lower case. Commands replace values and never change them in place, so
+    that a copy stays what it is. Made by :meth:`Game.new_state`.
+    """
+
+    __slots__ = (
+        "agent",
+        "checked",
+        "clean",
+        "contents",
+        "cool",
+        "held",
+        "hot",
+        "location",
+        "lying",
+        "on",
+        "opened",
+        "sliced",
+        "taken_out",
+        "toggled",
+    )
+
+    agent: str
+    """Id of the agent; never changes."""
+    location: str
+    """Where the agent is."""
+    held: str | None
+    """What the agent holds."""
+    contents: dict[str, tuple[str, ...]]
+    """Receptacle -> objects in it (``inreceptacle``), sorted by id. An object may be in several."""
+    lying: dict[str, tuple[str, ...]]
+    """Location -> objects that are there (``objectatlocation``), sorted by id; they need not be in a receptacle."""
+    taken_out: frozenset[tuple[str, str]]
+    """Pairs (object, receptacle) that were undone by a ``take`` and not put back: what ``look`` lists."""
+    opened: frozenset[str]
+    """Receptacles that stand open."""
+    clean: frozenset[str]
+    hot: frozenset[str]
+    cool: frozenset[str]
+    sliced: frozenset[str]
+    toggled: frozenset[str]
+    """Objects that were ever used (``istoggled``): what goals ask for."""
+    on: frozenset[str]
+    """Objects that are on (``ison``); flips at each use, and nothing but a goal could see it."""
+    checked: frozenset[str]
+    """What was looked at (``checked``); only kept for games whose goal asks for it."""
+
+    def copy(self) -> State:
+        """An independent copy."""
+        other = State.__new__(State)
+        for name in State.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.contents = self.contents.copy()
+        other.lying = self.lying.copy()
+        return other
+
+    def has_property(self, predicate: str, thing: str) -> bool:
+        """Whether a changing predicate of one argument holds, such as ``ishot``."""
+        if predicate == "holdsany":
+            return self.held is not None and thing == self.agent
+        return thing in getattr(self, PROPERTIES[predicate])
+
+    def has_relation(self, predicate: str, first: str, second: str) -> bool:
+        """Whether a changing predicate of two arguments holds, such as ``inreceptacle``."""
+        if predicate == "inreceptacle":
+            return first in self.contents.get(second, ())
+        if predicate == "objectatlocation":
+            return first in self.lying.get(second, ())
+        if predicate == "holds":
+            return first == self.agent and second == self.held and self.held is not None
+        return first == self.agent and second == self.location  # atlocation
+
+    def to_plain(self, game: Game) -> dict[str, Any]:
+        """What differs from the start of ``game``, as JSON values; equal states give equal values."""
+        start = game.initial
+        plain: dict[str, Any] = {"location": self.location, "held": self.held}
+        for name in ("contents", "lying"):
+            now, then = getattr(self, name), getattr(start, name)
+            changed = {key: list(now[key]) for key in sorted(now) if now[key] != then.get(key, ())}
+            if changed:
+                plain[name] = changed
+        for name in PROPERTIES.values():
+            if getattr(self, name) != getattr(start, name):
+                plain[name] = sorted(getattr(self, name))
+        if self.taken_out:
+            plain["taken_out"] = sorted(map(list, self.taken_out))
+        return plain
+
+    @classmethod
+    def from_plain(cls, game: Game, plain: Mapping[str, Any]) -> State:
+        """The state of ``game`` that :meth:`to_plain` told of."""
+        state = game.new_state()
+        state.location, state.held = plain["location"], plain["held"]
+        for name in ("contents", "lying"):
+            getattr(state, name).update({key: tuple(ids) for key, ids in plain.get(name, {}).items()})
+        for name in PROPERTIES.values():
+            if name in plain:
+                setattr(state, name, frozenset(plain[name]))
+        state.taken_out = frozenset((thing, place) for thing, place in plain.get("taken_out", ()))
+        return state

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.search.analysis import analyze
+from spear_envs.webshop.search.files import map_postings
 from spear_envs.webshop.search.postings import QUANTIZED_LENGTHS, Postings, make_postings
 from spear_envs.webshop.search.ranking import Rank, choose_rank
 
@@ -45,6 +47,15 @@ class SearchIndex:
     def in_memory(cls, texts: Iterable[str]) -> SearchIndex:
         """An index of some thousand texts, document i being the i-th."""
         return cls(make_postings(texts))
+
+    @classmethod
+    def open(cls, folder: Path) -> SearchIndex:
+        """The index that :func:`~spear_envs.webshop.search.build.build_index` wrote, mapped.
+
+        Raises:
+            SpearError: there is none, it is half built, of another version, or damaged in a way that shows at once.
+        """
+        return cls(map_postings(Path(folder)))
 
     def __len__(self) -> int:
         """Number of documents."""

@@ -60,15 +60,12 @@ class Postings:
     """Documents with at least one term."""
 
 
-def make_postings(
-    texts: Iterable[str], analyze_word: Callable[[str], tuple[str, ...]] = analyze_word, *, first: int = 0
-) -> Postings:
+def make_postings(texts: Iterable[str], analyze_word: Callable[[str], tuple[str, ...]] = analyze_word) -> Postings:
     """Index texts in memory, about 40 bytes a term occurrence at the peak.
 
     Args:
         texts: one for each document.
         analyze_word: the terms of a word; give a cached one when more texts will follow.
-        first: number of the first document.
     """
     numbers_of_word = _WordNumbers(analyze_word)
     occurrences = array("I")
@@ -91,7 +88,7 @@ def make_postings(
         term_bytes=term_bytes,
         term_ends=term_ends,
         starts=np.searchsorted(owners, np.arange(len(terms) + 1)).astype(np.int64),
-        documents=(documents + first).astype(np.uint32),
+        documents=documents.astype(np.uint32),
         counts=np.minimum(counts, MAX_COUNT).astype(np.uint16),
         norms=quantize_lengths(lengths),
         terms_total=int(lengths.sum()),

@@ -1,0 +1,142 @@
+"""An index in a folder: one file of plain little-endian numbers for each array, and a manifest that is written last.
+
+A folder without a manifest is no index. Arrays are mapped read-only, so that opening costs milliseconds and all
+processes share one copy in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.search.postings import Postings
+
+__all__ = ["ARRAYS", "MANIFEST", "VERSION", "check_files", "map_postings", "name_file", "write_array", "write_manifest"]
+
+MANIFEST = "manifest.json"
+FORMAT = "spear-webshop-index"
+VERSION = 1
+"""Raised whenever the files, the analysis or the order of documents would differ."""
+ARRAYS: Mapping[str, npt.DTypeLike] = {
+    "term_bytes": "u1",
+    "term_ends": "<i8",
+    "starts": "<i8",
+    "documents": "<u4",
+    "counts": "<u2",
+    "norms": "u1",
+}
+"""Fields of :class:`Postings` that are files, and their types."""
+MEND = "build it again (`spear data build webshop`)"
+
+
+def name_file(array: str) -> str:
+    """Name of an array's file."""
+    return f"{array}.bin"
+
+
+def write_array(folder: Path, array: str, values: npt.NDArray[Any]) -> None:
+    """Write one array and wait until the disk has it."""
+    with (folder / name_file(array)).open("wb") as file:
+        file.write(np.ascontiguousarray(values, ARRAYS[array]).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
+    """Make a folder whose arrays are complete an index."""
+    files = {}
+    for array in ARRAYS:
+        path = folder / name_file(array)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _hash_file(path)}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "terms_total": terms_total,
+        "filled": filled,
+        "files": files,
+    }
+    part = folder / f"{MANIFEST}.part"
+    with part.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(manifest, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / MANIFEST)
+
+
+def map_postings(folder: Path) -> Postings:
+    """Map the index in ``folder``.
+
+    Raises:
+        SpearError: there is none, it is of another version, or files are missing or of another size than was written.
+            Bytes are not compared: :func:`check_files` does.
+    """
+    manifest = _read_manifest(folder)
+    try:
+        arrays = {array: _map_array(folder, array, manifest["files"][name_file(array)]["bytes"]) for array in ARRAYS}
+        postings = Postings(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
+    except OSError as error:
+        raise SpearError(f"{folder}: the search index cannot be read ({error}): {MEND}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
+    terms = len(postings.term_ends)
+    if terms < 1 or len(postings.starts) != terms or len(postings.documents) != len(postings.counts):
+        raise SpearError(f"{folder}: the files of the search index do not belong together: {MEND}.")
+    return postings
+
+
+def check_files(folder: Path) -> None:
+    """Compare every byte of an index with the checksums of its manifest: some seconds for a million documents.
+
+    Raises:
+        SpearError: what :func:`map_postings` finds, or a file whose bytes are not those that were written.
+    """
+    map_postings(folder)
+    for name, entry in _read_manifest(folder)["files"].items():
+        if _hash_file(folder / name) != entry.get("sha256"):
+            raise SpearError(f"{folder / name} is damaged: its checksum is another than was written; {MEND}.")
+
+
+def _hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise SpearError(f"{folder} holds no finished search index: {MEND}.") from None
+    except (OSError, ValueError) as error:
+        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise SpearError(f"{path} is no manifest of a search index: {MEND}.")
+    if manifest.get("version") != VERSION:
+        raise SpearError(
+            f"{folder} is a search index of version {manifest.get('version')}, and this is version {VERSION}: {MEND}."
+        )
+    return manifest
+
+
+def _map_array(folder: Path, array: str, size: int) -> npt.NDArray[Any]:
+    path = folder / name_file(array)
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise SpearError(f"{path} has {found:,} bytes and should have {size:,}: {MEND}.")
+        # An empty file cannot be mapped.
+        data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    return np.frombuffer(data, ARRAYS[array])

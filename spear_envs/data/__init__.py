@@ -1,0 +1,10 @@
+"""Data that is too large for the package: where it lies, checked downloads, and safe unpacking.
+
+Nothing here runs on import of an environment or on ``pip install``: data comes when ``spear data get`` is called.
+"""
+
+from spear_envs.data.archives import unpack_archive
+from spear_envs.data.fetching import fetch
+from spear_envs.data.files import RemoteFile, data_folder, is_offline, verify
+
+__all__ = ["RemoteFile", "data_folder", "fetch", "is_offline", "unpack_archive", "verify"]

@@ -1,0 +1,148 @@
+"""Unpacking archives of others: nothing lands outside the folder, and nothing but plain files and folders does."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import CHUNK
+from spear_envs.data.progress import show_bytes
+from spear_envs.data.space import FULL, check_space, explain_full_disk, format_bytes
+
+__all__ = ["unpack_archive"]
+
+# What the standard library raises on damaged, encrypted (RuntimeError) and unknown archives.
+_BROKEN = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One file of an archive."""
+
+    name: str
+    size: int
+    open: Callable[[], IO[bytes] | None]
+
+
+def unpack_archive(
+    archive: Path,
+    folder: Path,
+    *,
+    max_bytes: int = 50 * 10**9,
+    max_files: int = 1_000_000,
+    console: Console | None = None,
+) -> int:
+    """Unpacks a zip or tar archive (also gzip, bzip2, xz) into ``folder`` and returns the number of files.
+
+    Every member is looked at before the first one is written. Each file is written beside its place and renamed, so
+    that a file is whole or absent; what lies in the folder already stays, or is replaced if the archive has it too.
+    Owners, permissions and dates of the archive are not taken over.
+
+    Raises:
+        SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is no plain file
+            (links, devices), it is larger than allowed, or the disk is too small.
+    """
+    try:
+        with _list_members(archive, max_files) as members, show_bytes(console) as show:
+            total = sum(member.size for member in members)
+            if total > max_bytes:
+                raise SpearError(
+                    f"{archive} would unpack to {format_bytes(total)}, more than the {format_bytes(max_bytes)} that "
+                    "are allowed: it is not what it should be."
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            check_space(folder, total, f"what is in {archive.name}")
+            root = folder.resolve()
+            done = 0
+            for member in members:
+                _write_member(member, root, archive)
+                done += member.size
+                show(f"unpacking {archive.name}", done, total)
+            return len(members)
+    except _BROKEN as error:
+        raise SpearError(f"{archive} cannot be unpacked ({error}): delete it and fetch it again.") from error
+    except OSError as error:
+        if error.errno in FULL:
+            raise explain_full_disk(folder, f"what is in {archive.name}") from error
+        if error.errno is None:  # gzip and bz2 say so of damaged data
+            raise SpearError(f"{archive} cannot be unpacked ({error}): delete it and fetch it again.") from error
+        raise
+
+
+@contextmanager
+def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
+    """All plain files of an archive; their names are safe."""
+    members: list[_Member] = []
+
+    def add(name: str, kind: int, size: int, opener: Callable[[], IO[bytes] | None]) -> None:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in (path.parts or ("",))[0]:
+            raise SpearError(
+                f"{archive} would write outside its folder ({name!r}): nothing was unpacked; do not use it."
+            )
+        if kind == stat.S_IFDIR:
+            return
+        if kind != stat.S_IFREG:
+            raise SpearError(f"{archive} has a link or a device ({name!r}): nothing was unpacked; do not use it.")
+        members.append(_Member(name, size, opener))
+        if len(members) > max_files:
+            raise SpearError(f"{archive} has more than {max_files:,} files: it is not what it should be.")
+
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for info in zipped.infolist():
+                # Only archives made on Unix say what a member is; the others know files and folders.
+                kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
+                kind = stat.S_IFDIR if info.is_dir() else kind or stat.S_IFREG
+                # The name before zipfile mends it, which would hide backslashes and zero bytes.
+                add(info.orig_filename, kind, info.file_size, partial(zipped.open, info))
+            yield members
+    else:
+        with tarfile.open(archive) as tarred:
+            for entry in tarred:
+                kind = stat.S_IFREG if entry.isreg() else stat.S_IFDIR if entry.isdir() else 0
+                add(entry.name, kind, entry.size, partial(tarred.extractfile, entry))
+            yield members
+
+
+def _write_member(member: _Member, root: Path, archive: Path) -> None:
+    target = root / member.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.resolve().is_relative_to(root):  # through a link that was in the folder before
+        raise SpearError(f"{target.parent} leads out of {root}: remove that link, then unpack again.")
+    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
+    stream = member.open()
+    if stream is None:
+        raise SpearError(f"{archive} names {member.name!r} without holding it: delete it and fetch it again.")
+    written = 0
+    try:
+        with stream, temporary.open("xb") as file:
+            while block := stream.read(CHUNK):
+                written += len(block)
+                if written > member.size:
+                    raise SpearError(f"{archive} holds more in {member.name!r} than it says: do not use it.")
+                file.write(block)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""Getting a file whole: from where it lies already, from a folder at hand, or from the network."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import CHUNK, Meter, RemoteFile, find_fault, is_offline, record_checksum, verify
+from spear_envs.data.progress import Show, show_bytes
+from spear_envs.data.space import FULL, check_space, explain_full_disk
+
+if TYPE_CHECKING:
+    from spear_envs.data.transfer import Patience
+
+__all__ = ["fetch"]
+
+
+def fetch(
+    file: RemoteFile,
+    folder: Path,
+    *,
+    source: Path | None = None,
+    offline: bool = False,
+    console: Console | None = None,
+    patience: Patience | None = None,
+) -> Path:
+    """Make sure that a whole, checked copy of ``file`` lies in ``folder``, and return its path.
+
+    A copy that is there already is checked and kept. A download grows under the name ``<name>.part`` and is renamed
+    when size and checksum are right; one that was cut off goes on where it ended. Where the checksum is not known, the
+    one of this first copy is recorded in ``<name>.sha256``.
+
+    Args:
+        file: what to get.
+        folder: where to; made if it is not there.
+        source: take it from this folder (or this very file) instead of the network. The copy there stays.
+        offline: refuse to download, as ``$SPEAR_OFFLINE`` does.
+        console: where progress is shown; None for silence.
+        patience: how long servers in trouble are waited for.
+
+    Raises:
+        SpearError: the file cannot be had; the message says why, and what to do by hand.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpearError(f"{folder} cannot be made ({error.strerror}): name another folder.") from error
+    path = folder / file.name
+    with _lock(folder, console), show_bytes(console) as show:
+        if path.exists():
+            verify(file, folder, _count(show, f"checking {file.name}", path))
+            return path
+        part = folder / f"{file.name}.part"
+        if source is not None:
+            _copy(file, source, part, show)
+        elif offline or is_offline():
+            raise SpearError(f"{path} is not there, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
+        else:
+            _download(file, part, patience, show)
+        part.replace(path)
+        return path
+
+
+@contextmanager
+def _lock(folder: Path, console: Console | None) -> Iterator[None]:
+    """One process at a time fetches into a folder; the others wait and then find the file."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if console is not None:
+                console.print(f"waiting for another process that is fetching into {folder}", soft_wrap=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _count(show: Show, what: str, path: Path) -> Meter:
+    total, done = path.stat().st_size, 0
+
+    def count(further: int) -> None:
+        nonlocal done
+        done += further
+        show(what, done, total)
+
+    return count
+
+
+def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
+    found = source / file.name if source.is_dir() else source
+    if not found.is_file():
+        raise SpearError(f"there is no {found}: name the folder that holds {file.name}, or the file itself.")
+    check_space(part.parent, found.stat().st_size, file.name)
+    count = _count(show, f"copying {file.name}", found)
+    try:
+        with found.open("rb") as original, part.open("wb") as copy:
+            while block := original.read(CHUNK):
+                copy.write(block)
+                count(len(block))
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise explain_full_disk(part.parent, file.name) from error
+        raise
+    if fault := _settle(file, part, show):
+        part.unlink()
+        raise SpearError(f"{found} is not the file that is expected ({fault}). {file.manual}".rstrip())
+
+
+def _download(file: RemoteFile, part: Path, patience: Patience | None, show: Show) -> None:
+    try:
+        from spear_envs.data.transfer import Patience, RefusedError, Transfer, open_client
+    except ModuleNotFoundError as error:
+        raise SpearError(f"downloads need a package ({error}): pip install -e '.[data]' brings it.") from error
+
+    patience = patience or Patience()
+    refusals = []
+    with open_client(patience) as client:
+        for url in file.urls:
+            host = urlsplit(url).netloc
+            transfer = Transfer(file, part, client, patience, partial(show, f"{file.name} from {host}"))
+            try:
+                transfer.run(url)
+                fault = _settle(file, part, show)
+                if fault and transfer.resumed:  # perhaps only the older bytes are wrong
+                    transfer.drop()
+                    transfer.run(url)
+                    fault = _settle(file, part, show)
+            except RefusedError as error:
+                refusals.append(f"{host}: {error}")
+                continue
+            if not fault:
+                transfer.state_path.unlink(missing_ok=True)
+                return
+            transfer.drop()
+            refusals.append(f"{host}: what it sends is not the file that is expected, {fault}")
+    why = f" ({'; '.join(refusals)})" if refusals else ""
+    kept = " What has come is kept: the same command goes on." if part.exists() else ""
+    raise SpearError(f"{file.name} could not be downloaded{why}.{kept} {_by_hand(file)}")
+
+
+def _settle(file: RemoteFile, part: Path, show: Show) -> str:
+    """What is wrong with the part, if anything; else its checksum is recorded unless it is pinned."""
+    fault, digest = find_fault(file, part, file.sha256, _count(show, f"checking {file.name}", part))
+    if not fault and file.sha256 is None:
+        record_checksum(part.with_name(file.name), digest)
+    return fault
+
+
+def _by_hand(file: RemoteFile) -> str:
+    how = file.manual or (f"It is published at {file.urls[0]}." if file.urls else "Get it from where it is published.")
+    return f"By hand: {how} Then name the folder that holds it: --from FOLDER."

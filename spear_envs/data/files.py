@@ -1,0 +1,145 @@
+"""Files of others: what is known of them, where they lie here, and whether they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+
+__all__ = [
+    "Meter",
+    "RemoteFile",
+    "data_folder",
+    "digest_file",
+    "find_fault",
+    "is_offline",
+    "read_checksum",
+    "record_checksum",
+    "verify",
+]
+
+CHUNK = 2**20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Meter = Callable[[int], None]
+"""Hears how many further bytes have been dealt with."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that others publish, and what we know of it."""
+
+    name: str
+    """Its name here: one path component."""
+    urls: tuple[str, ...] = ()
+    """Where it is to be had; tried in turn. Empty if it can only be fetched by hand."""
+    size: int | None = None
+    """Bytes; None if not known."""
+    sha256: str | None = None
+    """Lower-case hex; None if not known. It is then recorded beside the file at the first download."""
+    manual: str = ""
+    """One sentence that says how to get the file by hand."""
+
+    def __post_init__(self) -> None:
+        if self.name != Path(self.name).name or self.name in ("", ".", ".."):
+            raise ValueError(f"{self.name!r} is no file name")
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"{self.sha256!r} is no SHA-256 in lower-case hex")
+
+
+def data_folder() -> Path:
+    """Where fetched and built data lies: ``$SPEAR_DATA``, else ``spear-envs`` in the cache of the user."""
+    named = os.environ.get("SPEAR_DATA", "").strip()
+    if named:
+        return Path(named).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME", "").strip()  # the standard has relative ones ignored
+    return (Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache") / "spear-envs"
+
+
+def is_offline() -> bool:
+    """Whether ``$SPEAR_OFFLINE`` forbids downloads."""
+    return os.environ.get("SPEAR_OFFLINE", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def digest_file(path: Path, on_bytes: Meter | None = None) -> str:
+    """SHA-256 of a file in hex; ``on_bytes`` hears the number of bytes of each part read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+            if on_bytes is not None:
+                on_bytes(len(block))
+    return digest.hexdigest()
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def read_checksum(path: Path) -> str | None:
+    """The checksum recorded beside a file, or None.
+
+    Raises:
+        SpearError: the record cannot be read.
+    """
+    record = _checksum_path(path)
+    try:
+        words = record.read_text("utf-8").split()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError):
+        words = []
+    if not words or not _SHA256.fullmatch(words[0]):
+        raise SpearError(f"{record} holds no checksum: delete it, and {path.name} with it unless you trust the file.")
+    return words[0]
+
+
+def record_checksum(path: Path, digest: str) -> None:
+    """Writes a file's checksum beside it, in the form that ``sha256sum -c`` reads."""
+    record = _checksum_path(path)
+    temporary = record.with_name(f".{record.name}.{os.getpid()}.tmp")
+    temporary.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+    temporary.replace(record)
+
+
+def find_fault(file: RemoteFile, path: Path, expected: str | None, on_bytes: Meter | None = None) -> tuple[str, str]:
+    """What is wrong with ``path`` as a copy of ``file``, in a few words, and its SHA-256; no fault is an empty string.
+
+    The checksum is worked out only if the size is right, and held against ``expected`` if that is not None.
+    """
+    size = path.stat().st_size
+    if file.size is not None and size != file.size:
+        return f"it has {size:,} bytes instead of {file.size:,}", ""
+    if size == 0 and file.size is None:
+        return "it is empty", ""
+    digest = digest_file(path, on_bytes)
+    if expected is not None and digest != expected:
+        return f"its SHA-256 is {digest[:12]}… instead of {expected[:12]}…", digest
+    return "", digest
+
+
+def verify(file: RemoteFile, folder: Path, on_bytes: Meter | None = None) -> str:
+    """Checks the copy of ``file`` in ``folder`` and returns its SHA-256.
+
+    The checksum it is held against is the pinned one, else the one recorded at the first download. If there is neither,
+    the file counts as right, and its checksum is recorded now.
+
+    Raises:
+        SpearError: the file is absent, incomplete or not the one that is meant.
+    """
+    path = folder / file.name
+    if not path.is_file():
+        raise SpearError(f"{path} is not there: 'spear data get' fetches it.")
+    expected = file.sha256 or read_checksum(path)
+    fault, digest = find_fault(file, path, expected, on_bytes)
+    if fault:
+        also = "" if file.sha256 else f", and {_checksum_path(path).name} if there is one,"
+        raise SpearError(f"{path} is not the file that is expected ({fault}): delete it{also} and fetch it again.")
+    if expected is None:
+        record_checksum(path, digest)
+    return digest

@@ -1,0 +1,45 @@
+"""Room on the disk, looked at before it is needed."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["FULL", "check_space", "explain_full_disk", "format_bytes"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk and of a used-up quota."""
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people, in decimal units as disks and browsers have them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def check_space(folder: Path, needed: int, name: str) -> None:
+    """Makes sure that ``folder`` has ``needed`` bytes left.
+
+    Raises:
+        SpearError: it has not; the message speaks of ``name``.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise SpearError(
+            f"{name} needs {format_bytes(needed)}, and {folder} has {format_bytes(free)} left: free the disk, "
+            "or name a folder on another one with SPEAR_DATA."
+        )
+
+
+def explain_full_disk(folder: Path, name: str) -> SpearError:
+    """The one line a user gets when the disk fills up on the way."""
+    return SpearError(
+        f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
+        "SPEAR_DATA. The same command then goes on."
+    )

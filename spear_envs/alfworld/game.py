@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from spear_envs.alfworld.actions import CommandTable, Treatment, Verb
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.goals import Condition, compile_condition
 from spear_envs.alfworld.names import name_things
@@ -14,31 +15,10 @@ from spear_envs.alfworld.pddl import Fact, Problem, read_problem
 from spear_envs.alfworld.state import PROPERTIES, State
 from spear_envs.alfworld.wording import Wording
 
-__all__ = ["KNIFE_TYPES", "TREATMENTS", "Game", "Treatment"]
+__all__ = ["KNIFE_TYPES", "Game"]
 
 KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
 """Types of objects that slice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """One of the three ways to change an object with a receptacle."""
-
-    verb: str
-    able: str
-    """Predicate of the objects that can be treated."""
-    gained: str
-    """Attribute of :class:`State` that gains the object."""
-    lost: str | None
-    """Attribute of :class:`State` that loses it."""
-
-
-TREATMENTS = (
-    Treatment("clean", "cleanable", "clean", None),
-    Treatment("cool", "coolable", "cool", "hot"),
-    Treatment("heat", "heatable", "hot", "cool"),
-)
-"""Sorted by verb, as admissible commands are."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +32,7 @@ class Game:
     """The sentence behind ``Your task is to: ``, such as ``put a hot apple in fridge.``"""
     wording: Wording
     problem: Problem
-    """Everything that was read. ``problem.facts["inreceptacle"]`` has what was so at the start."""
+    """Everything that was read. ``problem.rows("inreceptacle")`` has what was so at the start."""
     goal: Condition
     """``goal.holds(state)`` tells whether the game is won; ``goal.expression`` is the condition as nested tuples."""
     names: Mapping[str, str]
@@ -68,6 +48,12 @@ class Game:
     """Object -> its types, such as ``{"appletype"}``; objects without a type are left out."""
     receptacle_types: Mapping[str, frozenset[str]]
     """Receptacle -> its types, such as ``{"fridgetype"}``."""
+    openable: frozenset[str]
+    pickupable: frozenset[str]
+    toggleable: frozenset[str]
+    sliceable: frozenset[str]
+    containers: frozenset[str]
+    """Objects that may hold others (``isreceptacleobject``); nothing can be put into them."""
     inside: Mapping[str, tuple[str, ...]]
     """Object that holds others -> these, sorted by id. Nothing ever changes it."""
     initial: State
@@ -87,16 +73,13 @@ class Game:
                 stands.
         """
         read = read_problem(problem)
-        facts = read.facts
         agent, start = _find_agent(read)
-        location_of: dict[str, str] = {}
+        location_of = _find_receptacles(read)
         at: defaultdict[str, list[str]] = defaultdict(list)
-        for receptacle, location in sorted(facts.get("receptacleatlocation", ())):
-            if location_of.setdefault(receptacle, location) != location:
-                raise GameError(f"its PDDL puts the receptacle {receptacle!r} at two locations")
+        for receptacle, location in location_of.items():
             at[location].append(receptacle)
         inside: defaultdict[str, list[str]] = defaultdict(list)
-        for inner, outer in sorted(facts.get("inreceptacleobject", ())):
+        for inner, outer in sorted(read.rows("inreceptacleobject")):
             if inner != outer:  # TextWorld never lists a thing within itself
                 inside[outer].append(inner)
         return cls(
@@ -106,48 +89,48 @@ class Game:
             goal=compile_condition(read.goal, read),
             names=name_things(read.named),
             agent=agent,
-            receptacles=tuple(sorted(location_of)),
+            receptacles=tuple(location_of),
             location_of=location_of,
             receptacles_at={location: tuple(here) for location, here in at.items()},
-            object_types=_group(facts.get("objecttype", ())),
-            receptacle_types=_group(facts.get("receptacletype", ())),
+            object_types=_group(read.rows("objecttype")),
+            receptacle_types=_group(read.rows("receptacletype")),
+            openable=read.having("openable"),
+            pickupable=read.having("pickupable"),
+            toggleable=read.having("toggleable"),
+            sliceable=read.having("sliceable"),
+            containers=read.having("isreceptacleobject"),
             inside={outer: tuple(inner) for outer, inner in inside.items()},
-            initial=_make_initial(read, agent, start, sorted(location_of)),
+            initial=_make_initial(read, agent, start, location_of),
         )
 
     def new_state(self) -> State:
         """The state at the start, to be played with."""
         return self.initial.copy()
 
-    def having(self, predicate: str) -> frozenset[str]:
-        """Ids that a predicate of one argument holds for at the start, such as ``openable`` or ``pickupable``."""
-        return self._unary.get(predicate, frozenset())
-
-    @cached_property
-    def _unary(self) -> Mapping[str, frozenset[str]]:
-        return {
-            predicate: frozenset([row[0] for row in rows])
-            for predicate, rows in self.problem.facts.items()
-            if len(next(iter(rows))) == 1
-        }
-
     def accepts(self, receptacle: str, thing: str) -> bool:
         """Whether a receptacle may hold an object (``cancontain`` of their types)."""
-        allowed = self.problem.facts.get("cancontain", frozenset())
+        allowed = self.problem.rows("cancontain")
         kinds = self.object_types.get(thing, ())
         return any((outer, kind) in allowed for outer in self.receptacle_types.get(receptacle, ()) for kind in kinds)
 
-    def treats(self, receptacle: str, treatment: Treatment) -> bool:
-        """Whether objects are treated with this receptacle."""
-        kinds = self.wording.sinks if treatment.verb == "clean" else _APPLIANCES[treatment.verb]
-        return not kinds.isdisjoint(self.receptacle_types.get(receptacle, ()))
+    def can_treat(self, receptacle: str, treatment: Treatment, thing: str) -> bool:
+        """Whether an object, held before a receptacle, can be treated with it."""
+        kinds = self.wording.sinks if treatment.verb is Verb.CLEAN else _APPLIANCES[treatment.verb]
+        return (thing,) in self.problem.rows(treatment.able) and not kinds.isdisjoint(
+            self.receptacle_types.get(receptacle, ())
+        )
 
     def is_knife(self, thing: str) -> bool:
         """Whether an object slices."""
         return not KNIFE_TYPES.isdisjoint(self.object_types.get(thing, ()))
 
+    @cached_property
+    def commands(self) -> CommandTable:
+        """Lists the admissible commands of a state."""
+        return CommandTable(self)
 
-_APPLIANCES = {"cool": frozenset({"fridgetype"}), "heat": frozenset({"microwavetype"})}
+
+_APPLIANCES = {Verb.COOL: frozenset({"fridgetype"}), Verb.HEAT: frozenset({"microwavetype"})}
 
 
 def _group(pairs: Iterable[Fact]) -> dict[str, frozenset[str]]:
@@ -162,22 +145,32 @@ def _find_agent(problem: Problem) -> tuple[str, str]:
     agents = [name for name, kind in problem.objects.items() if kind == "agent"]
     if len(agents) != 1:
         raise GameError(f"its PDDL declares {len(agents)} agents instead of one")
-    starts = sorted(location for who, location in problem.facts.get("atlocation", ()) if who == agents[0])
+    starts = sorted(location for who, location in problem.rows("atlocation") if who == agents[0])
     if len(starts) != 1:
         raise GameError(f"its PDDL puts the agent at {len(starts)} locations instead of one")
     return agents[0], starts[0]
 
 
+def _find_receptacles(problem: Problem) -> dict[str, str]:
+    """Receptacles, sorted by id, and where they stand."""
+    found: dict[str, str] = {}
+    for receptacle, location in sorted(problem.rows("receptacleatlocation")):
+        if problem.objects[receptacle] != "receptacle" or problem.objects[location] != "location":
+            continue  # no action's parameters could be these
+        if found.setdefault(receptacle, location) != location:
+            raise GameError(f"its PDDL puts the receptacle {receptacle!r} at two locations")
+    return found
+
+
 def _make_initial(problem: Problem, agent: str, start: str, receptacles: Iterable[str]) -> State:
-    facts = problem.facts
-    held = sorted(thing for who, thing in facts.get("holds", ()) if who == agent)
-    if len(held) > 1 or bool(held) != ((agent,) in facts.get("holdsany", ())):
+    held = sorted(thing for who, thing in problem.rows("holds") if who == agent)
+    if len(held) > 1 or bool(held) != ((agent,) in problem.rows("holdsany")):
         raise GameError("its PDDL lets the agent start with more than one thing, or with 'holds' but not 'holdsany'")
     contents: dict[str, list[str]] = {receptacle: [] for receptacle in receptacles}
-    for thing, receptacle in sorted(facts.get("inreceptacle", ())):
+    for thing, receptacle in sorted(problem.rows("inreceptacle")):
         contents.setdefault(receptacle, []).append(thing)
     lying: defaultdict[str, list[str]] = defaultdict(list)
-    for thing, location in sorted(facts.get("objectatlocation", ())):
+    for thing, location in sorted(problem.rows("objectatlocation")):
         lying[location].append(thing)
     state = State.__new__(State)
     state.agent = agent
@@ -187,5 +180,5 @@ def _make_initial(problem: Problem, agent: str, start: str, receptacles: Iterabl
     state.lying = {location: tuple(things) for location, things in lying.items()}
     state.taken_out = frozenset()
     for predicate, name in PROPERTIES.items():
-        setattr(state, name, frozenset([row[0] for row in facts.get(predicate, ())]))
+        setattr(state, name, problem.having(predicate))
     return state

@@ -144,7 +144,7 @@ class _Compiler:
         if predicate in FLUENTS:
             self.reads.add(predicate)
             return _ask_state(predicate, terms)
-        return _look_up(self.problem.facts.get(predicate, frozenset()), terms)
+        return _look_up(self.problem.rows(predicate), terms)
 
 
 _NO_STATE: State = None  # type: ignore[assignment]

@@ -38,6 +38,7 @@ PREDICATES: Mapping[str, int] = MappingProxyType(
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
+_NO_FACTS: frozenset[Fact] = frozenset()
 _DEEPEST = 200
 """Lists nested deeper than this are refused, before Python's own limit is reached."""
 _DEFINE = ("problem", ":domain", ":requirements", ":objects", ":init", ":goal", ":metric")
@@ -55,6 +56,14 @@ class Problem:
     """Everything that occurs in a fact: what gets a name."""
     goal: Expression
     """The condition under which the game is won."""
+
+    def rows(self, predicate: str) -> frozenset[Fact]:
+        """The facts of a predicate at the start."""
+        return self.facts.get(predicate, _NO_FACTS)
+
+    def having(self, predicate: str) -> frozenset[str]:
+        """What a predicate of one argument holds for at the start."""
+        return frozenset([row[0] for row in self.rows(predicate)])
 
 
 def parse_expression(text: str) -> Expression:

@@ -1,0 +1,99 @@
+"""Entries: a product with what is kept beside it, and the bytes that it is stored as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.nouns import Tagger
+from spear_envs.webshop.products import Product, read_product, read_texts
+
+__all__ = ["Entry", "decode_entry", "encode_entry", "make_entry"]
+
+
+class Entry(NamedTuple):
+    """A product of the catalogue."""
+
+    product: Product
+    nouns: tuple[str, ...]
+    """Nouns of its title."""
+    instruction: str | None
+    """What its synthetic goals ask for, without options and ceiling; None if it has no goals."""
+    wanted: tuple[str, ...]
+    """Attributes that its synthetic goals ask for."""
+
+
+def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None, tagger: Tagger) -> Entry:
+    """The entry of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``.
+
+    An instruction that names no attribute makes no goal: the original stops at one.
+
+    Raises:
+        SpearError: a field is of the wrong type.
+    """
+    product = read_product(record, attributes)
+    instruction, wanted = None, None
+    if attributes is not None:
+        instruction, wanted = attributes.get("instruction"), attributes.get("instruction_attributes")
+    if instruction is not None and not isinstance(instruction, str):
+        raise SpearError(f"product {product.asin}: its instruction must be a text")
+    if instruction is None or not wanted:
+        instruction, wanted = None, []
+    names = read_texts(wanted, f"product {product.asin}: instruction_attributes")
+    return Entry(product, tuple(tagger.tag(product.title)), instruction, names)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The entry as JSON in UTF-8; equal entries give equal bytes anywhere."""
+    product = entry.product
+    fields = [
+        product.asin,
+        product.title,
+        product.description,
+        product.bullets,
+        product.prices,
+        list(product.options.items()),
+        product.category,
+        product.query,
+        product.product_category,
+        product.attributes,
+        entry.nouns,
+        entry.instruction,
+        entry.wanted,
+    ]
+    # surrogatepass: JSON may hold half of a surrogate pair, and what was read must come back.
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The entry that :func:`encode_entry` made the bytes of.
+
+    Raises:
+        ValueError: it made no such bytes.
+    """
+    fields = json.loads(data.decode("utf-8", "surrogatepass"))
+    asin, title, description, bullets, prices, options, *names, attributes, nouns, instruction, wanted = fields
+    category, query, product_category = names
+    product = Product(
+        asin,
+        title,
+        description,
+        tuple(bullets),
+        tuple(prices),
+        {name: tuple(values) for name, values in options},
+        category,
+        query,
+        product_category,
+        tuple(attributes),
+    )
+    return Entry(product, tuple(nouns), instruction, tuple(wanted))
+
+
+def count_choices(options: Mapping[str, Sequence[str]]) -> int:
+    """In how many ways one value of each group can be chosen."""
+    count = 1
+    for values in options.values():
+        count *= len(values)
+    return count

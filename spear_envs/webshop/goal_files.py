@@ -1,0 +1,70 @@
+"""Goals files: one goal in JSON a line, ``goals.jsonl`` or ``goals.jsonl.xz``, and prices beside them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.goals import Goal
+from spear_envs.webshop.sources import read_json
+
+__all__ = ["read_goals", "read_prices", "write_goals"]
+
+
+def read_goals(path: Path) -> list[Goal]:
+    """The goals of a file; the index of a goal is its row, from 0.
+
+    Raises:
+        SpearError: the file is missing, broken or empty, or a row is no goal; the message names the row.
+    """
+    goals: list[Goal] = []
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+            for line in file:
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, Mapping):
+                    raise SpearError("a goal must be an object")
+                if row.get("index", len(goals)) != len(goals):
+                    raise SpearError(f"its index is {row['index']!r}: rows must be in order and complete")
+                goals.append(Goal.from_row(row))
+    except FileNotFoundError:
+        raise SpearError(f"{path} is not there: check the name of the goals file.") from None
+    except (SpearError, ValueError, EOFError, lzma.LZMAError) as error:
+        problem = str(error) if isinstance(error, SpearError) else f"broken JSON ({error})"
+        raise SpearError(f"{path}, row {len(goals)}: {problem}. Repair the file or make it again.") from None
+    if not goals:
+        raise SpearError(f"{path} holds no goals.")
+    return goals
+
+
+def write_goals(goals: Iterable[Goal], path: Path) -> None:
+    """Write goals so that :func:`read_goals` reads them; packed if the name ends in ``.xz``."""
+    with lzma.open(path, "wt", encoding="utf-8") if path.suffix == ".xz" else path.open("w", encoding="utf-8") as file:
+        for index, goal in enumerate(goals):
+            file.write(json.dumps({"index": index, **goal.to_row()}) + "\n")
+
+
+def read_prices(goals_file: Path) -> dict[str, float]:
+    """Prices by ASIN from ``prices.json[.xz]`` beside a goals file; none where there is no such file.
+
+    Raises:
+        SpearError: it is no object of numbers.
+    """
+    path = next(
+        (path for suffix in ("", ".xz") if (path := goals_file.parent / f"prices.json{suffix}").is_file()), None
+    )
+    if path is None:
+        return {}
+    prices = read_json(path)
+    if not isinstance(prices, Mapping) or not all(
+        isinstance(price, (int, float)) and not isinstance(price, bool) and math.isfinite(price)
+        for price in prices.values()
+    ):
+        raise SpearError(f"{path} must be an object of prices in dollars by ASIN.")
+    return {asin: float(price) for asin, price in prices.items()}

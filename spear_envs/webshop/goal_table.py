@@ -1,0 +1,182 @@
+"""Synthetic goals as arrays: a catalogue of a million products has millions of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.entries import Entry
+from spear_envs.webshop.goals import ORDER_SEED, Goal, make_goal
+
+__all__ = ["GoalTable", "Request", "TableGoals", "make_goal_table", "shuffle_order"]
+
+
+class Request(NamedTuple):
+    """A product with an instruction: what its synthetic goals have in common."""
+
+    number: int
+    """Number of the product."""
+    choices: int
+    """How many combinations of option values it has: each is a goal."""
+    ceiling: float
+    """``price_upper`` of all of them."""
+    wanted: Sequence[str]
+    """Attributes asked for."""
+
+
+@dataclass(frozen=True)
+class GoalTable:
+    """G goals of R requests. Before the shuffle, those of request ``r`` are ``starts[r]`` to ``starts[r + 1] - 1``."""
+
+    numbers: np.ndarray
+    """uint32 [R]: product."""
+    ceilings: np.ndarray
+    """float64 [R]: dollars."""
+    weights: np.ndarray
+    """float64 [R]."""
+    starts: np.ndarray
+    """uint32 [R + 1]."""
+    order: np.ndarray
+    """uint32 [G]: which goal stands at each position of the canonical order."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over all arrays."""
+        digest = hashlib.sha256()
+        for values in (self.numbers, self.ceilings, self.weights, self.starts, self.order):
+            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
+
+
+def shuffle_order(count: int) -> np.ndarray:
+    """What ``Random(233).shuffle`` makes of 0, 1, …, count - 1: uint32 [count]."""
+    order = array("I", range(count))
+    Random(ORDER_SEED).shuffle(order)
+    return np.frombuffer(order, dtype=np.uint32) if count else np.zeros(0, np.uint32)
+
+
+def make_goal_table(requests: Iterable[Request]) -> GoalTable:
+    """The goals of ``requests``, which come in the order of the file.
+
+    Raises:
+        SpearError: there are more goals than can be numbered.
+    """
+    requests = list(requests)
+    # One object for each attribute's text: a million requests name few different ones.
+    counts: Counter[str] = Counter()
+    for request in requests:
+        for name in request.wanted:
+            counts[name] += request.choices
+    starts = np.zeros(len(requests) + 1, np.uint64)
+    np.cumsum([request.choices for request in requests], out=starts[1:])
+    total = int(starts[-1])
+    if total >= 1 << 32:
+        raise SpearError(f"the options of the products make {total:,} goals: leave out products with very many options")
+    weights = [
+        sum(1.0 / counts[name] for name in request.wanted) / len(request.wanted) if request.choices else 0.0
+        for request in requests
+    ]
+    return GoalTable(
+        numbers=np.array([request.number for request in requests], np.uint32),
+        ceilings=np.array([request.ceiling for request in requests], np.float64),
+        weights=np.array(weights, np.float64),
+        starts=starts.astype(np.uint32),
+        order=shuffle_order(total),
+    )
+
+
+class TableGoals:
+    """The goals of a table as a :class:`~spear_envs.webshop.goals.GoalSource`.
+
+    Args:
+        table: the arrays, in memory or mapped.
+        entry: gives the entry of a product's number.
+        fingerprint: of the table, if it is known.
+    """
+
+    def __init__(self, table: GoalTable, entry: Callable[[int], Entry], fingerprint: str | None = None) -> None:
+        self._table = table
+        self._entry = entry
+        self._fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return len(self._table.order)
+
+    def goal(self, position: int) -> Goal:
+        """The goal at a position, made now."""
+        request, choice = self._locate(position)
+        entry = self._entry(int(self._table.numbers[request]))
+        assert entry.instruction is not None
+        groups = sorted(entry.product.options)
+        chosen = []
+        for group in reversed(groups):  # the last group changes fastest
+            values = entry.product.options[group]
+            choice, digit = divmod(choice, len(values))
+            chosen.append((group, values[digit]))
+        return make_goal(
+            entry.product,
+            entry.instruction,
+            entry.wanted,
+            tuple(reversed(chosen)),
+            float(self._table.ceilings[request]),
+            float(self._table.weights[request]),
+        )
+
+    def owners(self) -> np.ndarray:
+        """Number of each goal's product: uint32 [len]."""
+        table = self._table
+        per_goal = np.repeat(table.numbers, np.diff(table.starts.astype(np.int64)))
+        return per_goal[table.order]
+
+    def owner_name(self, number: int) -> str:
+        """The product's ASIN."""
+        return self._entry(number).product.asin
+
+    def find_twins(self, positions: Sequence[int]) -> set[int]:
+        """As :class:`~spear_envs.webshop.goals.GoalSource` says.
+
+        Goals of one request are equal where an option repeats a value, goals of different ones never are.
+        """
+        twins: set[int] = set()
+        for position in positions:
+            request, choice = self._locate(position)
+            options = self._entry(int(self._table.numbers[request])).product.options
+            choices = [0]
+            for group in sorted(options, reverse=True):
+                values = options[group]
+                choice, digit = divmod(choice, len(values))
+                stride = math.prod(len(options[later]) for later in options if later > group)
+                same = [i for i, value in enumerate(values) if value == values[digit]]
+                choices = [base + i * stride for i in same for base in choices]
+            if len(choices) > 1:
+                start = int(self._table.starts[request])
+                twins.update(start + base for base in choices)
+        found = set(positions)
+        if twins:
+            numbers = np.fromiter(twins, np.uint32, len(twins))
+            found.update(np.flatnonzero(np.isin(self._table.order, numbers)).tolist())
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over all goals and their order, but for what the records of the products say."""
+        if self._fingerprint is None:
+            self._fingerprint = self._table.fingerprint
+        return self._fingerprint
+
+    def _locate(self, position: int) -> tuple[int, int]:
+        """Request of the goal at a position, and which of its choices it is."""
+        table = self._table
+        # Of the type of the array, or numpy would copy the array to compare.
+        place = table.order[position]
+        request = int(np.searchsorted(table.starts, place, side="right")) - 1
+        return request, int(place) - int(table.starts[request])

@@ -1,0 +1,149 @@
+"""Catalogues that are small enough to be made in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.draws import DrawMode, make_draws
+from spear_envs.webshop.entries import Entry, count_choices, encode_entry, make_entry
+from spear_envs.webshop.goal_table import Request, TableGoals, make_goal_table
+from spear_envs.webshop.goals import GoalKind, GoalSource
+from spear_envs.webshop.human import make_human_goals
+from spear_envs.webshop.nouns import Tagger
+from spear_envs.webshop.products import is_listed
+from spear_envs.webshop.search.index import SearchIndex
+from spear_envs.webshop.splits import SplitScheme
+
+__all__ = ["MOST_IN_MEMORY", "MemoryShelf", "make_catalog"]
+
+MOST_IN_MEMORY = 10_000
+"""Products; a larger catalogue needs a store."""
+
+
+class MemoryShelf:
+    """Entries in a list, in ascending order of their ASINs."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = sorted(entries, key=lambda entry: entry.product.asin)
+        self._numbers = {entry.product.asin: number for number, entry in enumerate(self._entries)}
+        self._fingerprint: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entry(self, number: int) -> Entry:
+        """The product of a number, with what belongs to it."""
+        return self._entries[number]
+
+    def number_of(self, asin: str) -> int | None:
+        """The number of a product, or None."""
+        return self._numbers.get(asin)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over all entries, in order."""
+        if self._fingerprint is None:
+            self._fingerprint = digest_entries(hashlib.sha256(encode_entry(entry)).digest() for entry in self._entries)
+        return self._fingerprint
+
+
+def digest_entries(digests: Iterable[bytes]) -> str:
+    """SHA-256 (hex) over the SHA-256 of all encoded entries, in order."""
+    whole = hashlib.sha256()
+    for digest in digests:
+        whole.update(digest)
+    return whole.hexdigest()
+
+
+def make_catalog(
+    items: Iterable[Any],
+    attributes: Mapping[str, Mapping[str, Any]],
+    human: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    tagger: Tagger,
+    price_seed: int,
+    draws: str | DrawMode = DrawMode.KEYED,
+    scheme: SplitScheme = SplitScheme.ORIGINAL,
+) -> Catalog:
+    """A catalogue of at most 10,000 products.
+
+    Args:
+        items: records of ``items_shuffle*.json``, read one by one.
+        attributes: content of ``items_ins_v2*.json``.
+        human: content of ``items_human_ins.json``.
+        name: of the catalogue, for errors.
+        tagger: finds the nouns of titles.
+        price_seed: of the prices of ranges and of the ceilings.
+        draws: where these come from.
+        scheme: how goals are split by default.
+
+    Raises:
+        SpearError: a record is of the wrong form, or there are too many.
+    """
+    entries: dict[str, Entry] = {}
+    for number, record in enumerate(islice(items, MOST_IN_MEMORY + 1)):
+        if number == MOST_IN_MEMORY:
+            raise SpearError(f"{name} has more than {MOST_IN_MEMORY:,} products and needs a store.")
+        try:
+            if not isinstance(record, Mapping):
+                raise SpearError("a product must be an object")
+            asin = record.get("asin")
+            # What is not listed may be malformed, and what has no ASIN is refused by make_entry.
+            if isinstance(asin, str) and (asin in entries or not is_listed(asin)):
+                continue
+            entry = make_entry(record, attributes.get(asin), tagger)  # type: ignore[arg-type]
+        except SpearError as error:
+            raise SpearError(f"{name}, record {number}: {error}. Repair the file, or fetch it again.") from None
+        entries[entry.product.asin] = entry
+    if not entries:
+        raise SpearError(f"{name} has no products.")
+    shelf = MemoryShelf(entries.values())
+    numbers = {asin: number for number, asin in enumerate(sorted(entries))}
+
+    source = make_draws(draws, price_seed)
+    by_asin = {asin: source.draw_price(asin, entry.product.prices) for asin, entry in entries.items()}
+    table = make_goal_table(
+        Request(
+            numbers[asin],
+            count_choices(entry.product.options),
+            source.draw_ceiling(asin, 0, by_asin[asin]),
+            entry.wanted,
+        )
+        for asin, entry in entries.items()
+        if entry.instruction is not None
+    )
+
+    def find_goals(kind: GoalKind) -> GoalSource:
+        if kind is GoalKind.SYNTHETIC:
+            goals: GoalSource = TableGoals(table, shelf.entry)
+        elif human is None:
+            raise SpearError("goal_kind='human': the catalogue has no items_human_ins.json; put it beside the others.")
+        else:
+            # Anew, since a sequential generator gives the first human ceiling right behind the last price.
+            source = make_draws(draws, price_seed)
+            prices = {asin: source.draw_price(asin, entry.product.prices) for asin, entry in entries.items()}
+            goals = make_human_goals(
+                (entry.product for asin, entry in entries.items() if asin in human),
+                human,
+                lambda asin, number: source.draw_ceiling(asin, number, prices[asin]),
+            )
+        if not len(goals):
+            raise SpearError(f"goal_kind={kind.value!r}: the catalogue has no goals of this kind.")
+        return goals
+
+    return Catalog(
+        shelf,
+        SearchIndex.in_memory(shelf.entry(number).product.index_text for number in range(len(shelf))),
+        np.array([by_asin[asin] for asin in sorted(by_asin)], np.float64),
+        find_goals,
+        tagger=tagger.name,
+        scheme=scheme,
+    )

@@ -1,0 +1,180 @@
+"""Products: what the shop keeps of a record of ``items_shuffle*.json``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["DEFAULT_PRICE", "MAX_ASIN", "Product", "is_listed", "parse_prices", "read_options", "read_product"]
+
+DEFAULT_PRICE = 100.0
+"""Price in dollars of a product that names none."""
+MAX_ASIN = 10
+"""Products whose ASIN is longer are not listed."""
+NO_ATTRIBUTES = ("DUMMY_ATTR",)
+"""Attributes of a product that the attribute file does not know."""
+_NOT_AMOUNT = re.compile(r"[^\d.]")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of the shop."""
+
+    asin: str
+    """Its key, up to 10 characters."""
+    title: str
+    """``name`` of the record, as it stands: HTML and other scripts included."""
+    description: str
+    bullets: tuple[str, ...]
+    """The features, in order; may be empty strings."""
+    prices: tuple[float, ...]
+    """One amount in dollars, or the two ends of a range."""
+    options: Mapping[str, tuple[str, ...]] = field(hash=False)
+    """Option groups and their values, both in lower case, in the order of the record."""
+    category: str
+    """One of beauty, electronics, fashion, garden, grocery in the official data."""
+    query: str
+    """The search that found the product when it was collected, in lower case."""
+    product_category: str
+    """Levels joined by ``" › "``."""
+    attributes: tuple[str, ...]
+
+    @property
+    def price_tag(self) -> str:
+        """The price as pages show it: ``$18.0``, or ``$19.99 to $27.99``."""
+        return " to ".join(f"${price}" for price in self.prices)
+
+    @property
+    def index_text(self) -> str:
+        """All that a search looks at: title, description, first bullet and options, in lower case."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        first = self.bullets[0] if self.bullets else ""
+        return f"{self.title} {self.description} {first} {options}".lower()
+
+
+def is_listed(asin: str) -> bool:
+    """Whether the shop lists a product of this ASIN (one seen before is left out by the reader of a whole file)."""
+    return asin != "nan" and len(asin) <= MAX_ASIN
+
+
+def parse_prices(pricing: str) -> tuple[float, ...]:
+    """Amounts in dollars: one, or the first two of several, such as ``"$19.99 - $27.99"``; 100.0 if there is none.
+
+    Raises:
+        SpearError: what follows a dollar sign is no number.
+    """
+    amounts = []
+    for piece in pricing.split("$")[1:3]:
+        try:
+            amount = float(_NOT_AMOUNT.sub("", piece))
+        except ValueError:
+            amount = math.inf
+        if not math.isfinite(amount):
+            raise SpearError(f"the price {pricing!r} cannot be read: write amounts as $19.99, or leave it empty")
+        amounts.append(amount)
+    return tuple(amounts) or (DEFAULT_PRICE,)
+
+
+def read_options(options: object) -> dict[str, tuple[str, ...]]:
+    """Option groups of a record's ``customization_options``: null groups dropped, names and values in lower case.
+
+    A later group with the same lower-case name takes the place of the earlier one.
+
+    Raises:
+        SpearError: neither empty nor an object of lists of ``{"value": text}``.
+    """
+    if not options:
+        return {}
+    if not isinstance(options, Mapping):
+        raise SpearError(f"customization_options is {_name_type(options)}: it must be an object, or empty")
+    read = {}
+    for name, values in options.items():
+        if values is None:
+            continue
+        if not isinstance(values, list):
+            raise SpearError(f"the option {name!r} is {_name_type(values)}: it must be a list, or null")
+        texts = []
+        for value in values:
+            text = value.get("value") if isinstance(value, Mapping) else None
+            if not isinstance(text, str):
+                raise SpearError(f"a value of the option {name!r} is no object with a text 'value'")
+            texts.append(text.strip().replace("/", " | ").lower())
+        read[name.lower()] = tuple(texts)
+    return read
+
+
+def read_product(record: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Product:
+    """A product of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``.
+
+    Texts other than ``asin`` and ``name`` may be missing or null, which is the same as empty.
+
+    Args:
+        record: keys ``asin, name, full_description, small_description, pricing, customization_options, category,
+            query, product_category``; others are ignored.
+        attributes: the entry, whose ``attributes`` are taken; None if there is none.
+
+    Raises:
+        SpearError: a field is of the wrong type; the message names the product and the field.
+    """
+    asin = record.get("asin")
+    if not isinstance(asin, str) or not asin:
+        raise SpearError("a product has no asin: every record must have a text under 'asin'")
+    try:
+        title = record.get("name")
+        if not isinstance(title, str):
+            raise SpearError(f"name is {_name_type(title)}: it must be a text")
+        small = record.get("small_description")
+        return Product(
+            asin=asin,
+            title=title,
+            description=_read_text(record, "full_description"),
+            bullets=(
+                read_texts(small, "small_description")
+                if isinstance(small, list)
+                else (_read_text(record, "small_description"),)
+            ),
+            prices=parse_prices(_read_text(record, "pricing")),
+            options=read_options(record.get("customization_options")),
+            category=_read_text(record, "category"),
+            query=_read_text(record, "query").lower().strip(),
+            product_category=_read_text(record, "product_category"),
+            attributes=_read_attributes(attributes),
+        )
+    except SpearError as error:
+        raise SpearError(f"product {asin}: {error}") from None
+
+
+def read_texts(values: object, name: str) -> tuple[str, ...]:
+    """A list of texts.
+
+    Raises:
+        SpearError: it is none.
+    """
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise SpearError(f"{name} must be a list of texts")
+    return tuple(values)
+
+
+def _read_attributes(entry: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if entry is None or "attributes" not in entry:
+        return NO_ATTRIBUTES
+    return read_texts(entry["attributes"], "attributes")
+
+
+def _read_text(record: Mapping[str, Any], name: str) -> str:
+    value = record.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise SpearError(f"{name} is {_name_type(value)}: it must be a text")
+    return value
+
+
+def _name_type(value: object) -> str:
+    names = {type(None): "null", dict: "an object", list: "a list", str: "a text", bool: "a truth value"}
+    return names.get(type(value), "a number")

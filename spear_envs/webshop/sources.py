@@ -1,0 +1,249 @@
+"""The official files: finding them, and reading JSON larger than memory one value at a time.
+
+The standard library's scanner parses one value after another out of a sliding window of text.  It needs no package and
+knows where in the file an error stands; on the official records it is as fast as ijson with its C back end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["CatalogFiles", "JsonReader", "find_files", "read_json", "read_members", "read_values"]
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time."""
+LONGEST_VALUE = 64 << 20
+"""Characters of a value at which reading stops: the file is broken."""
+SPACE = " \t\n\r"
+SUFFIXES = (".json", ".json.xz")
+
+
+@dataclass(frozen=True)
+class CatalogFiles:
+    """The files that a catalogue is made of."""
+
+    items: Path
+    """``items_shuffle*.json[.xz]``: an array of products."""
+    attributes: Path
+    """``items_ins_v2*.json[.xz]``: attributes and instructions by ASIN."""
+    human: Path | None = None
+    """``items_human_ins.json[.xz]``: instructions that people wrote, by ASIN."""
+
+
+def find_files(folder: Path) -> CatalogFiles:
+    """The official files in a folder, or in its subfolder ``raw``; a ``.json`` goes before its ``.json.xz``.
+
+    Raises:
+        SpearError: products or attributes are missing, or there are several files of one kind.
+    """
+    places = [place for place in (folder, folder / "raw") if place.is_dir()]
+    for place in places:
+        items, attributes = _find_one(place, "items_shuffle*"), _find_one(place, "items_ins_v2*")
+        if items and attributes:
+            return CatalogFiles(items, attributes, _find_one(place, "items_human_ins"))
+        if items or attributes:
+            missing = "items_ins_v2*.json" if items else "items_shuffle*.json"
+            raise SpearError(f"{place} lacks {missing}[.xz]: put it beside {(items or attributes).name}.")  # type: ignore[union-attr]
+    raise SpearError(
+        f"{folder} holds no catalogue: neither a built store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
+    )
+
+
+def _find_one(folder: Path, pattern: str) -> Path | None:
+    found: dict[str, Path] = {}
+    for suffix in SUFFIXES:
+        for path in sorted(folder.glob(pattern + suffix)):
+            found.setdefault(path.name.removesuffix(".xz"), path)
+    if len(found) > 1:
+        raise SpearError(
+            f"{folder} holds several files {pattern}.json ({', '.join(found)}): keep one of them there, or name the"
+            " files with 'spear data build webshop --items FILE --attributes FILE'."
+        )
+    return next(iter(found.values()), None)
+
+
+class JsonReader:
+    """A JSON text of any size, read value by value.
+
+    Args:
+        path: a JSON file, or one packed with xz if its name ends in ``.xz``.
+        offset: byte to begin at, of the unpacked text.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self._base = offset  # byte position of the first character of the window
+        self._window = ""
+        self._at = 0
+        self._ended = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._file: IO[bytes]
+        try:
+            if path.suffix == ".xz":
+                self._file = lzma.open(path)  # noqa: SIM115 - closed by __exit__
+                while offset > 0:
+                    offset -= len(self._file.read(min(offset, CHUNK))) or offset
+            else:
+                self._file = path.open("rb")
+                self._file.seek(offset)
+        except FileNotFoundError:
+            raise SpearError(f"{path} is not there: check its name.") from None
+
+    def __enter__(self) -> JsonReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the unpacked text up to here."""
+        return self._base + len(self._window[: self._at].encode("utf-8", "surrogatepass"))
+
+    def peek(self) -> str:
+        """The next character that is no space, not taken; empty at the end."""
+        while True:
+            while self._at < len(self._window) and self._window[self._at] in SPACE:
+                self._at += 1
+            if self._at < len(self._window):
+                return self._window[self._at]
+            if not self._read_on():
+                return ""
+
+    def take(self, expected: str) -> str:
+        """Take the next character that is no space.
+
+        Raises:
+            SpearError: it is none of ``expected``.
+        """
+        found = self.peek()
+        if not found or found not in expected:
+            wanted = " or ".join(expected)
+            self.fail(f"{wanted} expected, {found} found" if found else f"it ends where {wanted} is expected")
+        self._at += 1
+        return found
+
+    def take_value(self) -> tuple[Any, str]:
+        """Take a value: what it means, and its text."""
+        self.peek()
+        while True:
+            problem = "it ends within a value"
+            try:
+                value, end = self._scan(self._window, self._at)
+                # A number at the end of the window may go on behind it.
+                if end < len(self._window) or self._ended:
+                    text = self._window[self._at : end]
+                    self._at = end
+                    return value, text
+            except json.JSONDecodeError as error:
+                if self._ended and not error.msg.startswith("Unterminated string") and error.pos < len(self._window):
+                    problem = error.msg
+                if self._ended or len(self._window) - self._at > LONGEST_VALUE:
+                    self._at = max(self._at, min(error.pos, len(self._window)))
+                    self.fail(problem if self._ended else error.msg)
+            except RecursionError:
+                self.fail("it nests too deep")
+            self._read_on()
+
+    def fail(self, problem: str) -> None:
+        """Raise a SpearError about the place that reading has come to."""
+        raise SpearError(
+            f"{self.path}: broken JSON at byte {self.offset:,}: {problem}. Fetch the file again or repair it."
+        ) from None
+
+    def _read_on(self) -> bool:
+        """Move the window on, by as much as is in it at least, so that long values cost no more; False at the end."""
+        if self._ended:
+            return False
+        rest = self._window[self._at :]
+        self._base = self.offset
+        self._window, self._at = rest, 0
+        try:
+            data = self._file.read(max(CHUNK, len(rest)))
+            self._ended = not data
+            text = self._decoder.decode(data, final=self._ended)
+        except UnicodeDecodeError as error:
+            self._at = len(rest)
+            self.fail(f"it is not UTF-8 ({error.reason})")
+        except (lzma.LZMAError, EOFError) as error:
+            self._at = len(rest)
+            self.fail(f"the packed file is cut short or damaged ({error})")
+        if self._base == 0 and not rest:
+            text = text.removeprefix("\ufeff")
+        self._window = rest + text
+        return bool(text) or self._read_on()
+
+
+def read_values(path: Path) -> Iterator[Any]:
+    """The values of a JSON array, one by one.
+
+    Raises:
+        SpearError: the file is missing, truncated, or no JSON array; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        for value, _ in iterate_array(reader):
+            yield value
+
+
+def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple[Any, str]]:
+    """The values of an array and their texts; ``inside`` if the reader stands behind one of its values already."""
+    if not inside:
+        reader.take("[")
+        if reader.peek() == "]":
+            return
+        yield reader.take_value()
+    while reader.take(",]") == ",":
+        yield reader.take_value()
+
+
+def read_members(path: Path) -> Iterator[tuple[str, Any]]:
+    """The members of a JSON object, one by one.
+
+    Raises:
+        SpearError: the file is missing, truncated, or no JSON object; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        reader.take("{")
+        if reader.peek() == "}":
+            return
+        while True:
+            if reader.peek() != '"':
+                reader.take('"')
+            key, _ = reader.take_value()
+            reader.take(":")
+            yield key, reader.take_value()[0]
+            if reader.take(",}") == "}":
+                return
+
+
+def read_json(path: Path) -> Any:
+    """All of a JSON file.
+
+    Raises:
+        SpearError: it is missing or broken; the message has the byte position.
+    """
+    with JsonReader(path) as reader:
+        return reader.take_value()[0]
+
+
+def read_entries(path: Path) -> dict[str, Mapping[str, Any]]:
+    """All members of a JSON object whose values are objects.
+
+    Raises:
+        SpearError: it is something else.
+    """
+    entries = {}
+    for key, value in read_members(path):
+        if not isinstance(value, Mapping):
+            raise SpearError(f"{path}: the entry {key!r} must be an object.")
+        entries[key] = value
+    return entries

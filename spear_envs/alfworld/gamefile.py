@@ -1,0 +1,164 @@
+"""Files of the official format, and the parsed games that environments share."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.grammar import read_wording, split_grammar
+from spear_envs.alfworld.sources import GameSource, GameText
+from spear_envs.alfworld.wording import WORDING_2_1_2
+
+__all__ = ["GameFile", "WordingChoice", "load_game", "make_game", "read_game", "read_game_file"]
+
+CACHED_GAMES = 256
+"""Parsed games that a process keeps, those used longest ago dropped first; each takes about 0.2 MB."""
+
+_TEXTS = ("pddl_domain", "grammar", "pddl_problem")
+
+
+class WordingChoice(str, Enum):
+    """Whose words a game speaks."""
+
+    FILE = "file"
+    """Those of its own grammar."""
+    RELEASE_2_1_2 = "2.1.2"
+    """Those of release 2.1.2, whatever the file says: ``move … to``, ``You arrive at drawer 2.``, ``help``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GameFile:
+    """A ``game.tw-pddl`` that is read when it is played; a :class:`GameSource`."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def key(self) -> Hashable:
+        """Path, time of the last change and size.
+
+        Raises:
+            GameError: the file is gone.
+        """
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise GameError(f"{self.path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
+        return str(self.path), status.st_mtime_ns, status.st_size
+
+    def read(self) -> GameText:
+        """The game; see :func:`read_game_file`."""
+        return read_game_file(self.path)
+
+
+def read_game_file(path: str | Path) -> GameText:
+    """Read a ``game.tw-pddl``; what stands in ``solvable`` and ``walkthrough`` does not matter for playing.
+
+    Raises:
+        GameError: the file cannot be read, is no JSON object, or lacks a part; the message names file and fault.
+    """
+    data = _read_json(Path(path))
+    for key in _TEXTS:
+        if not isinstance(data.get(key), str):
+            state = "no" if key not in data else "something else than a text in"
+            raise GameError(f"{path} is no game of ALFWorld: it has {state} {key!r}. Unpack the archive again.")
+    try:
+        sentence, _ = split_grammar(data["grammar"])
+    except GameError as error:
+        raise GameError(f"{path} cannot be played: {error}.") from None
+    return GameText(
+        problem=data["pddl_problem"],
+        sentence=sentence,
+        grammar=data["grammar"],
+        domain=data["pddl_domain"],
+        task_type="",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise GameError(f"{path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
+    except (ValueError, RecursionError) as error:
+        raise GameError(f"{path} is no JSON ({error}): it may be cut short. Unpack the archive again.") from None
+    if not isinstance(data, dict):
+        raise GameError(f"{path} is no game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
+    return data
+
+
+def make_game(text: GameText, wording: WordingChoice = WordingChoice.FILE) -> Game:
+    """The game that a text defines.
+
+    Raises:
+        GameError: it is none; the message says what is wrong, not where it stands.
+    """
+    chosen = WORDING_2_1_2
+    if text.grammar is not None and text.domain is not None:
+        # Read in any case: a game that does other things than ALFWorld's must not be played.
+        own = read_wording(split_grammar(text.grammar)[1], text.domain)
+        if wording is WordingChoice.FILE:
+            chosen = own
+    return Game.from_problem(text.problem, text.sentence, chosen)
+
+
+def read_game(path: str | Path, wording: WordingChoice = WordingChoice.FILE) -> Game:
+    """The game of a file; from the cache if it has been read and not changed since.
+
+    Raises:
+        GameError: the file cannot be read or played; the message names file and fault.
+    """
+    return load_game(GameFile(Path(path)), wording)
+
+
+class _Cache:
+    """Games by key, the ones used longest ago dropped first."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._games: OrderedDict[Hashable, Game] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Game | None:
+        with self._lock:
+            game = self._games.get(key)
+            if game is not None:
+                self._games.move_to_end(key)
+            return game
+
+    def put(self, key: Hashable, game: Game) -> None:
+        with self._lock:
+            self._games[key] = game
+            while len(self._games) > self._size:
+                self._games.popitem(last=False)
+
+
+_CACHE = _Cache(CACHED_GAMES)
+
+
+def load_game(source: GameSource, wording: WordingChoice = WordingChoice.FILE) -> Game:
+    """The game of a source; from the cache of this process if it is there.
+
+    Raises:
+        GameError: it cannot be read or played; the message names the source and the fault.
+    """
+    key = (source.key, wording)
+    game = _CACHE.get(key)
+    if game is None:
+        text = source.read()
+        try:
+            game = make_game(text, wording)
+        except GameError as error:
+            raise GameError(f"{source} cannot be played: {error}.") from None
+        _CACHE.put(key, game)
+    return game

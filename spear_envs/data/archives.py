@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
-
-from rich.console import Console
+from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import CHUNK
 from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import FULL, check_space, explain_full_disk, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["unpack_archive"]
 
@@ -81,13 +82,18 @@ def unpack_archive(
                 show(f"unpacking {archive.name}", done, total)
             return len(members)
     except _BROKEN as error:
-        raise SpearError(f"{archive} cannot be unpacked ({error}): delete it and fetch it again.") from error
+        raise _explain_damage(archive, error) from error
     except OSError as error:
         if error.errno in FULL:
             raise explain_full_disk(folder, f"what is in {archive.name}") from error
-        if error.errno is None:  # gzip and bz2 say so of damaged data
-            raise SpearError(f"{archive} cannot be unpacked ({error}): delete it and fetch it again.") from error
+        if error.filename is None:  # from reading: damaged data, sizes that cannot be
+            raise _explain_damage(archive, error) from error
         raise
+
+
+def _explain_damage(archive: Path, error: Exception) -> SpearError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
+    return SpearError(f"{archive} cannot be unpacked ({reason}): delete it and fetch it again.")
 
 
 @contextmanager
@@ -123,6 +129,8 @@ def _list_members(archive: Path, max_files: int) -> Iterator[list[_Member]]:
             for entry in tarred:
                 kind = stat.S_IFREG if entry.isreg() else stat.S_IFDIR if entry.isdir() else 0
                 add(entry.name, kind, entry.size, partial(tarred.extractfile, entry))
+            while tarred.fileobj is not None and tarred.fileobj.read(CHUNK):
+                pass  # the checksum of a compressed archive stands at its end
             yield members
 
 
@@ -143,6 +151,8 @@ def _write_member(member: _Member, root: Path, archive: Path) -> None:
                 if written > member.size:
                     raise SpearError(f"{archive} holds more in {member.name!r} than it says: do not use it.")
                 file.write(block)
+        if written < member.size:
+            raise SpearError(f"{archive} holds less in {member.name!r} than it says: delete it and fetch it again.")
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import CHUNK, Meter, RemoteFile, find_fault, is_offline, record_checksum, verify
 from spear_envs.data.progress import Show, show_bytes
 from spear_envs.data.space import FULL, check_space, explain_full_disk
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from spear_envs.data.transfer import Patience
 
 __all__ = ["fetch"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Show", "show_bytes"]
 
@@ -30,6 +31,8 @@ def show_bytes(console: Console | None) -> Iterator[Show]:
 
         yield say
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -17,7 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def format_bytes(count: float) -> str:
     """A number of bytes for people, in decimal units as disks and browsers have them."""
     for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import httpx
 
@@ -188,23 +188,25 @@ class Transfer:
         if known is not None:
             check_space(self.part.parent, known - start, self.file.name)
 
-        if start == 0:
-            self.drop()
-        self.resumed |= start > 0
+        self.resumed = start > 0
         position = start
         try:
-            with self.part.open("ab") as file:
+            with self.part.open("ab" if start else "wb") as file:
                 self._note_origin(response, url)
                 while first:
                     position += len(first)
                     if self.file.size is not None and position > self.file.size:
                         raise RefusedError(f"it sends more than the {self.file.size:,} bytes of the file")
-                    _write_block(file, first, self.part)
+                    file.write(first)
                     self.report(position, known)
                     first = next(blocks, b"")
         except RefusedError:
             self.drop()
             raise
+        except OSError as error:
+            if error.errno in FULL:
+                raise explain_full_disk(self.part.parent, self.file.name) from error
+            raise SpearError(f"{self.part} cannot be written ({error.strerror}): choose another folder.") from error
         if known is not None and position != known:
             raise _BrokenOffError(f"the connection ended after {position:,} of {known:,} bytes")
 
@@ -219,16 +221,6 @@ class Transfer:
         # A weak ETag promises the same meaning, not the same bytes; If-Range must not carry it.
         validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
         self.state_path.write_text(json.dumps({"url": url, "validator": validator}), encoding="utf-8")
-
-
-def _write_block(file: BinaryIO, block: bytes, part: Path) -> None:
-    try:
-        file.write(block)
-        file.flush()
-    except OSError as error:
-        if error.errno in FULL:
-            raise explain_full_disk(part.parent, part.stem) from error
-        raise SpearError(f"{part} cannot be written ({error.strerror}): choose another folder.") from error
 
 
 def _name_status(response: httpx.Response) -> str:

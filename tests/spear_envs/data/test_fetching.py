@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data import RemoteFile, fetch
+from spear_envs.data.space import format_bytes
+from spear_envs.data.transfer import Patience
+from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole
+
+BODY = bytes(range(256)) * 1000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+OTHER = BODY[::-1]
+QUICK = Patience(attempts=3, first_wait=0.01, longest_wait=0.05, connect_timeout=5, read_timeout=5)
+
+
+def describe(*urls: str, **known: Any) -> RemoteFile:
+    known.setdefault("manual", "Open the page in a browser.")
+    return RemoteFile("items.json", urls, **known)
+
+
+def pinned(*urls: str) -> RemoteFile:
+    return describe(*urls, size=len(BODY), sha256=SHA256)
+
+
+def get(file: RemoteFile, folder: Path, **more: Any) -> bytes:
+    path = fetch(file, folder, patience=QUICK, **more)
+    assert path == folder / file.name
+    leftovers = {item.name for item in folder.iterdir()} - {file.name, f"{file.name}.sha256"}
+    assert not leftovers
+    return path.read_bytes()
+
+
+def fail(file: RemoteFile, folder: Path, **more: Any) -> str:
+    with pytest.raises(SpearError) as caught:
+        fetch(file, folder, patience=QUICK, **more)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not (folder / file.name).exists()
+    return message
+
+
+class TestGood:
+    def test_a_pinned_file(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", whole(BODY))
+        assert get(pinned(url), tmp_path / "new" / "folder") == BODY
+        assert get(pinned(url), tmp_path / "new" / "folder") == BODY
+        assert len(site.requests) == 1  # the second time it was there
+        assert not (tmp_path / "new" / "folder" / "items.json.sha256").exists()
+
+    def test_an_unknown_checksum_is_recorded(self, site: Site, tmp_path: Path) -> None:
+        get(describe(site.put("/f", whole(BODY))), tmp_path)
+        assert (tmp_path / "items.json.sha256").read_text() == f"{SHA256}  items.json\n"
+        (tmp_path / "items.json").write_bytes(OTHER)
+        with pytest.raises(SpearError, match=r"not the file that is expected .* delete it, and items.json.sha256"):
+            fetch(describe(), tmp_path)
+
+    def test_redirects(self, site: Site, tmp_path: Path) -> None:
+        site.put("/there", whole(BODY))
+        assert get(pinned(site.put("/here", status(302, Location="/there"))), tmp_path) == BODY
+
+    def test_no_length_announced(self, site: Site, tmp_path: Path) -> None:
+        def stream(handler: Any) -> None:
+            handler.close_connection = True
+            handler.send_response(200)
+            handler.end_headers()
+            handler.wfile.write(BODY)
+
+        assert get(pinned(site.put("/f", stream)), tmp_path) == BODY
+
+    def test_progress_is_shown(self, site: Site, tmp_path: Path) -> None:
+        for terminal in (True, False):
+            out = io.StringIO()
+            console = Console(file=out, force_terminal=terminal, width=120)
+            url = site.put("/f", whole(BODY))
+            get(pinned(url), tmp_path / str(terminal), console=console)
+            assert "items.json from 127.0.0.1" in out.getvalue()
+
+
+class TestTrouble:
+    def test_a_broken_transfer_goes_on_where_it_ended(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", ranged(BODY, stop=100_000), ranged(BODY, stop=200_000), ranged(BODY))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-", "bytes=200000-"]
+        assert [headers.get("if-range") for _, headers in site.requests] == [None, '"v1"', '"v1"']
+
+    def test_also_when_called_again(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", ranged(BODY, stop=100_000), status(503))
+        message = fail(describe(url), tmp_path)
+        assert "503" in message and "What has come is kept: the same command goes on." in message
+        site.put("/f", ranged(BODY))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges()[-1] == "bytes=100000-"
+
+    def test_a_date_serves_as_well_as_an_etag(self, site: Site, tmp_path: Path) -> None:
+        day = "Mon, 01 Jan 2024 00:00:00 GMT"
+        url = site.put("/f", ranged(BODY, 'W/"v"', stop=9, Last_Modified=day), ranged(BODY, None, Last_Modified=day))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.requests[1][1]["if-range"] == day
+
+    def test_a_file_that_changed_is_begun_anew(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", ranged(OTHER, '"v1"', stop=100_000), ranged(BODY, '"v2"'))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-"]
+
+    def test_without_a_mark_or_a_checksum_nothing_is_continued(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", ranged(OTHER, None, stop=100_000), ranged(BODY, None))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges() == [None, None]
+
+    def test_a_server_that_ignores_ranges(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", cut(BODY, 100_000, ETag='"v1"'), whole(BODY))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-"]
+
+    def test_and_never_gets_far_enough(self, site: Site, tmp_path: Path) -> None:
+        answers = [cut(BODY, size, ETag='"v1"') for size in (50_000, 100_000, 40_000, 100_000)]
+        message = fail(describe(site.put("/f", *answers)), tmp_path)
+        assert "100,000" in message or "incomplete" in message or "complete" in message
+        assert len(site.requests) == 1 + 3
+
+    def test_another_range_than_asked_for(self, site: Site, tmp_path: Path) -> None:
+        def wrong(handler: Any) -> None:
+            handler.say(206, BODY[5:], Content_Range=f"bytes 5-{len(BODY) - 1}/{len(BODY)}")
+
+        url = site.put("/f", ranged(BODY, stop=100_000), wrong, ranged(BODY))
+        assert get(describe(url), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-", None]
+
+    def test_a_part_that_is_already_whole(self, site: Site, tmp_path: Path) -> None:
+        (tmp_path / "items.json.part").write_bytes(BODY)
+        assert get(pinned(site.put("/f", ranged(BODY))), tmp_path) == BODY
+        assert site.ranges() == [f"bytes={len(BODY)}-"]
+
+    def test_a_part_longer_than_the_file(self, site: Site, tmp_path: Path) -> None:
+        (tmp_path / "items.json.part").write_bytes(BODY + b"more")
+        assert get(pinned(site.put("/f", ranged(BODY))), tmp_path) == BODY
+        assert site.ranges()[-1] is None
+
+    def test_a_part_that_holds_other_bytes(self, site: Site, tmp_path: Path) -> None:
+        (tmp_path / "items.json.part").write_bytes(OTHER[:1000])
+        assert get(pinned(site.put("/f", ranged(BODY))), tmp_path) == BODY
+        assert site.ranges() == ["bytes=1000-", None]
+
+    def test_a_server_in_trouble_is_asked_again(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", status(503, Retry_After="0"), status(429), whole(BODY))
+        assert get(pinned(url), tmp_path) == BODY
+
+    def test_waiting_is_bounded(self, site: Site, tmp_path: Path) -> None:
+        start = time.monotonic()
+        fail(pinned(site.put("/f", status(503, Retry_After="100000"))), tmp_path)
+        assert time.monotonic() - start < 5
+        assert len(site.requests) == 3
+
+    def test_nobody_listens(self, site: Site, tmp_path: Path) -> None:
+        message = fail(pinned("http://127.0.0.1:9/f"), tmp_path)
+        assert "127.0.0.1:9: " in message and "Connection refused" in message
+
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.integers(1, len(BODY) - 1), max_size=6), st.booleans())
+    def test_any_breaks_end_in_the_same_file(
+        self, site: Site, tmp_path_factory: pytest.TempPathFactory, stops: list[int], known: bool
+    ) -> None:
+        answers = [ranged(BODY, stop=stop) for stop in sorted(set(stops))]
+        url = site.put("/f", *answers, ranged(BODY))
+        file = pinned(url) if known else describe(url)
+        assert get(file, tmp_path_factory.mktemp("breaks")) == BODY
+
+
+class TestRefusals:
+    def test_mirrors_in_turn(self, site: Site, tmp_path: Path) -> None:
+        urls = [
+            site.put("/gone", status(404)),
+            site.put("/page", page("Sign in")),
+            site.put("/wrong", whole(OTHER)),
+            site.put("/long", whole(BODY + b"!")),
+            site.put("/good", whole(BODY)),
+        ]
+        assert get(pinned(*urls), tmp_path) == BODY
+        assert [path for path, _ in site.requests] == ["/gone", "/page", "/wrong", "/long", "/good"]
+
+    def test_a_part_goes_on_at_the_next_mirror_if_the_checksum_is_known(self, site: Site, tmp_path: Path) -> None:
+        first = site.put("/first", ranged(BODY, stop=100_000), status(403))
+        assert get(pinned(first, site.put("/second", ranged(BODY, '"other"'))), tmp_path) == BODY
+        assert site.ranges() == [None, "bytes=100000-", "bytes=100000-"]
+
+    def test_all_of_them_are_named_with_the_manual_step(self, site: Site, tmp_path: Path) -> None:
+        message = fail(pinned(site.put("/a", status(404)), site.put("/b", whole(OTHER))), tmp_path)
+        assert "items.json could not be downloaded (127.0.0.1" in message
+        assert "404 Not Found" in message and f"instead of {SHA256[:12]}…" in message
+        assert message.endswith(
+            "By hand: Open the page in a browser. Then name the folder that holds it: --from FOLDER."
+        )
+
+    @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
+    def test_a_page_instead_of_the_file(self, site: Site, tmp_path: Path, kind: str) -> None:
+        url = site.put("/f", page("Google Drive -\n Virus scan warning", kind=kind))
+        assert "a web page ('Google Drive - Virus scan warning') instead of the file" in fail(describe(url), tmp_path)
+
+    @pytest.mark.parametrize("claim", [-1, 1])
+    def test_a_wrong_length(self, site: Site, tmp_path: Path, claim: int) -> None:
+        url = site.put("/f", lambda handler: handler.say(200, BODY, length=len(BODY) + claim))
+        message = fail(pinned(url), tmp_path)
+        assert f"{len(BODY) + claim:,} bytes instead of {len(BODY):,}" in message
+
+    def test_more_bytes_than_the_file_has(self, site: Site, tmp_path: Path) -> None:
+        def flood(handler: Any) -> None:
+            handler.send_response(200)
+            handler.end_headers()
+            for _ in range(100):
+                handler.wfile.write(BODY)
+
+        assert "more than the 256,000 bytes" in fail(pinned(site.put("/f", flood)), tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_compressed_although_asked_not_to(self, site: Site, tmp_path: Path) -> None:
+        assert "compresses" in fail(describe(site.put("/f", whole(BODY, Content_Encoding="gzip"))), tmp_path)
+        assert site.requests[0][1]["accept-encoding"] == "identity"
+
+    def test_an_empty_file(self, site: Site, tmp_path: Path) -> None:
+        assert "it is empty" in fail(describe(site.put("/f", whole(b""))), tmp_path)
+
+    def test_a_redirect_that_leads_nowhere(self, site: Site, tmp_path: Path) -> None:
+        assert "redirects" in fail(describe(site.put("/f", status(302, Location="/f"))), tmp_path)
+        assert "ftp" in fail(describe(site.put("/g", status(302, Location="ftp://nowhere/f"))), tmp_path)
+
+    def test_no_address_at_all(self, tmp_path: Path) -> None:
+        assert "could not be downloaded. By hand: Open the page" in fail(describe(), tmp_path)
+
+
+class TestAtHand:
+    def test_from_a_folder_or_a_file(self, tmp_path: Path) -> None:
+        source = tmp_path / "Downloads"
+        source.mkdir()
+        (source / "items.json").write_bytes(BODY)
+        assert get(pinned(), tmp_path / "a", source=source) == BODY
+        assert get(pinned(), tmp_path / "b", source=source / "items.json", offline=True) == BODY
+        assert get(describe(), tmp_path / "c", source=source) == BODY
+        assert (tmp_path / "c" / "items.json.sha256").is_file()
+        assert (source / "items.json").read_bytes() == BODY
+
+    def test_the_wrong_file(self, tmp_path: Path) -> None:
+        (tmp_path / "items.json").write_bytes(OTHER)
+        message = fail(pinned(), tmp_path / "a", source=tmp_path)
+        assert "is not the file that is expected (its SHA-256 is" in message and "Open the page" in message
+        assert not list((tmp_path / "a").iterdir())
+
+    def test_no_such_file(self, tmp_path: Path) -> None:
+        assert "there is no" in fail(pinned(), tmp_path / "a", source=tmp_path)
+
+    @pytest.mark.parametrize("how", ["keyword", "environment"])
+    def test_offline(self, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        file = pinned(site.put("/f", whole(BODY)))
+        if how == "environment":
+            monkeypatch.setenv("SPEAR_OFFLINE", "1")
+        message = fail(file, tmp_path, offline=how == "keyword")
+        assert "downloads are forbidden" in message and "--from FOLDER" in message
+        assert not site.requests
+
+
+class TestDisk:
+    def test_too_small_is_said_before_the_download(self, site: Site, tmp_path: Path) -> None:
+        url = site.put("/f", lambda handler: handler.say(200, b"x", length=10**18))
+        assert "items.json needs 1000000.0 TB" in fail(describe(url), tmp_path)
+
+    def test_full_on_the_way(self, site: Site, tmp_path: Path) -> None:
+        (tmp_path / "items.json.part").symlink_to("/dev/full")  # the kernel's own full disk
+        assert "is full before items.json is complete" in fail(
+            describe(site.put("/f", whole(BODY, ETag="x"))), tmp_path
+        )
+
+    def test_a_folder_that_cannot_be(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(SpearError, match=r"cannot be made \(.*\): name another folder"):
+            fetch(pinned(), tmp_path / "file" / "folder")
+
+    def test_units(self) -> None:
+        assert [format_bytes(n) for n in (0, 999, 4_467_013, 10**9, 10**13)] == [
+            "0 bytes",
+            "999 bytes",
+            "4.5 MB",
+            "1.0 GB",
+            "10.0 TB",
+        ]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from spear_envs.data import RemoteFile, fetch
+fetch(RemoteFile("items.json", (sys.argv[1],)), Path(sys.argv[2]), console=Console())
+"""
+
+
+def test_two_processes_fetch_a_file_once(site: Site, tmp_path: Path, root: Path) -> None:
+    def slow(handler: Any) -> None:
+        time.sleep(1.5)
+        handler.say(200, BODY)
+
+    url = site.put("/f", slow)
+    command = [sys.executable, "-c", PROGRAM, url, str(tmp_path)]
+    running = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(site.requests) == 1
+    assert (tmp_path / "items.json").read_bytes() == BODY
+    assert "waiting for another process" in "".join(outputs)
+
+
+def test_a_killed_download_goes_on(site: Site, tmp_path: Path, root: Path) -> None:
+    def stall(handler: Any) -> None:
+        handler.say(200, BODY[:100_000], length=len(BODY), ETag='"v1"')
+        time.sleep(30)
+
+    url = site.put("/f", stall, ranged(BODY))
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, url, str(tmp_path)], cwd=root)
+    part = tmp_path / "items.json.part"
+    for _ in range(300):
+        if part.exists() and part.stat().st_size == 100_000:
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert get(describe(url), tmp_path) == BODY
+    assert site.ranges()[-1] == "bytes=100000-"
+
+
+def test_without_httpx(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "spear_envs.data.transfer")
+    message = fail(pinned(site.put("/f", whole(BODY))), tmp_path)
+    assert "pip install -e '.[data]'" in message

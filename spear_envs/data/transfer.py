@@ -13,7 +13,6 @@ from typing import Protocol
 
 import httpx
 
-from spear_envs import __version__
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile
 from spear_envs.data.space import FULL, check_space, explain_full_disk
@@ -64,7 +63,7 @@ def open_client(patience: Patience) -> Iterator[httpx.Client]:
     """An HTTP client that follows redirects and takes proxies from the environment."""
     timeout = httpx.Timeout(patience.read_timeout, connect=patience.connect_timeout)
     # Bytes as they are stored: lengths, ranges and checksums speak of those.
-    headers = {"Accept-Encoding": "identity", "User-Agent": f"spear-envs/{__version__}"}
+    headers = {"Accept-Encoding": "identity", "User-Agent": "spear-envs"}
     with httpx.Client(follow_redirects=True, timeout=timeout, headers=headers) as client:
         yield client
 

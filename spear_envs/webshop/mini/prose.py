@@ -1,0 +1,146 @@
+"""Sentences of the mini catalogue: titles, features, descriptions, instructions, and how people would ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spear_envs.webshop.mini.dice import Dice
+from spear_envs.webshop.mini.words import Attribute, Form, Shelf
+
+__all__ = ["ask_for", "describe", "write_care", "write_feature", "write_instruction", "write_paraphrase", "write_title"]
+
+LONGEST_TITLE = 10
+"""Words of a title."""
+
+_OPENINGS = (
+    "The {noun} by {brand} was made for people who like things done well",
+    "{brand} has built this {noun} with care",
+    "Meet the {noun} that our customers buy again and again",
+    "This {noun} comes from the workshop of {brand}",
+    "A {noun} for every home",
+)
+_MIDDLES = (
+    "We check each piece by hand before it leaves the house",
+    "It arrives in a plain box made of old paper",
+    "Many buyers keep one at work and one in the car",
+    "The idea came from a family who wanted less waste",
+    "You will find a short guide inside the parcel",
+    "Our team answers letters within two days",
+    "It was tried for months by people of all ages",
+    "The parts come from makers we have known for years",
+    "Friends ask where it came from as soon as they see it",
+    "Nothing about it is more than it needs to be",
+    "It is sold in many towns and liked in all of them",
+    "Store it in a dry place and keep it away from fire",
+)
+_CLOSINGS = (
+    "Send it back within thirty days if you do not like it",
+    "We hope that it will serve you well",
+    "Write to us if anything is missing",
+    "Thank you for buying from a young company",
+)
+_CARE = (
+    "Comes with a guide and a spare part",
+    "Tried and checked by our own people",
+    "Packed in old paper",
+    "Backed by a promise of two years",
+    "Made in a workshop that we visit each spring",
+    "A present that most people like",
+    "Made to be used and not to be looked at",
+)
+_PLAIN_FEATURES = (
+    "Made with care and checked by hand",
+    "Liked by those who own one already",
+    "A good thing at a fair price",
+    "What you see is what you get",
+)
+_REQUESTS = (
+    "i am looking for {thing}",
+    "please find me {thing}",
+    "i need {thing}",
+    "can you help me to find {thing}",
+    "i would like to buy {thing}",
+    "get me {thing}",
+    "we are out of these at home and want {thing}",
+    "my friend wants {thing}",
+)
+_WISHES = (", in {values}", ", the {values} one", ". i want it in {values}", ", {values} please")
+
+
+def _group_by_form(attributes: Iterable[Attribute]) -> dict[Form, list[str]]:
+    grouped: dict[Form, list[str]] = {form: [] for form in Form}
+    for attribute in attributes:
+        grouped[attribute.form].append(attribute.phrase)
+    return grouped
+
+
+def _tell(attribute: Attribute) -> str:
+    before = attribute.form is Form.BEFORE
+    return attribute.phrase if before else f"{attribute.form.value} {attribute.phrase}"
+
+
+def write_title(brand: str, style: str, attributes: Sequence[Attribute], noun: str, extra: str = "") -> str:
+    """``Velmora Classic Leak Proof Travel Bottle for Daily Use``; ``style`` and ``extra`` as far as there is room."""
+    phrases = _group_by_form(attributes)
+    parts = [*(phrase.title() for phrase in phrases[Form.BEFORE]), noun]
+    for form in (Form.FOR, Form.WITH):
+        if phrases[form]:
+            parts += [form.value, " and ".join(phrase.title() for phrase in phrases[form])]
+    title = f"{brand} {' '.join(parts)}"
+    if extra and _count_words(title, extra) <= LONGEST_TITLE:
+        title += f" {extra}"
+    if style and _count_words(title, style) <= LONGEST_TITLE:
+        title = title.replace(brand, f"{brand} {style}", 1)
+    return title
+
+
+def _count_words(*texts: str) -> int:
+    return sum(len(text.split()) for text in texts)
+
+
+def write_feature(attributes: Sequence[Attribute], dice: Dice) -> str:
+    """A feature that names the attributes, if there are any."""
+    if not attributes:
+        return dice.pick(_PLAIN_FEATURES)
+    return f"{', '.join(map(_tell, attributes)).capitalize()}: {dice.pick(_PLAIN_FEATURES).lower()}"
+
+
+def write_care(dice: Dice, count: int) -> list[str]:
+    """``count`` features that name no attribute."""
+    return dice.sample(_CARE, count)
+
+
+def describe(brand: str, noun: str, attributes: Sequence[Attribute], dice: Dice, sentences: int) -> str:
+    """A description of so many sentences, one of which names the attributes if there are any."""
+    told = [dice.pick(_OPENINGS).format(noun=noun.lower(), brand=brand)]
+    if attributes:
+        told.append(f"It is {', '.join(map(_tell, attributes))}")
+    told += dice.sample(_MIDDLES, sentences - 2)
+    told.append(dice.pick(_CLOSINGS))
+    return ". ".join(told) + "."
+
+
+def write_instruction(attributes: Sequence[Attribute], query: str) -> str:
+    """``Find me leak proof, easy clean travel bottles for daily use``."""
+    phrases = _group_by_form(attributes)
+    text = "Find me " + ", ".join(phrases[Form.BEFORE])
+    text = f"{text} {query}" if phrases[Form.BEFORE] else f"Find me {query}"
+    for form in (Form.FOR, Form.WITH):
+        if phrases[form]:
+            text += f" {form.value} {', '.join(phrases[form])}"
+    return text
+
+
+def write_paraphrase(shelf: Shelf, attributes: Sequence[Attribute], values: Sequence[str], dice: Dice) -> str:
+    """What a person could write who wants a product with these attributes and option values."""
+    noun = shelf.noun.lower()
+    thing = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} {ask_for(attributes)}".rstrip()
+    text = dice.pick(_REQUESTS).format(thing=thing)
+    if values:
+        text += dice.pick(_WISHES).format(values=" and ".join(values))
+    return text + ("." if dice.chance(0.3) else "")
+
+
+def ask_for(attributes: Sequence[Attribute]) -> str:
+    """``that does not leak and that i can wash in no time``."""
+    return " and ".join(attribute.said for attribute in attributes)

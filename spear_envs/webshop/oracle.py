@@ -1,0 +1,166 @@
+"""The expert: knows which product is wanted, and finds and buys it with actions that any customer has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product as combine
+
+from spear_envs.webshop.draws import NO_CEILING
+from spear_envs.webshop.goals import Goal
+from spear_envs.webshop.pages import BACK_TO_SEARCH, BUY_NOW, NEXT_PAGE, PREVIOUS, SUB_PAGES
+from spear_envs.webshop.products import Product
+from spear_envs.webshop.reward import count_option_hits, score_purchase
+from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, Stock, read_action
+
+__all__ = ["list_queries", "plan_purchase"]
+
+MOST_CHOICES = 8
+"""How many values are tried for each option that is asked for; the exact one comes first."""
+_BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW, *SUB_PAGES))
+_BACK, _NEXT, _PREVIOUS, _BUY = (f"click[{name.lower()}]" for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
+
+
+def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
+    """Actions that buy a product with score 1 from the present page on.
+
+    A search comes from the instruction: its own words first, then its options and attributes, and the words of the
+    wanted product's title only where those do not lead there in time.  From a page of results or of a product it goes
+    on if that is no longer than to begin anew.  Where the wanted product cannot be had in time, any other one that
+    scores 1 will do.
+
+    Args:
+        shop: the customer; left as it is.
+        stock: the catalogue of the shop.
+        turns: actions that may still be taken.
+
+    Returns:
+        At most ``turns`` actions in plain form; empty if no plan was found, or something was bought already.
+    """
+    if shop.page is Page.DONE:
+        return []
+    planner = _Planner(shop, stock)
+    wanted = stock.number_of(shop.goal.asin)
+    for numbers in ((wanted,), None):
+        routes = (*planner.stay(), *planner.browse(numbers), *planner.begin_anew(numbers, turns))
+        fitting = [route for route in routes if len(route) <= turns]
+        if fitting:
+            return min(fitting, key=len)
+    return []
+
+
+def list_queries(goal: Goal) -> list[str]:
+    """Searches worth trying for a goal, in order; the first is the instruction without options and ceiling."""
+    pairs = [option for option in goal.options if not isinstance(option, str)]
+    values = " ".join(option if isinstance(option, str) else option[1] for option in goal.options)
+    asked = goal.instruction
+    if goal.price_upper < NO_CEILING:
+        asked = asked.rpartition(", and price lower than ")[0] or asked
+    if pairs:
+        asked = asked.rpartition(f" with {pairs[0][0]}: {pairs[0][1]}")[0] or asked
+    asked = asked.removeprefix("Find me ")
+    attributes = " ".join(goal.attributes)
+    queries = (
+        asked,
+        f"{asked} {values}",
+        f"{attributes} {goal.query}",
+        f"{attributes} {values} {goal.query}",
+        goal.title,
+    )
+    return list(dict.fromkeys(filter(None, map(_clean, queries))))
+
+
+def _clean(query: str) -> str:
+    """The query as the grammar of actions can say it: in one line, without brackets."""
+    return " ".join(query.replace("[", " ").replace("]", " ").split())
+
+
+class _Planner:
+    """Ways to a purchase from the present page; each is a list of actions that ends with a score of 1."""
+
+    def __init__(self, shop: Shop, stock: Stock) -> None:
+        self._shop = shop
+        self._stock = stock
+        self._goal = shop.goal
+        goal_number = stock.number_of(shop.goal.asin)
+        self._goal_nouns = [] if goal_number is None else stock.nouns(goal_number)
+        self._bought: dict[int, list[str] | None] = {}
+
+    def stay(self) -> Iterator[list[str]]:
+        """Buy the product that is open."""
+        number = self._shop.number
+        if number is not None:
+            actions = self._buy(number, self._shop.options)
+            if actions is not None:
+                yield [_PREVIOUS, *actions] if self._shop.page is Page.SUB else actions
+
+    def browse(self, numbers: Sequence[int | None] | None) -> Iterator[list[str]]:
+        """Go on with what the last search found: to products ``numbers``, or to any."""
+        shop = self._shop
+        steps = {Page.RESULTS: 0, Page.ITEM: 1, Page.SUB: 2}.get(shop.page)
+        if steps is not None:
+            for route in self._pick(shop.hits, shop.page_number, numbers):
+                yield [_PREVIOUS] * steps + route
+
+    def begin_anew(self, numbers: Sequence[int | None] | None, turns: int) -> Iterator[list[str]]:
+        """Search again: with the first query that leads to one of the products within the turns."""
+        start = [] if self._shop.page is Page.SEARCH else [_BACK]
+        for query in list_queries(self._goal):
+            head = [*start, f"search[{query}]"]
+            routes = [head + route for route in self._pick(self._stock.search(query.lower()), 1, numbers)]
+            shortest = min(routes, key=len, default=None)
+            if shortest is not None and len(shortest) <= turns:
+                yield shortest
+                return
+
+    def _pick(self, hits: Sequence[int], page: int, numbers: Sequence[int | None] | None) -> Iterator[list[str]]:
+        """From page ``page`` of results: turn pages, open a product, buy it."""
+        for position, number in enumerate(hits):
+            if numbers is None or number in numbers:
+                actions = self._buy_fresh(number)
+                if actions is not None:
+                    pages = position // PAGE_SIZE + 1 - page
+                    turning = [_NEXT] * pages if pages > 0 else [_PREVIOUS] * -pages
+                    yield [*turning, f"click[{self._stock.product(number).asin.lower()}]", *actions]
+
+    def _buy_fresh(self, number: int) -> list[str] | None:
+        if number not in self._bought:
+            self._bought[number] = self._buy(number, {})
+        return self._bought[number]
+
+    def _buy(self, number: int, chosen: Mapping[str, str]) -> list[str] | None:
+        """Choose what is lacking and buy, on the page of a product; None if that cannot score 1."""
+        stock, goal = self._stock, self._goal
+        product = stock.product(number)
+        choices = _choose_options(goal, product, chosen)
+        if choices is None:
+            return None
+        score = score_purchase(
+            goal, product, stock.price(number), {**chosen, **choices}, stock.nouns(number), self._goal_nouns
+        )
+        return [*(f"click[{value}]" for value in choices.values()), _BUY] if score.reward == 1.0 else None
+
+
+def _choose_options(goal: Goal, product: Product, chosen: Mapping[str, str]) -> dict[str, str] | None:
+    """The fewest further choices, group to value, with which every option of the goal is met; None if there are none.
+
+    A value that two groups offer belongs to the last one, as in the shop.
+    """
+    groups = {value: group for group, values in product.options.items() for value in values}
+    offered = [
+        value for value in groups if value not in _BUTTONS and read_action(f"click[{value}]") == ("click", value)
+    ]
+    ways = []
+    for wish in goal.options:
+        exact = wish if isinstance(wish, str) else wish[1]
+        meeting = [value for value in offered if count_option_hits([value], [wish])]
+        meeting.sort(key=lambda value: (chosen.get(groups[value]) != value, value != exact))
+        ways.append(meeting[:MOST_CHOICES])
+    best: dict[str, str] | None = None
+    for values in combine(*ways):
+        choice: dict[str, str] = {}
+        if any(choice.setdefault(groups[value], value) != value for value in values):
+            continue
+        further = {group: value for group, value in choice.items() if chosen.get(group) != value}
+        if best is None or len(further) < len(best):
+            best = further
+    return best

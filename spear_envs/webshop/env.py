@@ -1,0 +1,187 @@
+"""The environment ``spear/WebShop-v0``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
+from spear_envs.core.prompts import PromptTemplate
+from spear_envs.core.rewards import Schedule
+from spear_envs.core.tasks import Task
+from spear_envs.webshop.goals import Goal
+from spear_envs.webshop.opening import MINI, open_catalog
+from spear_envs.webshop.oracle import plan_purchase
+from spear_envs.webshop.pages import ObservationMode, add_message
+from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
+from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate
+from spear_envs.webshop.shop import Shop, read_action
+from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
+from spear_envs.webshop.tasks import GoalTask
+
+__all__ = ["WebShopEnv"]
+
+_PARSERS: Mapping[ResponseFormat, ResponseParser] = {
+    ResponseFormat.TAGS: TagParser(),
+    ResponseFormat.PLAIN: VerbatimParser(),
+}
+
+
+class WebShopEnv(SpearEnv[str]):
+    """WebShop: read what is wanted, search, open a product, choose options, buy; one response is one action.
+
+    Actions are ``search[words]`` and ``click[name]``, in the original's grammar; whatever else does nothing and costs
+    a turn. The native reward is the score on the purchase and 0 on every other turn; ``won`` is a score of exactly 1.
+    ``action_ok`` says that the action was a search or a click on something that was there, and ``tool_calls`` counts
+    those. ``info`` has the keys of ``StepInfo`` and ``purchase``: None, and after the purchase a dictionary of the
+    ASIN, the chosen options and all terms of the score (see :class:`~spear_envs.webshop.reward.Score`). The subtask is
+    the product's category, the anchor a tuple of page, keywords, page number, ASIN, sub page and chosen options.
+
+    Args:
+        catalog: ``"mini"``, a name fetched by ``spear data get webshop``, or a folder with a store or official files.
+        goals: a ``goals.jsonl[.xz]`` in the place of the catalogue's goals. Its task ids are ``webshop/all/<row>``,
+            and prices are read from ``prices.json[.xz]`` beside it if that exists.
+        goal_kind: ``"synthetic"`` or ``"human"``.
+        split: ``"train"`` (default), ``"eval"``, ``"test"`` or ``"all"``; with ``goals`` only ``"all"``.
+        split_scheme: ``"original"``, ``"verl-agent"`` or ``"product"``; by default the catalogue's own, which is
+            ``"product"`` for the mini catalogue and ``"original"`` for others.
+        observation_mode: ``"text"``, the original's byte for byte, or ``"text_rich"``, which shows what is chosen.
+        max_turns: responses after which the episode is truncated.
+        title_nouns: ``"rule"`` (default), ``"spacy:<model>"``, or a function from a title to its nouns; a store has
+            nouns of its own.
+        price_seed: of drawn prices and ceilings; by default 42.
+        draws: ``"keyed"`` (default) or ``"sequential"``, as the original draws under a seed.
+        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
+        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
+            the action as it stands, blanks included.
+
+    Raises:
+        SpearError: a keyword without a valid value, or a catalogue that cannot be opened.
+    """
+
+    templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
+        {"default": ShopTemplate(), "compact": CompactShopTemplate()}
+    )
+    splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
+
+    def __init__(
+        self,
+        catalog: str | os.PathLike[str] = MINI,
+        goals: str | os.PathLike[str] | None = None,
+        goal_kind: str = "synthetic",
+        split: str | None = None,
+        split_scheme: str | None = None,
+        observation_mode: str = "text",
+        max_turns: int = 15,
+        title_nouns: str | Callable[[str], Sequence[str]] | None = None,
+        price_seed: int | None = None,
+        draws: str | None = None,
+        history: int = 2,
+        response_format: str = "tags",
+        reward: str = "spear",
+        on_malformed: str = "explain",
+        mu: str | float | Schedule = "constant",
+        render_mode: str | None = None,
+    ) -> None:
+        if isinstance(history, bool) or not isinstance(history, int) or history < 0:
+            raise SpearError(f"history={history!r} is not valid: give a whole number of at least 0.")
+        if goals is not None and split not in (None, ALL):
+            raise SpearError(f"split={split!r}: a goals file is one list; leave split out, or give {ALL!r}.")
+        self.history = history
+        self.observation_mode = choose_member(ObservationMode, observation_mode, "observation_mode")
+        parser = _PARSERS[choose_member(ResponseFormat, response_format, "response_format")]
+        self.catalog = open_catalog(catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws)
+        super().__init__(
+            self.catalog.make_tasks(split, goal_kind=goal_kind, split_scheme=split_scheme),
+            max_turns=max_turns,
+            parser=parser,
+            response_format=response_format,
+            reward=reward,
+            on_malformed=on_malformed,
+            mu=mu,
+            render_mode=render_mode,
+        )
+        if goals is not None:
+            self.splits = (ALL,)
+        elif split_scheme == SplitScheme.VERL_AGENT.value:
+            self.splits = ("train", "test")
+        self.templates = MappingProxyType(
+            {"default": ShopTemplate(parser), "compact": CompactShopTemplate(parser, self.observation_mode)}
+        )
+        self._shop: Shop | None = None
+
+    @property
+    def shop(self) -> Shop:
+        """The shop as it stands."""
+        self.task  # noqa: B018 - raises ResetNeeded before the first episode
+        assert self._shop is not None
+        return self._shop
+
+    # ---------------------------------------------------------------- hooks of SpearEnv
+
+    def _start(self, task: Task) -> None:
+        goal = task.goal if isinstance(task, GoalTask) else Goal.from_row(task.content)
+        if self._shop is None:
+            self._shop = Shop(self.catalog, goal)
+        else:
+            self._shop.start(goal)
+
+    def _act(self, action: str) -> ActionResult:
+        shop = self.shop
+        if self._peer:
+            action = action.lower()
+        read = read_action(action)
+        played = shop.play(action)
+        score = played.score
+        return ActionResult(
+            played.ok,
+            0.0 if score is None else score.reward,
+            won=score is not None and score.reward == 1.0,
+            done=score is not None,
+            tool_calls=int(played.ok),
+            details=self._details(),
+            action="" if read is None else f"{read[0]}[{read[1]}]",
+        )
+
+    def _malformed(self, problem: str) -> ActionResult:
+        return super()._malformed(problem)._replace(details=self._details())
+
+    def peer_action(self, text: str) -> str:
+        """What verl-agent would play for a malformed response."""
+        return find_peer_action(text)
+
+    def _details(self) -> dict[str, Any]:
+        shop = self.shop
+        if shop.score is None:
+            return {"purchase": None}
+        product = shop.product
+        assert product is not None
+        return {"purchase": {"asin": product.asin, "options": dict(shop.options), **shop.score._asdict()}}
+
+    def _observe(self, message: str) -> str:
+        observation = self.shop.observe(self.observation_mode)
+        return add_message(observation, message, self.observation_mode) if message else observation
+
+    def _world(self) -> dict[str, Any]:
+        return self.shop.save()
+
+    def _restore_world(self, state: Mapping[str, Any]) -> None:
+        self.shop.restore(state)
+
+    def _anchor(self) -> tuple[object, ...]:
+        return self.shop.anchor
+
+    def _admissible(self) -> list[str]:
+        return self.shop.list_actions()
+
+    def _score(self) -> float:
+        score = self.shop.score
+        return 0.0 if score is None else score.reward
+
+    def expert_plan(self) -> list[str]:
+        """Actions that buy a product with score 1 within the turns that are left; empty if there are none."""
+        return plan_purchase(self.shop, self.catalog, self.max_turns - self.turn)

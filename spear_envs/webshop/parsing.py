@@ -1,0 +1,40 @@
+"""From responses to actions, where WebShop differs from the other environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spear_envs.core.parsing import ParsedResponse, PlainParser
+
+__all__ = ["VerbatimParser", "find_peer_action"]
+
+PEER_TAIL = 20
+"""Characters that verl-agent plays of a response without action tags."""
+_PLAIN = PlainParser()
+
+
+@dataclass(frozen=True)
+class VerbatimParser:
+    """The whole text is the action, blanks included: in the shop ``" click[x]"`` is none, and nothing happens on it."""
+
+    hint: str = _PLAIN.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Take the response as it is; only an overlong and a NUL-holding one are malformed."""
+        parsed = _PLAIN.parse(response)
+        refused = parsed.action is None and response.strip()
+        return parsed if refused else ParsedResponse(response, True)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action itself; thoughts have no place in this form."""
+        return action
+
+
+def find_peer_action(response: str) -> str:
+    """What verl-agent plays for a response: in lower case what stands between the first ``<action>`` and the first
+    ``</action>``, stripped, or the last 20 characters if one of them is missing."""
+    lowered = response.lower()
+    begin, end = lowered.find("<action>"), lowered.find("</action>")
+    if begin < 0 or end < 0:
+        return lowered[-PEER_TAIL:]
+    return lowered[begin + len("<action>") : end].strip()

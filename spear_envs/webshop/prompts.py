@@ -1,0 +1,218 @@
+"""Prompt templates of WebShop: ``default`` for language models, ``compact`` for tiny word-level models."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import ResponseParser, TagParser
+from spear_envs.core.prompts import PromptContext
+from spear_envs.webshop.pages import SEPARATOR, ObservationMode
+from spear_envs.webshop.shop import PAGE_SIZE
+
+__all__ = ["LONGEST_WITH_HISTORY", "CompactShopTemplate", "ShopTemplate", "strip_instruction"]
+
+LONGEST_WITH_HISTORY = 13_000
+"""Most characters of a prompt with history; a longer one is written without it, as verl-agent does."""
+
+_RULES = """\
+You are shopping in an online store. Find a product that fits your task, choose the options it asks for, and buy it. \
+Your score, from 0 to 1, is the share of the wanted attributes, options and price limit that your purchase fulfils; \
+a product of another kind scores much less.
+- search[words] finds up to 50 products, ten on a page. It can be used on every page.
+- click[name] clicks on something that the page offers. A product's code opens the product; the value of an option \
+chooses it, and another value of the same option replaces it; 'next >' and '< prev' turn pages; 'description' and \
+'features' tell more about a product.
+- click[buy now] buys the open product with the options chosen so far. It ends the task, so compare before you buy."""
+
+
+def strip_instruction(observation: str, instruction: str) -> str:
+    """An observation without its instruction, which prompts show elsewhere.
+
+    Of the mode ``text`` the fields behind the instruction are given, each in single quotes, as verl-agent shows them.
+    An observation that does not hold the instruction (the last page) comes back as it is.
+    """
+    shown = instruction.strip()
+    fields = observation.split(SEPARATOR)
+    if len(fields) > 1 and shown in fields:
+        return SEPARATOR.join(f"'{text}'" for text in fields[fields.index(shown) + 1 :])
+    for head in (f"WebShop\nInstruction: \n{instruction}\n", f"Instruction:\n{instruction}\n"):
+        if head in observation:
+            return observation.replace(head, "", 1).strip("\n")
+    return observation
+
+
+@dataclass(frozen=True)
+class ShopTemplate:
+    """Rules of the shop, task, step count, history, observation, admissible actions and the form of the response.
+
+    Args:
+        parser: states the form of a response, as the environment reads it.
+    """
+
+    parser: ResponseParser = field(default_factory=TagParser)
+    name: str = "default"
+    token_pattern: str | None = None
+
+    def system(self) -> str | None:
+        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The whole prompt; without history where it would be longer than 13,000 characters."""
+        head = f"{_RULES}\n\nYour task: {context.instruction}"
+        tail = self.follow_up(context)
+        if context.history:
+            taken, first = context.turn - 1, context.turn - len(context.history)
+            pairs = [(strip_instruction(seen, context.instruction), did) for seen, did in context.history]
+            lines = [f"[Observation {i}: {seen}, Action {i}: '{did}']" for i, (seen, did) in enumerate(pairs, first)]
+            past = f"You have taken {taken} of at most {context.max_turns} steps. The latest:\n" + "\n".join(lines)
+            prompt = f"{head}\n\n{past}\n\n{tail}"
+            if len(prompt) <= LONGEST_WITH_HISTORY:
+                return prompt
+        return f"{head}\n\n{tail}"
+
+    def follow_up(self, context: PromptContext) -> str:
+        """Observation, actions and the form of the response."""
+        seen = strip_instruction(context.observation, context.instruction)
+        parts = [f"This is step {context.turn} of at most {context.max_turns}. You see:\n{seen}"]
+        if context.admissible_actions is not None:
+            parts.append("You may:\n" + "\n".join(f"'{action}'," for action in context.admissible_actions))
+        parts.append(f"Think about which action brings you closer to the right purchase. {self.parser.hint}")
+        return "\n\n".join(parts)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action in the form that the environment reads."""
+        return self.parser.respond(action, think)
+
+
+TITLE_WORDS = 12
+"""Words of a title that the compact prompt shows."""
+TEXT_WORDS = 60
+"""Words of a description or of features that it shows."""
+
+# A piece is a word with the blank before it, so that no blank is a token. An ASIN of the mini catalogue is three
+# pieces and a number has its last digit apart, so that a model can write and compare what it never met in training.
+_PIECES = (
+    r"<think></think><action>(?:search|click)\[",
+    r"\]</action>",
+    "buy now|back to search|next >|< prev",
+    r"z0(?=[a-z]{8}(?!\w))|(?<=z0)[a-z]{4}|(?<=z0[a-z]{4})[a-z]{4}",
+    r" ?\d+(?=\d(?![\w.]))| ?\d(?![\w.])",
+    r" ?\w+(?:[-'.]\w+)*",
+    r"\n| ?[^\w\s]|\s",
+)
+
+_PRODUCT = re.compile(
+    r"\n\n\[(clicked )?button\] (\S+) \[(?:clicked )?button_\]\n(?:(.*?)\n)??(\$[\d.]+(?: to \$[\d.]+)?)(?=\n)",
+    re.DOTALL,
+)
+_OPTION = re.compile(r"  \[(clicked )?button\] (.*) \[(?:clicked )?button_\]")
+_RESULTS = re.compile(r"Page (\d+) \(Total results: (\d+)\)\n")
+_HEAD = re.compile(
+    r"Instruction:.*?\n\[button\] Back to Search \[button_\]\n(?:\[button\] < Prev \[button_\]\n)?", re.DOTALL
+)
+_BUTTONS = "Rating: N.A.\n[button] Description [button_]\n"
+_MALFORMED = "\nYour response could not be read: "
+_AMOUNT = re.compile(r"\$([\d.]+)")
+_CEILING = re.compile(r"(\d+)\.00 dollars")
+_NO_WORD = re.compile(r"[^\w\s'.&%+-]+")
+
+
+@dataclass(frozen=True)
+class CompactShopTemplate:
+    """A page in few words of lower case: for tiny models with a word-level tokenizer.
+
+    The task comes first. A page of results has a line for each product with its title, its price and, last, its ASIN,
+    since a model that reads from left to right has then seen what it is the ASIN of; ``~`` in the place of ``>``
+    marks one that was opened. A product has a line for each group of options, with ``*`` before a chosen value and
+    ``|`` before the others. Prices are rounded up to whole dollars, which changes no comparison with a task's limit.
+    Titles are cut to 12 words, descriptions to 60, and no history is written, since the page shows all that counts.
+
+    Args:
+        parser: states the form of a response, as the environment reads it.
+        mode: of the observations; only ``text_rich`` shows what is chosen.
+    """
+
+    parser: ResponseParser = field(default_factory=TagParser)
+    mode: ObservationMode = ObservationMode.TEXT_RICH
+    name: str = "compact"
+    token_pattern: str | None = "|".join(_PIECES)
+
+    def system(self) -> str | None:
+        """None."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """Task and page.
+
+        Raises:
+            SpearError: the observations are of the mode ``text``, which does not show what is chosen.
+        """
+        task = _CEILING.sub(r"\1", context.instruction.strip().lower().removeprefix("find me "))
+        return f"{task}\n{self.follow_up(context)}"
+
+    def follow_up(self, context: PromptContext) -> str:
+        """The page; raises as :meth:`render`."""
+        if self.mode is ObservationMode.TEXT:
+            raise SpearError(
+                "the compact template shows which options are chosen, and observation_mode='text' does not: "
+                "use observation_mode='text_rich'"
+            )
+        observation = context.observation.partition(_MALFORMED)[0].rstrip("\n") + "\n"
+        return "\n".join(_compress(observation)) + "\n"
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action in the form that the environment reads, with empty thoughts."""
+        return self.parser.respond(action)
+
+
+def _compress(observation: str) -> Iterator[str]:
+    """The lines of a page."""
+    head = _HEAD.search(observation)
+    if head is None:
+        yield "search" if observation.startswith("WebShop\n") else "done"
+        return
+    body = observation[head.end() :]
+    results = _RESULTS.match(body)
+    if results is not None:
+        page, total = map(int, results.groups())
+        yield f"page {page} of {math.ceil(total / PAGE_SIZE)}"
+        for opened, asin, title, price in _PRODUCT.findall(body):
+            yield f"{_shorten(title, TITLE_WORDS)} {_round_up(price)}{'~' if opened else '>'}{asin.lower()}"
+        return
+    item, is_item, _ = body.partition(_BUTTONS)
+    if is_item:
+        about, _, price = f"\n{item}".rpartition("\nPrice: ")
+        yield from _compress_item(about.split("\n")[1:], price)
+    else:
+        yield f"text {_shorten(body, TEXT_WORDS)}"
+
+
+def _compress_item(lines: list[str], price: str) -> Iterator[str]:
+    """The title and the price, then each group of options; in ``lines`` what stands behind the values is the title."""
+    groups: list[str] = []
+    pending: list[str] = []
+    for line in lines:
+        option = _OPTION.fullmatch(line)
+        if option is None:
+            pending.append(line)
+            continue
+        if pending or not groups:
+            groups.append(" ".join(pending).lower())
+            pending = []
+        groups[-1] += f"{'*' if option[1] else '|'}{option[2]}"
+    yield f"item {_shorten(' '.join(pending), TITLE_WORDS)} {_round_up(price)}"
+    yield from groups
+
+
+def _shorten(text: str, words: int) -> str:
+    return " ".join(_NO_WORD.sub(" ", text.lower()).split()[:words])
+
+
+def _round_up(price: str) -> str:
+    """``$12.99 to $15.50`` as ``$13 to $16``."""
+    return _AMOUNT.sub(lambda amount: f"${math.ceil(float(amount[1]))}", price.strip())

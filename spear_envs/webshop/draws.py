@@ -38,7 +38,8 @@ class Draws(Protocol):
 
 def ceilings_above(price: float) -> tuple[float, ...]:
     """The first four of 10, 20, …, 990 dollars that lie above a price."""
-    return tuple(step for step in STEPS if step > price)[:4]
+    first = max(0, int(min(price, 1_000.0) // 10))
+    return STEPS[first : first + 4]
 
 
 class KeyedDraws:

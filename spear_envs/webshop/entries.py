@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.nouns import Tagger
 from spear_envs.webshop.products import Product, read_product, read_texts
 
 __all__ = ["Entry", "decode_entry", "encode_entry", "make_entry"]
@@ -25,8 +24,8 @@ class Entry(NamedTuple):
     """Attributes that its synthetic goals ask for."""
 
 
-def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None, tagger: Tagger) -> Entry:
-    """The entry of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``.
+def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None) -> Entry:
+    """The entry of a record of ``items_shuffle*.json`` and its entry in ``items_ins_v2*.json``, still without nouns.
 
     An instruction that names no attribute makes no goal: the original stops at one.
 
@@ -42,7 +41,7 @@ def make_entry(record: Mapping[str, Any], attributes: Mapping[str, Any] | None, 
     if instruction is None or not wanted:
         instruction, wanted = None, []
     names = read_texts(wanted, f"product {product.asin}: instruction_attributes")
-    return Entry(product, tuple(tagger.tag(product.title)), instruction, names)
+    return Entry(product, (), instruction, names)
 
 
 def encode_entry(entry: Entry) -> bytes:

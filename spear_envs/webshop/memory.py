@@ -99,12 +99,15 @@ def make_catalog(
             # What is not listed may be malformed, and what has no ASIN is refused by make_entry.
             if isinstance(asin, str) and (asin in entries or not is_listed(asin)):
                 continue
-            entry = make_entry(record, attributes.get(asin), tagger)  # type: ignore[arg-type]
+            entry = make_entry(record, attributes.get(asin))  # type: ignore[arg-type]
         except SpearError as error:
             raise SpearError(f"{name}, record {number}: {error}. Repair the file, or fetch it again.") from None
         entries[entry.product.asin] = entry
     if not entries:
         raise SpearError(f"{name} has no products.")
+    nouns = tagger.tag_all(entry.product.title for entry in entries.values())
+    for (asin, entry), found in zip(list(entries.items()), nouns, strict=True):
+        entries[asin] = entry._replace(nouns=found)
     shelf = MemoryShelf(entries.values())
     numbers = {asin: number for number, asin in enumerate(sorted(entries))}
 

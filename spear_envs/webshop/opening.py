@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goal_files import read_goals, read_prices
 from spear_envs.webshop.goals import ListedGoals
 from spear_envs.webshop.memory import make_catalog
-from spear_envs.webshop.nouns import find_tagger
+from spear_envs.webshop.nouns import RULE, TitleNouns, find_tagger
 from spear_envs.webshop.sources import CatalogFiles, find_files, read_entries, read_members, read_values
 from spear_envs.webshop.splits import SplitScheme
 
@@ -22,8 +21,6 @@ MINI = "mini"
 """The catalogue that the package makes itself."""
 PRICE_SEED = 42
 """Seed of prices and ceilings unless another is given."""
-
-TitleNouns = str | Callable[[str], Sequence[str]]
 
 
 def open_catalog(
@@ -49,7 +46,7 @@ def open_catalog(
     """
     opened = _open(
         str(catalog),
-        title_nouns or "rule",
+        title_nouns or RULE,
         PRICE_SEED if price_seed is None else price_seed,
         DrawMode(draws or "keyed"),
     )

@@ -2,7 +2,8 @@
 
 The original asks spaCy's ``en_core_web_sm`` for the tokens of a title that are NOUN or PROPN.  Titles are hardly
 sentences, and that model calls nearly every word of one a proper noun: of the words in 1,000 real titles, 17 in 20.
-:func:`rule_nouns` uses that.  It needs no model and takes some 20 microseconds a title.  :func:`spacy_nouns` asks the model.
+:func:`rule_nouns` uses that; it needs no model and takes some 20 microseconds a title.  :func:`spacy_nouns` asks the
+model.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ TitleNouns = str | Callable[[str], Sequence[str]]
 
 # Words of closed classes: determiners, prepositions, conjunctions, pronouns, auxiliaries, number words; and a few
 # adverbs and adjectives that head no name of a product. "us" is left out: in titles it is the country.
-NO_NOUNS = frozenset(
-    ["a", "an", "the", "this", "that", "these", "those", "no", "all", "each", "some", "any", "every", "both", "either", "neither", "another", "about", "above", "across", "after", "against", "along", "among", "around", "as", "at", "before", "behind", "below", "beneath", "beside", "between", "beyond", "by", "during", "except", "for", "from", "in", "inside", "into", "like", "near", "of", "off", "on", "onto", "out", "outside", "over", "per", "through", "throughout", "to", "toward", "towards", "under", "until", "up", "upon", "via", "with", "within", "without", "than", "and", "or", "but", "nor", "so", "yet", "if", "because", "while", "although", "though", "whether", "since", "i", "you", "he", "she", "it", "we", "they", "me", "him", "her", "them", "my", "your", "his", "its", "our", "their", "mine", "yours", "who", "whose", "which", "what", "is", "are", "was", "were", "be", "been", "being", "am", "do", "does", "did", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might", "must", "not", "very", "only", "just", "more", "most", "also", "too", "ever", "never", "here", "there", "when", "where", "why", "how", "fully", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "comfortable", "full", "large", "x"]
-)
+NO_NOUNS_TEXT = """
+a an the this that these those no all each some any every both either neither another
+about above across after against along among around as at before behind below beneath beside between beyond by
+during except for from in inside into like near of off on onto out outside over per through throughout to toward
+towards under until up upon via with within without than
+and or but nor so yet if because while although though whether since
+i you he she it we they me him her them my your his its our their mine yours who whose which what
+is are was were be been being am do does did has have had can could will would shall should may might must
+not very only just more most also too ever never here there when where why how fully
+one two three four five six seven eight nine ten eleven twelve
+comfortable full large x
+"""
+NO_NOUNS = frozenset(NO_NOUNS_TEXT.split())
 # Marks at the ends of a word, as spaCy cuts them off, and those that part two words.
 EDGES = "()[]{}<>\"'“”‘’`,;:!?…*•·|~#$£€%&+=/\\-–—_.™®°【】「」《》、，。！（）★"
 _PARTING = re.compile(r"(?<=[a-z])\.(?=[A-Z])|(?<=[^\W_])[,:<>=/](?=[^\W\d_])|(?<=[^\W\d_])(?:-+|[–—~])(?=[^\W\d_])")

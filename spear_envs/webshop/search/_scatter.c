@@ -17,10 +17,10 @@
 #error "this processor's float arithmetic is not IEEE's: NumPy's loop will be used"
 #endif
 
-#define WINDOW 16384  /* documents: 128 KiB of sums */
+#define WINDOW 4096   /* documents: 32 KiB of sums */
 #define CODES 256     /* quantised lengths */
 #define TABLED 8      /* counts whose scores are worth a table */
-#define SPARSE 16     /* a window with fewer than WINDOW / SPARSE postings is read posting by posting */
+#define SPARSE 4      /* a window with fewer than WINDOW / SPARSE postings is read posting by posting */
 
 typedef struct {
     int64_t place, end;   /* postings not yet scored */
@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     Hit *hits;
     Py_ssize_t size, limit;
-    float least;  /* a score below this cannot enter */
+    float least;  /* of the hits, once there are `limit`; 0 before */
 } Heap;
 
 typedef struct {
@@ -138,16 +138,18 @@ score_window(Term *term, const Index *index, double *sums, uint32_t base, uint32
     term->place = place;
 }
 
-/* Read all sums of a window and clear them. */
+/* Read all sums of a window and clear them. No score is 0, so that documents without a term stay out from the beginning;
+   equal scores of later documents are no gain. */
 static void
 collect_window(Heap *heap, double *sums, uint32_t base, uint32_t width)
 {
     uint32_t at = 0;
     for (; at + 8 <= width; at += 8) {
+        /* Rounding keeps order: a sum that is not above `least` has no score above it. */
+        const double least = heap->least;
         int any = 0;
-        /* No score is 0: a document without a term stays out by `> 0`. Equal scores of later documents are no gain. */
         for (int i = 0; i < 8; i++)
-            any |= (float)sums[at + i] > heap->least;
+            any |= sums[at + i] > least;
         if (!any)
             continue;
         for (uint32_t i = at; i < at + 8; i++)

@@ -8,7 +8,7 @@ these first and the rest works on words, which repeat: their terms are remembere
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import regex
 
 from spear_envs.webshop.search.stemmer import stem_word
 
-__all__ = ["STOP_WORDS", "analyze", "analyze_word", "split_words", "tokenize"]
+__all__ = ["STOP_WORDS", "analyze", "analyze_word", "remember_words", "split_words", "tokenize"]
 
 _STOP_WORDS = """
     a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
@@ -52,7 +52,7 @@ _EMOJI = (
 
 def analyze(text: str) -> list[str]:
     """Index terms of a text in order, repeats kept."""
-    return [term for word in split_words(text) for term in _remember_word(word)]
+    return [term for word in split_words(text) for term in _recall_word(word)]
 
 
 def split_words(text: str) -> list[str]:
@@ -66,7 +66,13 @@ def analyze_word(word: str) -> tuple[str, ...]:
     return tuple(term for token in tokenize(word) if (term := _normalize(token)))
 
 
-_remember_word = lru_cache(maxsize=REMEMBERED_WORDS)(analyze_word)
+def remember_words(limit: int) -> Callable[[str], tuple[str, ...]]:
+    """:func:`analyze_word` with a memory for at most ``limit`` words; long ones are not kept."""
+    recall = lru_cache(maxsize=limit)(analyze_word)
+    return lambda word: recall(word) if len(word) <= MAX_TOKEN else analyze_word(word)
+
+
+_recall_word = remember_words(REMEMBERED_WORDS)
 
 
 def tokenize(text: str) -> list[str]:
@@ -81,8 +87,8 @@ def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
     place = 0
     while found := pattern.search(text, place):
         start, place = found.span()
-        reach = _reach(text, start)
-        if place > reach:
+        # No character has more than two units.
+        if 2 * (place - start) > MAX_TOKEN and place > (reach := _reach(text, start)):
             # Lucene cannot look beyond its buffer, so that the last letter there is joined to nothing.
             found = pattern.match(text, start, reach)
             place = found.end()

@@ -22,7 +22,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search.analysis import analyze_word
+from spear_envs.webshop.search.analysis import remember_words
 from spear_envs.webshop.search.files import ARRAYS, MANIFEST, VERSION, name_file, write_array, write_manifest
 from spear_envs.webshop.search.postings import Postings, make_postings, pack_terms, unpack_terms
 
@@ -195,7 +194,7 @@ def _write_chunk(chunk: list[str], path: Path) -> None:
     part.replace(path)
 
 
-_recall_word = lru_cache(maxsize=REMEMBERED_WORDS)(analyze_word)
+_recall_word = remember_words(REMEMBERED_WORDS)
 
 
 def _read_chunk(path: Path) -> Postings:

@@ -2,7 +2,7 @@
 
 Scores are Lucene's to the last bit, since equal scores are ordered by document number: float32 for each term, summed in
 float64, compared as float32. The compiled loop of ``_scatter.c`` is used where the installation could build it;
-``rank_with_numpy`` gives the same order and takes some fifty times as long on a million documents.
+``rank_with_numpy`` gives the same order and takes some ten times as long on a million documents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rank(Protocol):
             k: at least 1.
 
         Raises:
-            ValueError: the arrays contradict each other, or document numbers are not ascending within a term.
+            ValueError: the arrays contradict each other, or hold document numbers that no index has.
         """
 
 

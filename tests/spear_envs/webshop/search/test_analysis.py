@@ -1,0 +1,136 @@
+"""Text analysis: the chain's rules one by one, any Unicode text, and Lucene's own results where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.webshop.search import analysis
+from spear_envs.webshop.search.analysis import STOP_WORDS, analyze, remember_words, tokenize
+
+ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates included
+ODD_TEXT = st.text(
+    st.sampled_from("aZ9_'’.,:;\"-/ \n\u202f\u0301\u200dİéאカ漢あกภ®👍🏽🇩#\ufe0f\u20e3\ud800𝐀"), max_size=40
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("4k a_1 __init__ ___", ["4k", "a_1", "__init__"]),
+        ("o'neil u.s.a x:y end. 'quoted'", ["o'neil", "u.s.a", "x:y", "end", "quoted"]),
+        ("3.5mm 3,500mah 1;2 a;b 1:2 x.1", ["3.5mm", "3,500mah", "1;2", "a", "b", "1", "2", "x", "1"]),
+        ('t-shirt w/o a|b 1+1 r&d 5"x7"', ["t", "shirt", "w", "o", "a", "b", "1", "1", "r", "d", "5", "x7"]),
+        ("o’neil a·b", ["o’neil", "a·b"]),
+        ('צה"ל', ['צה"ל']),
+        ("カタカナabc", ["カタカナ", "abc"]),
+        ("漢字ひら", ["漢", "字", "ひ", "ら"]),
+        ("ภาษาไทย", ["ภาษาไทย"]),
+        ("👍🏽ok 👨‍👩‍👧 1️⃣", ["👍🏽", "ok", "👨‍👩‍👧", "1️⃣"]),
+        ("e\u0301te\u0301", ["e\u0301te\u0301"]),
+        ("10\u202f000", ["10\u202f000"]),
+        ("日本\ud800a", ["日", "本", "a"]),
+    ],
+)
+def test_tokens(text: str, tokens: list[str]) -> None:
+    assert [token for word in analysis.split_words(text) for token in tokenize(word)] == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("Women's DRESSES", ["women", "dress"]),
+        ("the's the THE", []),
+        ("boys’ dog’s cat＇S", ["boi", "dog", "cat"]),
+        ("İstanbul ΣΑΣ", ["istanbul", "σασ"]),
+        ("", []),
+        (" \t\n", []),
+        ("- / ...", []),
+    ],
+)
+def test_terms(text: str, terms: list[str]) -> None:
+    assert analyze(text) == terms
+
+
+def test_there_are_33_stop_words() -> None:
+    assert len(STOP_WORDS) == 33
+    assert analyze(" ".join(STOP_WORDS)) == []
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_long_tokens_are_cut(letter: str) -> None:
+    assert [len(term) for term in analyze(letter * 520)] == [255, 255, 10]
+
+
+def test_cut_counts_utf_16_units() -> None:
+    assert [len(term) for term in analyze("𝐀" * 300)] == [127, 127, 46]
+
+
+def test_what_joins_letters_does_not_reach_over_a_cut() -> None:
+    assert analyze("k" * 254 + ".k") == ["k" * 254, "k"]
+    assert analyze("k" * 255 + ".k") == ["k" * 255, "k"]
+    assert analyze("k" * 253 + ".k") == ["k" * 253 + ".k"]
+
+
+@given(st.one_of(ANY_TEXT, ODD_TEXT))
+def test_any_text_has_terms_that_can_be_looked_up(text: str) -> None:
+    terms = analyze(text)
+    assert all(terms)
+    assert all(len(term) <= 255 for term in terms)
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=80))
+def test_ascii_pattern_gives_what_the_pattern_for_all_scripts_gives(text: str) -> None:
+    assert tokenize(text) == [token for token in analysis._compile_unicode().findall(text) if token]
+
+
+@given(st.one_of(ANY_TEXT, ODD_TEXT))
+def test_cutting_at_blanks_first_changes_no_token(text: str) -> None:
+    whole = [token for token in analysis._compile_unicode().findall(text) if token]
+    assert [token for word in analysis.split_words(text) for token in tokenize(word)] == whole
+
+
+@given(ODD_TEXT, ODD_TEXT)
+def test_texts_apart_are_analysed_apart(first: str, second: str) -> None:
+    assert analyze(f"{first} {second}") == analyze(first) + analyze(second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["_" * 10_000, "_\u0301" * 5_000, "a" + "\u0301" * 9_999, "é'" * 5_000, "y" * 10_000, "カ_" * 5_000, "漢" * 10_000],
+)
+def test_no_text_takes_long(text: str) -> None:
+    analyze("é")  # compiles the pattern
+    start = time.process_time()
+    analyze(text)
+    assert time.process_time() - start < 2
+
+
+def test_long_words_are_not_remembered() -> None:
+    recall = remember_words(10)
+    assert recall("shirts") is recall("shirts")
+    long = "b" * 300
+    assert recall(long) == recall(long)
+    assert recall(long) is not recall(long)
+
+
+def test_lucenes_own_tokens(shared: Path) -> None:
+    path = shared / "golden" / "webshop" / "analyzer_cases.jsonl.xz"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not there")
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        cases = [json.loads(line) for line in file]
+    assert len(cases) == 502
+    assert [case["text"] for case in cases if analyze(case["text"]) != case["tokens"]] == []
+
+
+def test_every_code_point_alone_and_between_letters() -> None:
+    for code in range(0, sys.maxunicode + 1, 61):
+        analyze(f"a{chr(code)}1 {chr(code)}")

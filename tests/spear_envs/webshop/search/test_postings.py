@@ -1,0 +1,61 @@
+"""The arrays of an index against dictionaries made the plain way."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.webshop.search.analysis import analyze
+from spear_envs.webshop.search.postings import (
+    QUANTIZED_LENGTHS,
+    make_postings,
+    pack_terms,
+    quantize_lengths,
+    unpack_terms,
+)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(0, 0), (23, 23), (39, 39), (40, 40), (41, 40), (100, 96), (1000, 984)])
+def test_lengths_are_kept_as_lucene_keeps_them(length: int, kept: int) -> None:
+    assert QUANTIZED_LENGTHS[quantize_lengths(np.array([length]))[0]] == kept
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_quantised_length_follows_the_bit_formula(length: int) -> None:
+    if length < 24:
+        code = length
+    else:
+        rest = length - 24
+        bits = rest.bit_length()
+        code = 24 + (rest if rest < 8 else ((rest >> (bits - 4)) & 7) | ((bits - 3) << 3))
+    assert quantize_lengths(np.array([length]))[0] == code
+
+
+@given(st.lists(st.text(st.sampled_from("ab cs'é\ud800"), max_size=30), max_size=8))
+def test_postings_hold_every_term_of_every_text(texts: list[str]) -> None:
+    postings = make_postings(texts)
+    documents = [Counter(analyze(text)) for text in texts]
+    terms = unpack_terms(postings.term_bytes, postings.term_ends)
+    assert terms == sorted({term.encode() for counts in documents for term in counts})
+    for number, term in enumerate(terms):
+        span = slice(*postings.starts[number : number + 2])
+        found = dict(zip(postings.documents[span].tolist(), postings.counts[span].tolist(), strict=True))
+        assert list(found) == sorted(found)
+        assert found == {i: n for i, counts in enumerate(documents) if (n := counts[term.decode()])}
+    assert len(postings.starts) == len(terms) + 1
+    assert postings.terms_total == sum(map(Counter.total, documents))
+    assert postings.filled == sum(map(bool, documents))
+    assert postings.norms.tolist() == quantize_lengths(np.array([c.total() for c in documents], np.int64)).tolist()
+
+
+def test_a_term_counts_at_most_65535_times() -> None:
+    assert make_postings(["shirt " * 70_000]).counts.tolist() == [65_535]
+
+
+@given(st.lists(st.binary(max_size=5), max_size=8))
+def test_terms_come_back_from_their_array(terms: list[bytes]) -> None:
+    assert unpack_terms(*pack_terms(terms)) == terms

@@ -214,5 +214,5 @@ def _shorten(text: str, words: int) -> str:
 
 
 def _round_up(price: str) -> str:
-    """``$12.99 to $15.50`` as ``$13 to $16``."""
-    return _AMOUNT.sub(lambda amount: f"${math.ceil(float(amount[1]))}", price.strip())
+    """``$12.99 to $15.50`` as ``13$ to 16$``: a number has a blank before it, as in the task, so both are one token."""
+    return _AMOUNT.sub(lambda amount: f"{math.ceil(float(amount[1]))}$", price.strip())

@@ -76,6 +76,10 @@ def stream_records(products: int = PRODUCTS, seed: int = SEED, *, long_tail: boo
     """
     if isinstance(products, bool) or not isinstance(products, int) or not 1 <= products <= MAX_PRODUCTS:
         raise SpearError(f"products={products!r} is not valid: give a whole number from 1 to {MAX_PRODUCTS:,}.")
+    return _stream(products, seed, long_tail)
+
+
+def _stream(products: int, seed: int, long_tail: bool) -> Iterator[Record]:
     width = max(2, math.isqrt(products - 1) + 1)
     for number in range(-(-products // SHELF_SIZE)):
         shelf = SHELVES[number % len(SHELVES)]

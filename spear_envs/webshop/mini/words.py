@@ -165,7 +165,7 @@ EXOTIC: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "electronics": ("screen", ('10"', '13"', '15"')),
     "garden": ("length", ("5'", "8'", "12'")),
     "fashion": ("fit", ("s/m", "l/xl")),
-    "grocery": ("flavor", ("salt & vinegar", "jalapeño", "<5 spices")),
+    "grocery": ("flavor", ("salt & honey", "piña", "<5 spices")),
 }
 """For each category an option group whose values need care: accents, quotes, slashes, characters of HTML."""
 

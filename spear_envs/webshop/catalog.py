@@ -16,7 +16,7 @@ from spear_envs.webshop.products import Product
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme, choose_split, split_goals
 from spear_envs.webshop.tasks import GoalTaskSet
 
-__all__ = ["MAX_HITS", "Catalog", "Shelf"]
+__all__ = ["MAX_HITS", "Catalog", "Shelf", "SplitKey", "Splits", "digest_catalog"]
 
 MAX_HITS = 50
 """Products that a search finds at most."""
@@ -40,6 +40,9 @@ class Shelf(Protocol):
     def entry(self, number: int) -> Entry:
         """The product of a number, with its nouns and its instruction."""
 
+    def asin(self, number: int) -> str:
+        """The ASIN of a product."""
+
     def number_of(self, asin: str) -> int | None:
         """The number of a product, or None."""
 
@@ -60,6 +63,7 @@ class Catalog:
         scheme: how goals are split unless it is asked for otherwise.
         splits: splits that are known already.
         listed: goals from a file, which take the place of all others.
+        fingerprint: of the catalogue, if it is known.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Catalog:
         scheme: SplitScheme = SplitScheme.ORIGINAL,
         splits: Mapping[SplitKey, Splits] | None = None,
         listed: GoalSource | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         self.tagger = tagger
         """Name of the tagger: ``"rule"``, ``"spacy:MODEL"`` or ``"custom:module.function"``."""
@@ -86,7 +91,7 @@ class Catalog:
         self._sources: dict[GoalKind, GoalSource] = {}
         self._splits: dict[SplitKey, Splits] = dict(splits or {})
         self._task_sets: dict[tuple[GoalKind | None, SplitScheme, str], GoalTaskSet] = {}
-        self._fingerprint: str | None = None
+        self._fingerprint = fingerprint
 
     def __len__(self) -> int:
         """How many products there are."""
@@ -116,9 +121,7 @@ class Catalog:
     def fingerprint(self) -> str:
         """SHA-256 (hex) over products, prices, nouns and the tagger's name: equal ones score every purchase alike."""
         if self._fingerprint is None:
-            prices = hashlib.sha256(np.ascontiguousarray(self._prices, "<f8").data).hexdigest()
-            parts = {"products": self._shelf.fingerprint, "prices": prices, "tagger": self.tagger}
-            self._fingerprint = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+            self._fingerprint = digest_catalog(self._shelf.fingerprint, self._prices, self.tagger)
         return self._fingerprint
 
     def goals(self, kind: str | GoalKind = GoalKind.SYNTHETIC) -> GoalSource:
@@ -184,3 +187,10 @@ class Catalog:
         return Catalog(
             self._shelf, self._index, changed, self._find_goals, tagger=self.tagger, scheme=self.scheme, listed=goals
         )
+
+
+def digest_catalog(products: str, prices: np.ndarray, tagger: str) -> str:
+    """Fingerprint of a catalogue: SHA-256 (hex) over that of its entries, the prices, and the tagger's name."""
+    digest = hashlib.sha256(np.ascontiguousarray(prices, "<f8").data).hexdigest()
+    parts = {"products": products, "prices": digest, "tagger": tagger}
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()

@@ -6,10 +6,10 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,16 @@ from spear_envs.webshop.entries import Entry
 from spear_envs.webshop.goals import ORDER_SEED, Goal, make_goal
 
 __all__ = ["GoalTable", "Request", "TableGoals", "make_goal_table", "shuffle_order"]
+
+
+class Products(Protocol):
+    """What goals need of a shelf."""
+
+    def entry(self, number: int) -> Entry:
+        """The product of a number."""
+
+    def asin(self, number: int) -> str:
+        """Its ASIN."""
 
 
 class Request(NamedTuple):
@@ -99,13 +109,13 @@ class TableGoals:
 
     Args:
         table: the arrays, in memory or mapped.
-        entry: gives the entry of a product's number.
+        shelf: the products.
         fingerprint: of the table, if it is known.
     """
 
-    def __init__(self, table: GoalTable, entry: Callable[[int], Entry], fingerprint: str | None = None) -> None:
+    def __init__(self, table: GoalTable, shelf: Products, fingerprint: str | None = None) -> None:
         self._table = table
-        self._entry = entry
+        self._shelf = shelf
         self._fingerprint = fingerprint
 
     def __len__(self) -> int:
@@ -114,7 +124,7 @@ class TableGoals:
     def goal(self, position: int) -> Goal:
         """The goal at a position, made now."""
         request, choice = self._locate(position)
-        entry = self._entry(int(self._table.numbers[request]))
+        entry = self._shelf.entry(int(self._table.numbers[request]))
         assert entry.instruction is not None
         groups = sorted(entry.product.options)
         chosen = []
@@ -139,7 +149,7 @@ class TableGoals:
 
     def owner_name(self, number: int) -> str:
         """The product's ASIN."""
-        return self._entry(number).product.asin
+        return self._shelf.asin(number)
 
     def find_twins(self, positions: Sequence[int]) -> set[int]:
         """As :class:`~spear_envs.webshop.goals.GoalSource` says.
@@ -149,7 +159,7 @@ class TableGoals:
         twins: set[int] = set()
         for position in positions:
             request, choice = self._locate(position)
-            options = self._entry(int(self._table.numbers[request])).product.options
+            options = self._shelf.entry(int(self._table.numbers[request])).product.options
             choices = [0]
             for group in sorted(options, reverse=True):
                 values = options[group]

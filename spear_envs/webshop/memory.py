@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,7 @@ from spear_envs.webshop.products import is_listed
 from spear_envs.webshop.search.index import SearchIndex
 from spear_envs.webshop.splits import SplitScheme
 
-__all__ = ["MOST_IN_MEMORY", "MemoryShelf", "make_catalog"]
-
-MOST_IN_MEMORY = 10_000
-"""Products; a larger catalogue needs a store."""
+__all__ = ["MemoryShelf", "digest_entries", "make_catalog"]
 
 
 class MemoryShelf:
@@ -41,6 +37,10 @@ class MemoryShelf:
     def entry(self, number: int) -> Entry:
         """The product of a number, with what belongs to it."""
         return self._entries[number]
+
+    def asin(self, number: int) -> str:
+        """The ASIN of a product."""
+        return self._entries[number].product.asin
 
     def number_of(self, asin: str) -> int | None:
         """The number of a product, or None."""
@@ -73,7 +73,7 @@ def make_catalog(
     draws: str | DrawMode = DrawMode.KEYED,
     scheme: SplitScheme = SplitScheme.ORIGINAL,
 ) -> Catalog:
-    """A catalogue of at most 10,000 products.
+    """A catalogue of some thousand products.
 
     Args:
         items: records of ``items_shuffle*.json``, read one by one.
@@ -86,12 +86,10 @@ def make_catalog(
         scheme: how goals are split by default.
 
     Raises:
-        SpearError: a record is of the wrong form, or there are too many.
+        SpearError: a record is of the wrong form, or there is none.
     """
     entries: dict[str, Entry] = {}
-    for number, record in enumerate(islice(items, MOST_IN_MEMORY + 1)):
-        if number == MOST_IN_MEMORY:
-            raise SpearError(f"{name} has more than {MOST_IN_MEMORY:,} products and needs a store.")
+    for number, record in enumerate(items):
         try:
             if not isinstance(record, Mapping):
                 raise SpearError("a product must be an object")
@@ -126,7 +124,7 @@ def make_catalog(
 
     def find_goals(kind: GoalKind) -> GoalSource:
         if kind is GoalKind.SYNTHETIC:
-            goals: GoalSource = TableGoals(table, shelf.entry)
+            goals: GoalSource = TableGoals(table, shelf)
         elif human is None:
             raise SpearError("goal_kind='human': the catalogue has no items_human_ins.json; put it beside the others.")
         else:

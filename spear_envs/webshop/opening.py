@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.data import data_folder
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goal_files import read_goals, read_prices
 from spear_envs.webshop.goals import ListedGoals
 from spear_envs.webshop.memory import make_catalog
-from spear_envs.webshop.nouns import RULE, TitleNouns, find_tagger
+from spear_envs.webshop.nouns import RULE, TitleNouns, find_tagger, name_tagger
 from spear_envs.webshop.sources import CatalogFiles, find_files, read_entries, read_members, read_values
 from spear_envs.webshop.splits import SplitScheme
+from spear_envs.webshop.store import MANIFEST, open_store, read_manifest
 
-__all__ = ["MINI", "PRICE_SEED", "open_catalog"]
+__all__ = ["MINI", "PRICE_SEED", "SIZES", "open_catalog"]
 
 MINI = "mini"
 """The catalogue that the package makes itself."""
+SIZES = ("small", "full")
+"""Names of the official catalogues, as ``spear data get webshop --size`` has them."""
+MOST_IN_MEMORY = 10_000
+"""Products; a larger catalogue needs a store."""
 PRICE_SEED = 42
 """Seed of prices and ceilings unless another is given."""
 
@@ -33,33 +42,92 @@ def open_catalog(
 ) -> Catalog:
     """A catalogue; opened once in a process for the same arguments, as long as its files do not change.
 
+    A store has its nouns, prices and ceilings from the day it was built; asking for others is an error.
+
     Args:
         catalog: ``"mini"``, a name fetched by ``spear data get webshop`` (``"small"``, ``"full"``), or a folder with a
             store or with the official files.
-        goals: a goals file in the place of the goals that the catalogue makes.
+        goals: a goals file in the place of the goals that the catalogue makes; ``prices.json[.xz]`` beside it counts.
         title_nouns: ``"rule"`` (default), ``"spacy:MODEL"``, or a function from a title to its nouns.
         price_seed: of the draws; 42 by default.
         draws: ``"keyed"`` (default) or ``"sequential"``.
 
     Raises:
-        SpearError: there is no such catalogue, or it is too large to be used without a store.
+        SpearError: there is no such catalogue, it is too large to be used without a store, or its store is damaged or
+            was built with other settings.
     """
-    opened = _open(
-        str(catalog),
-        title_nouns or RULE,
-        PRICE_SEED if price_seed is None else price_seed,
-        DrawMode(draws or "keyed"),
-    )
-    if goals is None:
-        return opened
-    path = Path(goals)
-    return opened.replace_goals(ListedGoals(read_goals(path)), read_prices(path))
+    mode = None if draws is None else choose_member(DrawMode, draws, "draws")
+    if price_seed is not None and (isinstance(price_seed, bool) or not isinstance(price_seed, int)):
+        raise SpearError(f"price_seed={price_seed!r} is not valid: give a whole number.")
+    name = str(catalog)
+    folder = None if name == MINI else _find_folder(name)
+    files = None
+    if folder is not None and not (folder / MANIFEST).is_file():
+        files = find_files(folder)
+    if folder is not None and files is None:
+        opened = _open_store(folder, _stamp(folder / MANIFEST))
+        _check_settings(folder, title_nouns, price_seed, mode)
+    else:
+        stamps = () if files is None else tuple(_stamp(path) for path in (files.items, files.attributes, files.human))
+        seed = PRICE_SEED if price_seed is None else price_seed
+        opened = _load(files, stamps, title_nouns or RULE, seed, mode or DrawMode.KEYED)
+    return opened if goals is None else _replace_goals(opened, Path(goals), _stamp(Path(goals)))
+
+
+def _find_folder(name: str) -> Path:
+    """The folder that has the manifest of a store, or the official files."""
+    folder = data_folder() / "webshop" / name if name in SIZES else Path(name).expanduser()
+    if not folder.is_dir():
+        mend = (
+            f"'spear data get webshop --size {name}' fetches it."
+            if name in SIZES
+            else f"give {MINI!r}, {', '.join(map(repr, SIZES))}, or a folder."
+        )
+        raise SpearError(f"there is no catalogue {folder}: {mend}")
+    return folder / "store" if (folder / "store" / MANIFEST).is_file() else folder
+
+
+def _stamp(path: Path | None) -> tuple[int, int]:
+    """What tells that a file has changed."""
+    if path is None or not path.exists():
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=4)
-def _open(catalog: str, title_nouns: TitleNouns, price_seed: int, draws: DrawMode) -> Catalog:
+def _open_store(folder: Path, stamp: tuple[int, int]) -> Catalog:
+    return open_store(folder)
+
+
+def _check_settings(
+    folder: Path, title_nouns: TitleNouns | None, price_seed: int | None, mode: DrawMode | None
+) -> None:
+    built = _read_settings(folder, _stamp(folder / MANIFEST))
+    asked = (
+        ("title_nouns", None if title_nouns is None else name_tagger(title_nouns)),
+        ("price_seed", price_seed),
+        ("draws", None if mode is None else mode.value),
+    )
+    for (name, wanted), found in zip(asked, built, strict=True):
+        if wanted is not None and wanted != found:
+            option = {"title_nouns": "--nouns", "price_seed": "--price-seed", "draws": "--draws"}[name]
+            raise SpearError(
+                f"the store {folder} was built with {name}={found!r}, not {wanted!r}: leave {name} out, or build it"
+                f" again with {option}."
+            )
+
+
+@lru_cache(maxsize=4)
+def _read_settings(folder: Path, stamp: tuple[int, int]) -> tuple[str, int, str]:
+    manifest = read_manifest(folder)
+    return manifest.tagger, manifest.price_seed, manifest.draws
+
+
+@lru_cache(maxsize=4)
+def _load(files: CatalogFiles | None, stamps: object, title_nouns: TitleNouns, seed: int, mode: DrawMode) -> Catalog:
     tagger = find_tagger(title_nouns)
-    if catalog == MINI:
+    if files is None:
         from spear_envs.webshop.mini import make_records
 
         items, attributes, human = make_records()
@@ -69,17 +137,43 @@ def _open(catalog: str, title_nouns: TitleNouns, price_seed: int, draws: DrawMod
             human,
             name=MINI,
             tagger=tagger,
-            price_seed=price_seed,
-            draws=draws,
+            price_seed=seed,
+            draws=mode,
             scheme=SplitScheme.PRODUCT,
         )
-    files: CatalogFiles = find_files(Path(catalog))
+    asins: set[str] = set()
+    for count, record in enumerate(read_values(files.items)):
+        if count == MOST_IN_MEMORY:
+            raise SpearError(
+                f"{files.items} has more than {MOST_IN_MEMORY:,} products and needs a store: {_build_command(files)}"
+            )
+        if isinstance(record, Mapping):
+            asins.add(str(record.get("asin")))
     return make_catalog(
         read_values(files.items),
-        read_entries(files.attributes),
+        read_entries(files.attributes, asins),  # the file may be that of all products
         None if files.human is None else dict(read_members(files.human)),
         name=str(files.items),
         tagger=tagger,
-        price_seed=price_seed,
-        draws=draws,
+        price_seed=seed,
+        draws=mode,
     )
+
+
+def _build_command(files: CatalogFiles) -> str:
+    place = files.items.parent.parent
+    if place.parent == data_folder() / "webshop" and place.name in SIZES:
+        return f"spear data build webshop --size {place.name}"
+    words = ["spear", "data", "build", "webshop", "--items", str(files.items), "--attributes", str(files.attributes)]
+    if files.human is not None:
+        words += ["--human-goals", str(files.human)]
+    folder = place if files.items.parent.name == "raw" else files.items.parent
+    return shlex.join([*words, "--out", str(folder / "store")])
+
+
+@lru_cache(maxsize=4)
+def _replace_goals(catalog: Catalog, path: Path, stamp: tuple[int, int]) -> Catalog:
+    try:
+        return catalog.replace_goals(ListedGoals(read_goals(path)), read_prices(path))
+    except SpearError as error:
+        raise SpearError(str(error) if str(path) in str(error) else f"{path}: {error}") from None

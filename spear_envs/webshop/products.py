@@ -124,6 +124,8 @@ def read_product(record: Mapping[str, Any], attributes: Mapping[str, Any] | None
     asin = record.get("asin")
     if not isinstance(asin, str) or not asin:
         raise SpearError("a product has no asin: every record must have a text under 'asin'")
+    if not (asin.isascii() and asin.isprintable()):
+        raise SpearError(f"the asin {asin!r} must be of plain letters and digits")
     try:
         title = record.get("name")
         if not isinstance(title, str):

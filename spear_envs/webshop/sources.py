@@ -9,14 +9,24 @@ from __future__ import annotations
 import codecs
 import json
 import lzma
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["CatalogFiles", "JsonReader", "find_files", "read_json", "read_members", "read_values"]
+__all__ = [
+    "CatalogFiles",
+    "JsonReader",
+    "find_files",
+    "iterate_array",
+    "iterate_object",
+    "read_entries",
+    "read_json",
+    "read_members",
+    "read_values",
+]
 
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
@@ -212,17 +222,23 @@ def read_members(path: Path) -> Iterator[tuple[str, Any]]:
         SpearError: the file is missing, truncated, or no JSON object; the message has the byte position.
     """
     with JsonReader(path) as reader:
-        reader.take("{")
-        if reader.peek() == "}":
+        for key, value, _ in iterate_object(reader):
+            yield key, value
+
+
+def iterate_object(reader: JsonReader) -> Iterator[tuple[str, Any, str]]:
+    """The members of an object, one by one: key, value and the value's text."""
+    reader.take("{")
+    if reader.peek() == "}":
+        return
+    while True:
+        if reader.peek() != '"':
+            reader.take('"')
+        key, _ = reader.take_value()
+        reader.take(":")
+        yield (key, *reader.take_value())
+        if reader.take(",}") == "}":
             return
-        while True:
-            if reader.peek() != '"':
-                reader.take('"')
-            key, _ = reader.take_value()
-            reader.take(":")
-            yield key, reader.take_value()[0]
-            if reader.take(",}") == "}":
-                return
 
 
 def read_json(path: Path) -> Any:
@@ -235,8 +251,8 @@ def read_json(path: Path) -> Any:
         return reader.take_value()[0]
 
 
-def read_entries(path: Path) -> dict[str, Mapping[str, Any]]:
-    """All members of a JSON object whose values are objects.
+def read_entries(path: Path, names: Container[str]) -> dict[str, Mapping[str, Any]]:
+    """The members of a JSON object that have one of ``names``; the values of all are objects.
 
     Raises:
         SpearError: it is something else.
@@ -245,5 +261,6 @@ def read_entries(path: Path) -> dict[str, Mapping[str, Any]]:
     for key, value in read_members(path):
         if not isinstance(value, Mapping):
             raise SpearError(f"{path}: the entry {key!r} must be an object.")
-        entries[key] = value
+        if key in names:
+            entries[key] = value
     return entries

@@ -1,0 +1,307 @@
+"""Building a store from the official files, within bounded memory and in several processes.
+
+Everything is made in a folder beside the store, ``<name>.partial``, and moved to its place when it is complete.  Run
+again after an interruption with the same files and settings, a build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.tasks import canonical_json
+from spear_envs.webshop.attribute_table import write_attribute_table
+from spear_envs.webshop.catalog import digest_catalog
+from spear_envs.webshop.draws import DrawMode, Draws, make_draws
+from spear_envs.webshop.goal_files import write_goals
+from spear_envs.webshop.goal_table import GoalTable, Request, TableGoals, make_goal_table
+from spear_envs.webshop.goals import GoalKind, GoalSource
+from spear_envs.webshop.human import make_human_goals
+from spear_envs.webshop.memory import digest_entries
+from spear_envs.webshop.nouns import TitleNouns, name_tagger
+from spear_envs.webshop.processes import hold_folder
+from spear_envs.webshop.record_chunks import NO_GOALS, Workshop, read_chunks, write_chunks
+from spear_envs.webshop.search.build import build_index
+from spear_envs.webshop.sources import CatalogFiles, read_members
+from spear_envs.webshop.splits import SplitScheme, positions_to_json, split_goals
+from spear_envs.webshop.store import (
+    HUMAN,
+    INDEX,
+    MANIFEST,
+    RECORDS,
+    VERSION,
+    Manifest,
+    StoreShelf,
+    hash_file,
+    write_array,
+    write_manifest,
+)
+
+__all__ = ["Progress", "build_store"]
+
+Progress = Callable[[str, int, "int | None"], None]
+"""Hears what is being done, how far it is, and of how much (None: not known)."""
+
+
+class Stock(NamedTuple):
+    """All products of a build: P listed ones in the order of the file, N of them different."""
+
+    asins: np.ndarray
+    """S10 [N], ascending."""
+    firsts: np.ndarray
+    """int64 [N]: where each stands among the P."""
+    prices: np.ndarray
+    """float64 [P, 2]."""
+    choices: np.ndarray
+    """int64 [P]."""
+    wanted: list[tuple[str, ...]]
+    """For each of the P with an instruction the attributes that it names."""
+
+    @property
+    def in_file_order(self) -> np.ndarray:
+        """Numbers (by ASIN) of the N products in the order of the file."""
+        return np.argsort(self.firsts)
+
+
+def build_store(
+    files: CatalogFiles,
+    folder: Path,
+    *,
+    title_nouns: TitleNouns = "rule",
+    price_seed: int = 42,
+    draws: str | DrawMode = DrawMode.KEYED,
+    processes: int = 2,
+    limit: int | None = None,
+    on_progress: Progress | None = None,
+) -> Manifest:
+    """Build a store; returns its manifest.
+
+    Args:
+        files: the official files, or others of their form.
+        folder: a folder that does not exist yet, or holds a store, which stays in use until the new one is complete.
+        title_nouns: finds the nouns of titles; a function must be importable by name if there are several processes.
+        price_seed: of prices and ceilings.
+        draws: where these come from.
+        processes: that work beside the calling one; 1 does everything in the calling process.
+        limit: read only so many records of the items file.
+        on_progress: hears how far the build is.
+
+    Raises:
+        SpearError: a file is broken, a record is of the wrong form, the folder holds something else, the disk is full,
+            or another process is building there.
+    """
+    mode = choose_member(DrawMode, draws, "draws")
+    if processes < 1:
+        raise SpearError(f"processes={processes}: give at least 1.")
+    if limit is not None and limit < 1:
+        raise SpearError(f"limit={limit}: read at least 1 product.")
+    folder = Path(folder).absolute()
+    if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpearError(f"{folder} holds files that are no store: name another folder, or empty this one.")
+    report = on_progress or (lambda what, done, total: None)
+    work = folder.with_name(f"{folder.name}.partial")
+    try:
+        with hold_folder(work):
+            manifest = _build(
+                files, work, title_nouns, price_seed, mode, processes=processes, limit=limit, report=report
+            )
+            replaced = work / "replaced"
+            if folder.exists():
+                folder.rename(replaced)
+            (work / "store").rename(folder)
+            shutil.rmtree(work)
+        return manifest
+    except BrokenProcessPool as error:
+        raise SpearError(
+            f"a process that built {folder} ended (killed for want of memory? a script without `if __name__ == "
+            '"__main__":`?): mend that and run the same command again; what was finished is kept.'
+        ) from error
+    except OSError as error:
+        raise SpearError(
+            f"the store {folder} could not be built ({error}): mend that and run the same command again; what was"
+            " finished is kept."
+        ) from error
+
+
+def _build(
+    files: CatalogFiles,
+    work: Path,
+    title_nouns: TitleNouns,
+    price_seed: int,
+    mode: DrawMode,
+    *,
+    processes: int,
+    limit: int | None,
+    report: Progress,
+) -> Manifest:
+    tagger = name_tagger(title_nouns)
+    inputs = _describe_inputs(files, report)
+    _keep_only(work, {"version": VERSION, "tagger": tagger, "limit": limit, "inputs": inputs})
+    size = _text_size(files.attributes)
+    write_attribute_table(files.attributes, work, lambda done: report("reading attributes", done, size))
+    size = _text_size(files.items) if limit is None else None
+    workshop = Workshop(work, files.items, title_nouns)
+    chunks = write_chunks(
+        workshop, processes=processes, limit=limit, on_bytes=lambda done: report("reading products", done, size)
+    )
+    store = work / "store"
+    store.mkdir(exist_ok=True)
+    report("making goals", 0, None)
+    stock, products = _assemble(chunks, work, store)
+    if not len(stock.asins):
+        raise SpearError(f"{files.items} has no products.")
+    shelf = StoreShelf(store, products)
+    prices = _draw_prices(stock, make_draws(mode, price_seed))
+    write_array(store, "prices", prices)
+    source = make_draws(mode, price_seed)
+    _draw_prices(stock, source)  # a sequential generator gives its first ceiling behind the last price
+    table = _make_table(stock, prices, source)
+    for name, values in vars(table).items():
+        write_array(store, f"goal_{name}", values)
+    goals: dict[GoalKind, GoalSource] = {GoalKind.SYNTHETIC: TableGoals(table, shelf)}
+    (store / HUMAN).unlink(missing_ok=True)
+    if files.human is not None:
+        source = make_draws(mode, price_seed)
+        _draw_prices(stock, source)
+        human = _make_human_goals(files.human, stock, shelf, prices, source)
+        write_goals((human.goal(position) for position in range(len(human))), store / HUMAN)
+        goals[GoalKind.HUMAN] = human
+    splits = {
+        kind.value: {
+            scheme.value: {name: positions_to_json(part) for name, part in split_goals(goals[kind], scheme).items()}
+            for scheme in SplitScheme
+        }
+        for kind in goals
+    }
+    count = len(stock.asins)
+    report("indexing", 0, count)
+    build_index(
+        (shelf.read_entry(number).product.index_text for number in range(count)),
+        store / INDEX,
+        processes=processes,
+        on_progress=lambda done: report("indexing", done, count),
+    )
+    manifest = Manifest(
+        tagger=tagger,
+        price_seed=price_seed,
+        draws=mode.value,
+        counts={"products": count, **{kind.value: len(goals[kind]) for kind in goals}},
+        fingerprint=digest_catalog(products, prices, tagger),
+        products=products,
+        goals=goals[GoalKind.SYNTHETIC].fingerprint,
+        splits=splits,
+        inputs=inputs,
+    )
+    report("writing checksums", 0, None)
+    write_manifest(store, manifest)
+    return manifest
+
+
+def _describe_inputs(files: CatalogFiles, report: Progress) -> dict[str, dict[str, Any]]:
+    inputs = {}
+    for kind, path in (("items", files.items), ("attributes", files.attributes), ("human", files.human)):
+        if path is None:
+            continue
+        if not path.is_file():
+            raise SpearError(f"{path} is not there: check its name.")
+        size, done = path.stat().st_size, 0
+
+        def count(further: int, path: Path = path, size: int = size) -> None:
+            nonlocal done
+            done += further
+            report(f"checking {path.name}", done, size)
+
+        inputs[kind] = {"name": path.name, "bytes": size, "sha256": hash_file(path, count)}
+    return inputs
+
+
+def _text_size(path: Path) -> int | None:
+    return None if path.suffix == ".xz" else path.stat().st_size
+
+
+def _keep_only(work: Path, plan: Mapping[str, Any]) -> None:
+    """Throw away what an interrupted build of something else left behind."""
+    path = work / "plan.json"
+    text = canonical_json(plan)
+    try:
+        same = path.read_text("utf-8") == text
+    except OSError:
+        same = False
+    if same:
+        return
+    for item in work.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+    path.write_text(text, "utf-8")
+
+
+def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:
+    """Write what a shelf needs; returns the products, and the fingerprint of all entries."""
+    parts = []
+    wanted: list[tuple[str, ...]] = []
+    known: dict[str, str] = {}  # one object for each attribute's text: there are few different ones
+    for chunk in read_chunks(chunks):
+        for names in json.loads(chunk.wanted.tobytes()):
+            wanted.append(tuple(known.setdefault(name, name) for name in names))
+        parts.append((chunk.asins, chunk.lengths, chunk.digests, chunk.prices, chunk.choices))
+    if not parts:
+        return Stock(np.zeros(0, "S1"), np.zeros(0, int), np.zeros((0, 2)), np.zeros(0, int), []), ""
+    asins, lengths, digests, prices, choices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    del parts
+    # Of products of one ASIN the first counts.
+    unique, firsts = np.unique(asins, return_index=True)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)[:-1]])
+    write_array(store, "asins", unique)
+    write_array(store, "offsets", offsets[firsts])
+    write_array(store, "lengths", lengths[firsts])
+    shutil.copyfile(work / "dictionary.bin", store / "dictionary.bin")
+    with (store / RECORDS).open("wb") as target:
+        for path in chunks:
+            with path.with_suffix(".bin").open("rb") as part:
+                shutil.copyfileobj(part, target, 1 << 20)
+    fingerprint = digest_entries(digests[first].tobytes() for first in firsts)
+    return Stock(unique, firsts, prices, choices, wanted), fingerprint
+
+
+def _draw_prices(stock: Stock, draws: Draws) -> np.ndarray:
+    """The price of each product: float64 [N]."""
+    prices = stock.prices[stock.firsts, 0]
+    order = stock.in_file_order
+    for number in order[~np.isnan(stock.prices[stock.firsts[order], 1])]:
+        low, high = stock.prices[stock.firsts[number]].tolist()
+        prices[number] = draws.draw_price(stock.asins[number].decode("ascii"), (low, high))
+    return prices
+
+
+def _make_table(stock: Stock, prices: np.ndarray, draws: Draws) -> GoalTable:
+    has_goals = stock.choices != NO_GOALS
+    places = np.cumsum(has_goals) - 1  # which of the instructions is a product's
+
+    def requests() -> Iterator[Request]:
+        for number in stock.in_file_order:
+            first = stock.firsts[number]
+            if has_goals[first]:
+                ceiling = draws.draw_ceiling(stock.asins[number].decode("ascii"), 0, float(prices[number]))
+                yield Request(int(number), int(stock.choices[first]), ceiling, stock.wanted[places[first]])
+
+    return make_goal_table(requests())
+
+
+def _make_human_goals(path: Path, stock: Stock, shelf: StoreShelf, prices: np.ndarray, draws: Draws) -> GoalSource:
+    instructions = dict(read_members(path))
+    numbers = {asin: shelf.number_of(asin) for asin in instructions}
+    found = sorted((number for number in numbers.values() if number is not None), key=lambda i: int(stock.firsts[i]))
+
+    def draw(asin: str, number: int) -> float:
+        return draws.draw_ceiling(asin, number, float(prices[numbers[asin]]))
+
+    return make_human_goals((shelf.entry(number).product for number in found), instructions, draw)

@@ -1,0 +1,232 @@
+"""The first half of a build: chunks of records, each read, packed and described in files of its own.
+
+A chunk is finished when its ``.npz`` is there; a build that was interrupted goes on behind those that are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop.attribute_table import AttributeTable
+from spear_envs.webshop.entries import Entry, count_choices, encode_entry, make_entry
+from spear_envs.webshop.nouns import TitleNouns, find_tagger
+from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
+from spear_envs.webshop.processes import map_in_order
+from spear_envs.webshop.products import MAX_ASIN, is_listed
+from spear_envs.webshop.sources import JsonReader, iterate_array
+
+__all__ = ["Chunk", "read_chunks", "write_chunks"]
+
+CHUNK_RECORDS = 2_048
+NO_GOALS = -1
+
+
+class Workshop(NamedTuple):
+    """What every process needs to know."""
+
+    folder: Path
+    items: Path
+    title_nouns: TitleNouns
+
+
+class Job(NamedTuple):
+    """A chunk to be made."""
+
+    workshop: Workshop
+    number: int
+    """Of the chunk; its first record has this number times ``CHUNK_RECORDS``."""
+    texts: list[str]
+    """The records in JSON; none if the chunk is there already."""
+    end: int
+    """Byte of the items file behind the last record."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The listed products of a chunk, P in all, in the order of the file; an ASIN may occur again."""
+
+    asins: np.ndarray
+    """S10 [P]."""
+    lengths: np.ndarray
+    """uint32 [P]: bytes of each packed record."""
+    digests: np.ndarray
+    """uint8 [P, 32]: SHA-256 of each encoded entry."""
+    prices: np.ndarray
+    """float64 [P, 2]: the second one is NaN unless there is a range."""
+    choices: np.ndarray
+    """int64 [P]: combinations of option values, -1 without an instruction."""
+    wanted: np.ndarray
+    """uint8: JSON, for each product with an instruction the attributes that it names."""
+    end: int
+    """Byte of the items file behind the chunk."""
+
+
+def write_chunks(
+    workshop: Workshop, *, processes: int, limit: int | None, on_bytes: Callable[[int], None] | None = None
+) -> list[Path]:
+    """Make all chunks that are not there yet; returns the files of all, in order.
+
+    Args:
+        workshop: the folder has the attribute table.
+        processes: as in ``map_in_order``.
+        limit: of the records that are read.
+        on_bytes: hears how many bytes of the items file have been dealt with.
+
+    Raises:
+        SpearError: the file is broken, or a record is of the wrong form.
+    """
+    find_tagger(workshop.title_nouns)  # refuses here what would fail in every process
+    finished: list[Path] = []
+    end = 0
+    while (number := len(finished)) * CHUNK_RECORDS < (limit or np.inf):
+        chunk = _open_chunk(_path_of(workshop, number))
+        if chunk is None:
+            break
+        finished.append(_path_of(workshop, number))
+        end = chunk.end
+    jobs = _list_jobs(workshop, len(finished), end, limit)
+    for path, done in map_in_order(_write_chunk, jobs, processes):
+        finished.append(path)
+        if on_bytes is not None:
+            on_bytes(done)
+    return finished
+
+
+def _path_of(workshop: Workshop, number: int) -> Path:
+    return workshop.folder / f"chunk-{number:05d}.npz"
+
+
+def _open_chunk(path: Path) -> Chunk | None:
+    """The chunk of a file; None if it is not there, or not whole."""
+    try:
+        with np.load(path) as arrays:
+            chunk = Chunk(**{**{name: arrays[name] for name in arrays}, "end": int(arrays["end"])})
+        whole = path.with_suffix(".bin").stat().st_size == int(chunk.lengths.sum(dtype=np.int64))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+    return chunk if whole else None
+
+
+def read_chunks(paths: list[Path]) -> Iterator[Chunk]:
+    """The finished chunks of :func:`write_chunks`.
+
+    Raises:
+        SpearError: one of them is damaged.
+    """
+    for path in paths:
+        chunk = _open_chunk(path)
+        if chunk is None:
+            raise SpearError(f"{path} is damaged: delete it and run the same command again.")
+        yield chunk
+
+
+def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) -> Iterator[Job]:
+    records = number * CHUNK_RECORDS
+    if limit is not None and records >= limit:
+        return
+    with JsonReader(workshop.items, offset) as reader:
+        texts: list[str] = []
+        for value, text in iterate_array(reader, inside=offset > 0):
+            if records == 0 and not texts and not isinstance(value, Mapping):
+                raise SpearError(f"{workshop.items} is no array of products: name the file items_shuffle*.json.")
+            texts.append(text)
+            records += 1
+            last = records == limit
+            if len(texts) == CHUNK_RECORDS or last:
+                _write_dictionary(workshop, texts)
+                yield Job(workshop, number, texts, reader.offset)
+                number, texts = number + 1, []
+            if last:
+                return
+        if texts:
+            _write_dictionary(workshop, texts)
+            yield Job(workshop, number, texts, reader.offset)
+
+
+def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
+    """Choose the dictionary from the first chunk, once for all."""
+    path = workshop.folder / "dictionary.bin"
+    if path.exists():
+        return
+    records = [encode_entry(entry) for _, entry in _read_entries(workshop, 0, texts)]
+    # As many as fill it, from all over the chunk.
+    mean = sum(map(len, records)) // max(1, len(records))
+    step = max(1, len(records) * mean // (DICTIONARY_BYTES + mean + 1))
+    part = path.with_suffix(".part")
+    part.write_bytes(make_dictionary(records[::step]))
+    part.replace(path)
+
+
+def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[tuple[int, Entry]]:
+    """Number and entry, still without nouns, of each record that is a listed product."""
+    table = _open_table(workshop.folder)
+    for number, text in enumerate(texts, first):
+        try:
+            record = json.loads(text)
+            if not isinstance(record, Mapping):
+                raise SpearError("a product must be an object")
+            asin = record.get("asin")
+            if isinstance(asin, str) and not is_listed(asin):
+                continue
+            known = isinstance(asin, str) and asin.isascii()
+            yield number, make_entry(record, table.get(asin) if known else None)  # type: ignore[arg-type]
+        except SpearError as error:
+            raise SpearError(
+                f"{workshop.items}, record {number}: {error}. Repair the file, or fetch it again."
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def _open_table(folder: Path) -> AttributeTable:
+    return AttributeTable(folder)
+
+
+@lru_cache(maxsize=1)
+def _open_packer(dictionary: Path) -> Packer:
+    return Packer(dictionary.read_bytes())
+
+
+_find_tagger = lru_cache(maxsize=1)(find_tagger)
+
+
+def _write_chunk(job: Job) -> tuple[Path, int]:
+    """Make one chunk; returns its file and the byte it ends at."""
+    workshop = job.workshop
+    entries = [entry for _, entry in _read_entries(workshop, job.number * CHUNK_RECORDS, job.texts)]
+    nouns = _find_tagger(workshop.title_nouns).tag_all([entry.product.title for entry in entries])
+    packer = _open_packer(workshop.folder / "dictionary.bin")
+    packed, digests = [], []
+    for entry, found in zip(entries, nouns, strict=True):
+        record = encode_entry(entry._replace(nouns=found))
+        digests.append(hashlib.sha256(record).digest())
+        packed.append(packer.pack(record))
+    products = [entry.product for entry in entries]
+    wanted = json.dumps([entry.wanted for entry in entries if entry.instruction is not None]).encode()
+    path = _path_of(workshop, job.number)
+    path.with_suffix(".bin").write_bytes(b"".join(packed))
+    with path.with_suffix(".part").open("wb") as file:
+        np.savez(
+            file,
+            asins=np.array([product.asin.encode("ascii") for product in products], f"S{MAX_ASIN}"),
+            lengths=np.array([len(record) for record in packed], np.uint32),
+            digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32),
+            prices=np.array([(*product.prices, np.nan)[:2] for product in products], np.float64).reshape(-1, 2),
+            choices=np.array(
+                [NO_GOALS if entry.instruction is None else count_choices(entry.product.options) for entry in entries],
+                np.int64,
+            ),
+            wanted=np.frombuffer(wanted, np.uint8),
+            end=np.int64(job.end),
+        )
+    path.with_suffix(".part").replace(path)
+    return path, job.end

@@ -1,0 +1,262 @@
+"""The store: a catalogue of any size in one folder, mapped and shared by all processes that open it.
+
+Beside the index in ``index/`` there are one file of little-endian numbers for each array of :data:`ARRAYS`, the packed
+records, their dictionary, the goals that people wrote, and ``manifest.json``, which is written last.  Opening compares
+the version, the manifest's checksum and the sizes of all files; each record carries a checksum of its own;
+:func:`check_store` reads everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import canonical_json
+from spear_envs.webshop.catalog import Catalog, SplitKey, Splits
+from spear_envs.webshop.entries import Entry, decode_entry
+from spear_envs.webshop.goal_files import read_goals
+from spear_envs.webshop.goal_table import GoalTable, TableGoals
+from spear_envs.webshop.goals import GoalKind, GoalSource, ListedGoals
+from spear_envs.webshop.packing import Packer
+from spear_envs.webshop.products import MAX_ASIN
+from spear_envs.webshop.search.index import SearchIndex
+from spear_envs.webshop.splits import SplitScheme, positions_from_json
+
+__all__ = ["ARRAYS", "MANIFEST", "Manifest", "StoreShelf", "check_store", "open_store", "write_array", "write_manifest"]
+
+FORMAT = "spear-webshop-store"
+VERSION = 1
+"""Raised whenever the files or what is in them would differ."""
+MANIFEST = "manifest.json"
+RECORDS = "records.bin"
+DICTIONARY = "dictionary.bin"
+HUMAN = "human.jsonl"
+INDEX = "index"
+ARRAYS: Mapping[str, npt.DTypeLike] = {
+    "asins": f"S{MAX_ASIN}",
+    "offsets": "<u8",
+    "lengths": "<u4",
+    "prices": "<f8",
+    "goal_numbers": "<u4",
+    "goal_ceilings": "<f8",
+    "goal_weights": "<f8",
+    "goal_starts": "<u4",
+    "goal_order": "<u4",
+}
+"""Arrays and their types: by product (in ascending order of ASINs), by request, and by goal."""
+KEPT_ENTRIES = 1_024
+"""Products that a process keeps at hand: up to 10 MB."""
+MEND = "build it again ('spear data build webshop')"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store says of itself."""
+
+    tagger: str
+    price_seed: int
+    draws: str
+    counts: dict[str, int]
+    """Products, and goals by kind."""
+    fingerprint: str
+    """Of the catalogue."""
+    products: str
+    """SHA-256 (hex) over all entries, in order."""
+    goals: str
+    """Fingerprint of the table of synthetic goals."""
+    splits: dict[str, dict[str, dict[str, Any]]]
+    """Positions by kind, scheme and split."""
+    inputs: dict[str, dict[str, Any]]
+    """Name, bytes and SHA-256 of each file that the store was made of."""
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Bytes and SHA-256 of each file of the store but this one."""
+
+
+def write_array(folder: Path, name: str, values: npt.ArrayLike) -> None:
+    """Write one of :data:`ARRAYS`."""
+    np.ascontiguousarray(values, ARRAYS[name]).tofile(folder / f"{name}.bin")
+
+
+def map_array(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
+    """A file of numbers as a read-only array that is shared with other processes."""
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Describe all files of the folder and write ``manifest.json``."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+    content = {"format": FORMAT, "version": VERSION, **asdict(manifest), "files": files}
+    content["checksum"] = hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def hash_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """SHA-256 (hex) of a file; ``on_bytes`` hears how many further bytes were read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            if on_bytes is not None:
+                on_bytes(len(block))
+    return digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a store whose files are all there.
+
+    Raises:
+        SpearError: it is no store, of another version, incomplete or damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise SpearError(f"{path} is not the manifest of a WebShop store: name another folder.")
+        if content.get("version") != VERSION:
+            raise SpearError(
+                f"the store {folder} is of version {content.get('version')}, this program reads {VERSION}: {MEND}."
+            )
+        checksum = content.pop("checksum", "")
+        if checksum != hashlib.sha256(canonical_json(content).encode()).hexdigest():
+            raise SpearError(f"{path} was changed or cut short: {MEND}.")
+        manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
+    except FileNotFoundError:
+        raise SpearError(f"{folder} holds no finished store: {MEND}.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
+    for name, facts in manifest.files.items():
+        found = folder / name
+        if not found.is_file():
+            raise SpearError(f"the store {folder} lacks {name}: {MEND}.")
+        if found.stat().st_size != facts["bytes"]:
+            raise SpearError(
+                f"the store {folder} is damaged, {name} has {found.stat().st_size:,} bytes instead of"
+                f" {facts['bytes']:,}: {MEND}."
+            )
+    return manifest
+
+
+class StoreShelf:
+    """The records of a store, each opened when it is asked for.
+
+    Args:
+        folder: of the store; its files must be complete.
+        fingerprint: of all entries.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str = "") -> None:
+        self.fingerprint = fingerprint
+        """SHA-256 (hex) over all entries, in order."""
+        self._folder = folder
+        self._asins = map_array(folder / "asins.bin", ARRAYS["asins"])
+        self._offsets = map_array(folder / "offsets.bin", ARRAYS["offsets"])
+        self._lengths = map_array(folder / "lengths.bin", ARRAYS["lengths"])
+        self._packer = Packer((folder / DICTIONARY).read_bytes())
+        # Read, not mapped: the kernel maps 64 KB around each record that is touched, which would add up.
+        self._records = os.open(folder / RECORDS, os.O_RDONLY | os.O_CLOEXEC)
+        self.entry = lru_cache(maxsize=KEPT_ENTRIES)(self.read_entry)
+        """As :meth:`read_entry`, remembering what was asked for last."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_records"):
+            os.close(self._records)
+
+    def __len__(self) -> int:
+        return len(self._asins)
+
+    def read_entry(self, number: int) -> Entry:
+        """The product of a number, with what belongs to it.
+
+        Raises:
+            SpearError: its record is damaged.
+        """
+        try:
+            packed = os.pread(self._records, int(self._lengths[number]), int(self._offsets[number]))
+            return decode_entry(self._packer.unpack(packed))
+        except (SpearError, ValueError) as error:
+            raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
+
+    def asin(self, number: int) -> str:
+        """The ASIN of a product."""
+        return self._asins[number].decode("ascii")
+
+    def number_of(self, asin: str) -> int | None:
+        """The number of a product, or None."""
+        if not asin.isascii() or not 0 < len(asin) <= MAX_ASIN:
+            return None
+        # Of the type of the array, or numpy would copy the array to compare.
+        key = np.array(asin.encode("ascii"), ARRAYS["asins"])
+        number = int(np.searchsorted(self._asins, key))
+        return number if number < len(self) and self._asins[number] == key else None
+
+
+def map_goal_table(folder: Path) -> GoalTable:
+    """The table of synthetic goals, mapped."""
+    return GoalTable(
+        **{
+            item.name: map_array(folder / f"goal_{item.name}.bin", ARRAYS[f"goal_{item.name}"])
+            for item in fields(GoalTable)
+        }
+    )
+
+
+def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
+    """The catalogue of a store.
+
+    Raises:
+        SpearError: it is no store, of another version, incomplete or damaged.
+    """
+    manifest = manifest or read_manifest(folder)
+    shelf = StoreShelf(folder, manifest.products)
+
+    def find_goals(kind: GoalKind) -> GoalSource:
+        if not manifest.counts.get(kind.value):
+            raise SpearError(f"goal_kind={kind.value!r}: the store {folder} has no such goals; {MEND} with them.")
+        if kind is GoalKind.HUMAN:
+            return ListedGoals(read_goals(folder / HUMAN))
+        return TableGoals(map_goal_table(folder), shelf, manifest.goals)
+
+    splits: dict[SplitKey, Splits] = {
+        (GoalKind(kind), SplitScheme(scheme)): {name: positions_from_json(value) for name, value in parts.items()}
+        for kind, schemes in manifest.splits.items()
+        for scheme, parts in schemes.items()
+    }
+    return Catalog(
+        shelf,
+        SearchIndex.open(folder / INDEX),
+        map_array(folder / "prices.bin", ARRAYS["prices"]),
+        find_goals,
+        tagger=manifest.tagger,
+        splits=splits,
+        fingerprint=manifest.fingerprint,
+    )
+
+
+def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> Manifest:
+    """Read all files of a store and compare their checksums; returns the manifest.
+
+    Raises:
+        SpearError: something is missing or damaged; the message names the file.
+    """
+    manifest = read_manifest(folder)
+    for name, facts in manifest.files.items():
+        if hash_file(folder / name, on_bytes) != facts["sha256"]:
+            raise SpearError(f"the store {folder} is damaged, {name} is not what was written: {MEND}.")
+    return manifest

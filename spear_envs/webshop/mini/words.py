@@ -62,7 +62,7 @@ _ATTRIBUTES: Mapping[str, str] = {
         plant based: that is made from plants
         easy clean: that i can wash in no time
         travel friendly: that fits into my luggage
-        water resistant: that stays on in the rain
+        splash proof: that does not mind getting wet
         for sensitive skin: that is gentle to my face
         for daily use: that i can take every morning
         for thick hair: that works on my thick curls
@@ -129,7 +129,7 @@ _ATTRIBUTES: Mapping[str, str] = {
         caffeine free: that lets me sleep
         non gmo: that has no altered crops in it
         high fiber: that has a lot of fiber
-        keto friendly: that fits my diet without bread
+        low carb: that fits my diet without bread
         kosher certified: that is kosher
         small batch: that is made a little at a time
         stone ground: that was ground between stones
@@ -181,25 +181,25 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 # query | noun | alias | second level | attributes | groups as name=values | prices
 _SHELVES: Mapping[str, str] = {
     "beauty": """
-travel bottles | Travel Bottle | Pump Flask | Bath Tools | leak proof, easy clean, travel friendly, water resistant, \
+travel bottles | Travel Bottle | Pump Flask | Bath Tools | leak proof, easy clean, travel friendly, splash proof, \
 plant based, quick drying, daily use, thick hair | size=ounces, color=color | 6-24
 face creams | Face Cream | Facial Lotion | Skin Care | fragrance free, cruelty free, plant based, alcohol free, \
 long lasting, sensitive skin, aloe vera, shea butter | size=ounces, scent=scent | 9-48
 hand lotions | Hand Lotion | Palm Balm | Skin Care | quick drying, cruelty free, fragrance free, alcohol free, \
 daily use, sensitive skin, aloe vera, shea butter | scent=scent, pack=pack | 5-28
-lip balms | Lip Balm | Mouth Stick | Makeup | long lasting, cruelty free, plant based, water resistant, \
+lip balms | Lip Balm | Mouth Stick | Makeup | long lasting, cruelty free, plant based, splash proof, \
 daily use, sensitive skin, coconut milk, shea butter | color=shade, pack=pack | 4-19
 nail polishes | Nail Polish | Manicure Lacquer | Makeup | quick drying, long lasting, cruelty free, plant based, \
 fragrance free, travel friendly, daily use, aloe vera | color=shade, size=ounces | 5-22
-eye shadows | Eye Shadow | Lid Powder | Makeup | long lasting, water resistant, cruelty free, plant based, \
+eye shadows | Eye Shadow | Lid Powder | Makeup | long lasting, splash proof, cruelty free, plant based, \
 fragrance free, travel friendly, sensitive skin, daily use | color=shade, style=model | 8-39
 bath soaps | Bath Soap | Wash Bar | Bath Tools | cruelty free, fragrance free, plant based, long lasting, \
 sensitive skin, aloe vera, shea butter, coconut milk | scent=scent, pack=pack | 4-26
 shampoos | Shampoo | Hair Wash | Hair Care | alcohol free, fragrance free, cruelty free, plant based, \
 thick hair, daily use, aloe vera, coconut milk | scent=scent, size=ounces | 8-36
 hair brushes | Hair Brush | Detangling Comb | Hair Care | easy clean, travel friendly, quick drying, plant based, \
-water resistant, thick hair, daily use, coconut milk | color=color, size=letters | 6-32
-makeup mirrors | Makeup Mirror | Vanity Glass | Bath Tools | easy clean, travel friendly, water resistant, \
+splash proof, thick hair, daily use, coconut milk | color=color, size=letters | 6-32
+makeup mirrors | Makeup Mirror | Vanity Glass | Bath Tools | easy clean, travel friendly, splash proof, \
 long lasting, quick drying, daily use, sensitive skin, thick hair | shape=shape, color=color | 12-58""",
     "electronics": """
 phone chargers | Phone Charger | Power Adapter | Phones | fast charging, heavy duty, light weight, plug play, \
@@ -269,21 +269,21 @@ herbal teas | Herbal Tea | Leaf Infusion | Drinks | caffeine free, non gmo, low 
 gift giving, real fruit, freeze dried | flavor=flavor, pack=pack | 5-26
 coffee bags | Coffee Bag | Roast Pouch | Drinks | caffeine free, non gmo, small batch, stone ground, \
 kosher certified, gift giving, hiking trips, freeze dried | roast=roast, size=ounces | 8-34
-protein powders | Protein Powder | Shake Drink | Drinks | gluten free, dairy free, low sugar, keto friendly, non gmo, \
+protein powders | Protein Powder | Shake Drink | Drinks | gluten free, dairy free, low sugar, low carb, non gmo, \
 high fiber, real fruit, hiking trips | flavor=flavor, size=ounces | 19-69
 granola bars | Granola Bar | Oat Snack | Snacks | gluten free, low sugar, high fiber, dairy free, \
 school lunches, hiking trips, real fruit, ancient grains | flavor=flavor, pack=pack | 5-29
-trail mixes | Trail Mix | Nut Blend | Snacks | low sugar, keto friendly, non gmo, freeze dried, \
+trail mixes | Trail Mix | Nut Blend | Snacks | low sugar, low carb, non gmo, freeze dried, \
 hiking trips, school lunches, sea salt, real fruit | flavor=flavor, size=ounces | 7-33
 rice crackers | Rice Cracker | Crisp Wafer | Snacks | gluten free, dairy free, non gmo, stone ground, high fiber, \
 school lunches, sea salt, ancient grains | flavor=savory, pack=pack | 4-21
 fruit jams | Fruit Jam | Berry Spread | Pantry | low sugar, gluten free, small batch, kosher certified, non gmo, \
 gift giving, school lunches, real fruit | size=ounces, pack=pack | 5-24
-pasta sauces | Pasta Sauce | Tomato Ragout | Pantry | gluten free, dairy free, low sugar, small batch, keto friendly, \
+pasta sauces | Pasta Sauce | Tomato Ragout | Pantry | gluten free, dairy free, low sugar, small batch, low carb, \
 kosher certified, gift giving, sea salt | flavor=savory, size=ounces | 5-25
-hot sauces | Hot Sauce | Chili Dressing | Pantry | small batch, gluten free, low sugar, keto friendly, non gmo, \
+hot sauces | Hot Sauce | Chili Dressing | Pantry | small batch, gluten free, low sugar, low carb, non gmo, \
 gift giving, sea salt, real fruit | flavor=savory, size=ounces | 4-23
-baking flours | Baking Flour | Bread Meal | Pantry | gluten free, stone ground, high fiber, keto friendly, non gmo, \
+baking flours | Baking Flour | Bread Meal | Pantry | gluten free, stone ground, high fiber, low carb, non gmo, \
 kosher certified, ancient grains, sea salt | size=ounces, pack=pack | 5-31""",
 }
 

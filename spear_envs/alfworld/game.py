@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spear_envs.alfworld.actions import CommandTable, Treatment, Verb
+from spear_envs.alfworld.conditions import split_goal
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.goals import Condition, compile_condition
 from spear_envs.alfworld.names import name_things
@@ -128,6 +129,11 @@ class Game:
     def commands(self) -> CommandTable:
         """Lists the admissible commands of a state."""
         return CommandTable(self)
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The goal conditions that ALFRED would count, see :mod:`spear_envs.alfworld.conditions`."""
+        return tuple(compile_condition(part, self.problem) for part in split_goal(self.goal.expression))
 
 
 _APPLIANCES = {Verb.COOL: frozenset({"fridgetype"}), Verb.HEAT: frozenset({"microwavetype"})}

@@ -1,0 +1,124 @@
+"""ALFRED's goal conditions: how much of a goal is met, where ``won`` only says whether all of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from spear_envs.alfworld.goals import FLUENTS
+from spear_envs.alfworld.pddl import Expression, read_typed_list
+
+if TYPE_CHECKING:
+    from spear_envs.alfworld.game import Game
+    from spear_envs.alfworld.state import State
+
+__all__ = ["count_goal_conditions", "split_goal"]
+
+_WHOLE = frozenset({"atlocation", "holds", "holdsany"})
+_UNUSUAL = frozenset({"forall", "imply", "or"})
+
+
+def count_goal_conditions(game: Game, state: State) -> tuple[int, int]:
+    """How many goal conditions of a game are met in ``state``, and how many there are.
+
+    The game is won if and only if all of them are met. For the six task types they are those of ALFRED
+    (``goal_conditions_met`` in its ``env/tasks.py``):
+
+    ======  =====  ==========================================================================================
+    type    total  conditions
+    ======  =====  ==========================================================================================
+    pick    1      an object of the type is in a receptacle of the type
+    look    2      the agent holds such an object; the agent is where such a lamp has been switched on
+    clean   3      such an object is in such a receptacle; one is clean; one is both
+    heat    3      the same with hot
+    cool    3      the same with cool
+    pick2   2      at least one such object, at least two of them, in one receptacle of the type
+    ======  =====  ==========================================================================================
+
+    Facts of the start count as well: an object that is cool before anything was done is cool.
+    """
+    return sum(one.holds(state) for one in game.conditions), len(game.conditions)
+
+
+@lru_cache(maxsize=512)
+def split_goal(goal: Expression) -> tuple[Expression, ...]:
+    """The conditions of a goal, each a condition without free variables; together they are equivalent to the goal.
+
+    Each part of the outermost ``and`` counts once, and so does each fact that commands can change, by itself, where a
+    part has several: ``an object that is hot and in the fridge`` gives ``an object that is hot``, ``an object in the
+    fridge`` and the whole. What never changes (types, what can be heated) stays with each of them, and conditions that
+    differ in the names of their variables alone count once. Two kinds of parts are only counted whole, as ALFRED has
+    them: those about where the agent is or what it holds, and those with ``or``, ``forall`` or denied facts.
+    """
+    conditions: dict[Expression, None] = {}
+    for part in _list_parts(goal):
+        for condition in (*_split_part(part), part):
+            conditions.setdefault(condition)
+    return tuple(conditions)
+
+
+def _list_parts(goal: Expression) -> Iterator[Expression]:
+    if goal[0] == "and":
+        for part in goal[1:]:
+            yield from _list_parts(part)
+    else:
+        yield goal
+
+
+def _split_part(part: Expression) -> Iterator[Expression]:
+    """The facts of a part by themselves; nothing where the part counts whole."""
+    kinds: dict[str, str] = {}
+    try:
+        atoms = list(_list_atoms(part, kinds))
+    except _WholeError:
+        return
+    changing = [atom for atom in atoms if atom[0] in FLUENTS]
+    if len(changing) < 2 or any(atom[0] in _WHOLE for atom in changing):
+        return
+    for atom in changing:
+        mine = [word for word in dict.fromkeys(map(str, atom[1:])) if word in kinds]
+        fixed = [one for one in atoms if one[0] not in FLUENTS and _is_about(one, mine, kinds)]
+        yield _name_anew([atom, *fixed], mine, kinds)
+
+
+class _WholeError(Exception):
+    """A part that cannot be split."""
+
+
+def _list_atoms(expression: Expression, kinds: dict[str, str]) -> Iterator[Expression]:
+    """The facts of a conjunction, ``not (= …)`` left out; notes the types of its variables in ``kinds``."""
+    operator = expression[0]
+    if operator == "and":
+        for part in expression[1:]:
+            yield from _list_atoms(part, kinds)
+    elif operator == "exists":
+        variables = expression[1]
+        assert isinstance(variables, tuple)
+        for name, kind in read_typed_list(variables):
+            if name in kinds:
+                raise _WholeError  # one name for two variables
+            kinds[name] = kind
+        yield from _list_atoms(expression[2], kinds)
+    elif operator == "not":
+        if expression[1][0] != "=":
+            raise _WholeError
+    elif operator in _UNUSUAL:
+        raise _WholeError
+    elif operator != "=":
+        yield expression
+
+
+def _is_about(atom: Expression, mine: Sequence[str], kinds: Mapping[str, str]) -> bool:
+    """Whether a fact is about variables of ``mine`` and no others."""
+    variables = {str(term) for term in atom[1:]} & kinds.keys()
+    return bool(variables) and variables <= set(mine)
+
+
+def _name_anew(atoms: Sequence[Expression], mine: Sequence[str], kinds: Mapping[str, str]) -> Expression:
+    """``exists`` over ``mine`` of all ``atoms``, in one form for all that mean the same."""
+    names = {name: f"?{number}" for number, name in enumerate(mine)}
+    first, *fixed = (tuple(names.get(str(word), str(word)) for word in atom) for atom in atoms)
+    body: Expression = ("and", first, *sorted(set(fixed)))
+    variables: Expression = tuple(word for name in mine for word in (names[name], "-", kinds[name]))
+    return ("exists", variables, body) if mine else body

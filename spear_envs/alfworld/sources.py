@@ -1,0 +1,52 @@
+"""Where the text of a game comes from: a file of the official format, or the synthesizer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["GameSource", "GameText"]
+
+
+@dataclass(frozen=True, slots=True)
+class GameText:
+    """Everything that defines one game."""
+
+    problem: str
+    """The PDDL problem: objects, initial facts, goal."""
+    sentence: str
+    """What is to be done, such as ``put a hot apple in fridge.``; stands behind ``Your task is to: ``."""
+    grammar: str | None
+    """TextWorld's grammar, which says how the game speaks; None for the wording of release 2.1.2."""
+    domain: str | None
+    """The PDDL domain, which says what commands do; None for that of release 2.1.2."""
+    task_type: str
+    """ALFRED's name of the task type; empty if it is not known."""
+
+
+class GameSource(Protocol):
+    """A game that is read when it is played."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal keys, equal games: what parsed games may be cached by. Cheap; changes if the file changes.
+
+        Raises:
+            SpearError: the file is gone.
+        """
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """The ``game.tw-pddl``, or None if there is no file."""
+        ...
+
+    def read(self) -> GameText:
+        """The game.
+
+        Raises:
+            SpearError: the file is gone or is no game; the message names file and fault.
+        """
+        ...

@@ -1,0 +1,104 @@
+"""Writes synthetic games as files of the official format, for TextWorld and for other people's tools."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
+from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.alfworld.task_types import find_task_type
+from spear_envs.core.errors import SpearError, choose_member
+
+__all__ = ["read_game_logic", "write_game", "write_synthetic_game"]
+
+_UNKNOWN_GOAL = "UNKNOWN GOAL."
+
+
+def read_game_logic() -> tuple[str, str]:
+    """PDDL domain and grammar of the installed alfworld package.
+
+    The files are read without importing alfworld, whose import makes a folder and sets ``$ALFWORLD_DATA``.
+
+    Raises:
+        SpearError: alfworld is not installed, or is another version.
+    """
+    mend = "pip install -e '.[alfworld]'"
+    spec = find_spec("alfworld")
+    if spec is None or not spec.submodule_search_locations:
+        raise SpearError(f"A game file holds the domain and grammar of alfworld, which is not installed: {mend}.")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "data"
+    try:
+        domain, grammar = ((folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
+    except OSError as error:
+        raise SpearError(f"{error.filename} cannot be read ({error.strerror}): {mend} --force-reinstall.") from None
+    if _UNKNOWN_GOAL not in grammar:
+        raise SpearError(f"{folder / 'alfred.twl2'} has no place for the task: this needs alfworld 0.4.2, {mend}.")
+    return domain, grammar
+
+
+def _write_json(path: Path, value: Any) -> None:
+    # The game may be being read by other processes; a reader sees the old file or the new one.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_game(game: SyntheticGame, folder: str | Path) -> Path:
+    """Write ``game.tw-pddl`` and ``traj_data.json`` of a game below ``folder``, in the folders of official data.
+
+    Returns:
+        ``<folder>/<split>/<type>-<object>-None-<target>-<scene>/trial_S<seed>/game.tw-pddl``.
+
+    Raises:
+        SpearError: alfworld is not installed, or the folder cannot be written.
+    """
+    domain, grammar = read_game_logic()
+    scene = game.layout.scene
+    prefix = "S" if game.size is RoomSize.STANDARD else "M"
+    trial = f"trial_{prefix}{game.seed:06d}"
+    place = Path(folder) / game.split / f"{game.task_type.value}-{game.wanted}-None-{game.target}-{scene}" / trial
+    logic = {"pddl_domain": domain, "grammar": grammar.replace(_UNKNOWN_GOAL, game.sentence)}
+    data: dict[str, Any] = {
+        "task_id": trial,
+        "task_type": game.task_type.value,
+        "pddl_params": dict(game.pddl_params),
+        "scene": {"floor_plan": f"FloorPlan{scene}", "scene_num": scene},
+        "turk_annotations": {"anns": []},
+    }
+    path = place / "game.tw-pddl"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _write_json(place / "traj_data.json", data)
+        _write_json(path, {**logic, "pddl_problem": game.problem, "solvable": True, "walkthrough": None})
+    except OSError as error:
+        raise SpearError(f"{place} cannot be written ({error.strerror}): name another folder.") from None
+    return path
+
+
+def write_synthetic_game(
+    task_type: str, seed: int, folder: str | Path, split: str = "train", *, rooms: str = "standard"
+) -> Path:
+    """Make the synthetic game of a seed and write it as a file that TextWorld and this package play.
+
+    Args:
+        task_type: ALFRED's name (``pick_heat_then_place_in_recep``) or the short one (``heat``).
+        seed: a whole number from 0.
+        folder: a new or existing folder; afterwards it may be given as ``data_dir``.
+        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``: which layouts.
+        rooms: ``"standard"`` or ``"small"``.
+
+    Returns:
+        Path of the ``game.tw-pddl``; ``traj_data.json`` lies beside it.
+
+    Raises:
+        SpearError: an argument without a valid value, alfworld is not installed (its domain and grammar are part of
+            the file), or the folder cannot be written.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise SpearError(f"seed={seed!r} is not valid: give a whole number of at least 0.")
+    size = choose_member(RoomSize, rooms, "rooms")
+    return write_game(make_game(find_task_type(task_type), split, seed, size), folder)

@@ -1,0 +1,220 @@
+"""Synthetic rooms: which receptacles they have, and where the agent stands to reach them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from types import MappingProxyType
+
+from spear_envs.alfworld.synthesis.dice import Dice
+from spear_envs.alfworld.task_types import TaskType
+
+__all__ = ["LAYOUTS", "Layout", "Receptacle", "RoomKind", "RoomSize", "draw_identifier", "list_layouts", "rooms_of"]
+
+
+class RoomSize(str, Enum):
+    """How much there is in a room."""
+
+    STANDARD = "standard"
+    """As many receptacles as official games have: 16 to 40."""
+    SMALL = "small"
+    """9 to 15 receptacles and fewer objects, so that a room can be searched within 20 turns."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoomKind:
+    """What rooms of one kind have in common.
+
+    Attributes:
+        receptacles: receptacle kind -> (least, most) in a standard room.
+        small: the same in a small room.
+        objects: kinds of objects that may lie about.
+        lamp: kind of its lamp, if it has one.
+        first_scene: number of its first layout; ALFRED numbers rooms in this way.
+    """
+
+    name: str
+    receptacles: Mapping[str, tuple[int, int]]
+    small: Mapping[str, tuple[int, int]]
+    objects: tuple[str, ...]
+    lamp: str | None
+    first_scene: int
+
+
+@dataclass(frozen=True)
+class Receptacle:
+    """A receptacle of a layout."""
+
+    kind: str
+    identifier: str
+    location: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The receptacles of one room; games in it differ in what lies where."""
+
+    room: RoomKind
+    scene: int
+    receptacles: tuple[Receptacle, ...]
+
+    @property
+    def name(self) -> str:
+        """Such as ``kitchen-7``."""
+        return f"{self.room.name}-{self.scene}"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+KITCHEN = RoomKind(
+    "kitchen",
+    {
+        "Cabinet": (5, 16), "CoffeeMachine": (1, 1), "CounterTop": (1, 3), "DiningTable": (0, 2), "Drawer": (2, 9),
+        "Fridge": (1, 1), "GarbageCan": (1, 1), "Microwave": (1, 1), "Shelf": (0, 3), "SideTable": (0, 1),
+        "SinkBasin": (1, 1), "StoveBurner": (2, 6), "Toaster": (1, 1),
+    },
+    {
+        "Cabinet": (1, 4), "CoffeeMachine": (0, 1), "CounterTop": (1, 2), "DiningTable": (0, 1), "Drawer": (1, 3),
+        "Fridge": (1, 1), "GarbageCan": (1, 1), "Microwave": (1, 1), "Shelf": (0, 1), "SinkBasin": (1, 1),
+        "StoveBurner": (1, 2), "Toaster": (0, 1),
+    },
+    _words("Apple Bowl Bread ButterKnife Cup DishSponge Egg Fork Glassbottle Kettle Knife Ladle Lettuce Mug "
+        "Pan PepperShaker Plate Pot Potato SaltShaker SoapBottle Spatula Spoon Tomato Vase WineBottle"),
+    None,
+    1,
+)  # fmt: skip
+LIVING_ROOM = RoomKind(
+    "livingroom",
+    {
+        "ArmChair": (1, 3), "Cabinet": (0, 5), "CoffeeTable": (1, 2), "DiningTable": (0, 1), "Drawer": (3, 12),
+        "Dresser": (0, 1), "GarbageCan": (1, 1), "Ottoman": (0, 1), "Shelf": (0, 7), "SideTable": (1, 4),
+        "Sofa": (1, 2), "TVStand": (0, 1),
+    },
+    {
+        "ArmChair": (1, 2), "Cabinet": (0, 2), "CoffeeTable": (1, 1), "Drawer": (1, 3), "Dresser": (0, 1),
+        "GarbageCan": (1, 1), "Ottoman": (0, 1), "Shelf": (0, 2), "SideTable": (1, 2), "Sofa": (1, 1),
+        "TVStand": (0, 1),
+    },
+    _words("Book Box Candle CellPhone CreditCard KeyChain Laptop Newspaper Pillow Plate RemoteControl "
+        "Statue TissueBox Vase Watch WateringCan"),
+    "FloorLamp",
+    201,
+)  # fmt: skip
+BEDROOM = RoomKind(
+    "bedroom",
+    {
+        "ArmChair": (0, 1), "Bed": (1, 2), "Cabinet": (0, 2), "Desk": (1, 2), "Drawer": (4, 13), "Dresser": (0, 1),
+        "GarbageCan": (1, 1), "LaundryHamper": (0, 1), "Safe": (0, 1), "Shelf": (1, 9), "SideTable": (1, 2),
+    },
+    {
+        "ArmChair": (0, 1), "Bed": (1, 1), "Desk": (1, 2), "Drawer": (1, 4), "Dresser": (0, 1), "GarbageCan": (1, 1),
+        "LaundryHamper": (0, 1), "Safe": (0, 1), "Shelf": (1, 3), "SideTable": (1, 2),
+    },
+    _words("AlarmClock BaseballBat BasketBall Book Bowl CD CellPhone CreditCard KeyChain Laptop Mug Pen "
+        "Pencil Pillow TeddyBear"),
+    "DeskLamp",
+    301,
+)  # fmt: skip
+BATHROOM = RoomKind(
+    "bathroom",
+    {
+        "BathtubBasin": (0, 1), "Cabinet": (2, 8), "CounterTop": (1, 2), "Drawer": (1, 7), "GarbageCan": (1, 1),
+        "HandTowelHolder": (1, 4), "Shelf": (0, 4), "SideTable": (0, 1), "SinkBasin": (1, 2), "Toilet": (1, 1),
+        "ToiletPaperHanger": (1, 1), "TowelHolder": (1, 2),
+    },
+    {
+        "BathtubBasin": (0, 1), "Cabinet": (1, 3), "CounterTop": (1, 1), "Drawer": (0, 2), "GarbageCan": (1, 1),
+        "HandTowelHolder": (1, 1), "Shelf": (0, 1), "SideTable": (0, 1), "SinkBasin": (1, 2), "Toilet": (1, 1),
+        "ToiletPaperHanger": (1, 1), "TowelHolder": (0, 1),
+    },
+    _words("Candle Cloth DishSponge HandTowel SoapBar SoapBottle SprayBottle TissueBox ToiletPaper Towel"),
+    None,
+    401,
+)  # fmt: skip
+
+_ROOMS_OF: Mapping[TaskType, tuple[RoomKind, ...]] = MappingProxyType(
+    {
+        TaskType.PICK: (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM),
+        TaskType.LOOK: (LIVING_ROOM, BEDROOM),
+        TaskType.CLEAN: (KITCHEN, BATHROOM),
+        TaskType.HEAT: (KITCHEN,),
+        TaskType.COOL: (KITCHEN,),
+        TaskType.PICK2: (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM),
+    }
+)
+
+LAYOUTS: Mapping[str, range] = MappingProxyType(
+    {"train": range(0, 24), "valid_seen": range(0, 24), "valid_unseen": range(24, 32)}
+)
+"""Split -> the layouts of each room kind that its games are set in."""
+
+_BOUNDS = {RoomSize.STANDARD: (16, 40), RoomSize.SMALL: (9, 15)}
+_SHARED_SPOT = (
+    0.15  # share of receptacles reached from the same spot as the one before; 3 of 4 official games have some
+)
+
+
+def rooms_of(task_type: TaskType) -> tuple[RoomKind, ...]:
+    """The room kinds that tasks of this type are set in."""
+    return _ROOMS_OF[task_type]
+
+
+def draw_identifier(dice: Dice, kind: str) -> str:
+    """An identifier as ALFRED writes them: the kind and three coordinates in metres."""
+    parts = [kind]
+    for _ in range(3):
+        value = dice.below(801) - 400
+        parts.append(f"_{'minus' if value < 0 else 'plus'}_{abs(value) // 100:02d}_dot_{abs(value) % 100:02d}")
+    return "_bar_".join(parts)
+
+
+def _draw_location(dice: Dice) -> str:
+    """A spot of the floor as ALFRED writes them: place in steps of 25 cm, direction, angle of view."""
+    steps = (dice.below(41) - 20, dice.below(41) - 20, dice.below(4), dice.pick((0, 30, 45, 60)))
+    return "loc_bar_" + "_bar_".join(f"_minus_{-step}" if step < 0 else str(step) for step in steps)
+
+
+def _draw_receptacles(room: RoomKind, size: RoomSize, dice: Dice) -> tuple[Receptacle, ...]:
+    receptacles: list[Receptacle] = []
+    taken: set[str] = set()
+
+    def draw_new(draw: str) -> str:
+        while True:
+            new = _draw_location(dice) if draw == "location" else draw_identifier(dice, draw)
+            if new not in taken:
+                taken.add(new)
+                return new
+
+    for kind, (least, most) in (room.receptacles if size is RoomSize.STANDARD else room.small).items():
+        for _ in range(dice.between(least, most)):
+            stem = kind.removesuffix("Basin")  # a basin is part of a larger thing: Sink…_bar_SinkBasin
+            identifier = draw_new(stem) + (f"_bar_{kind}" if stem != kind else "")
+            shares = bool(receptacles) and dice.chance(_SHARED_SPOT)
+            location = receptacles[-1].location if shares else draw_new("location")
+            receptacles.append(Receptacle(kind, identifier, location))
+    return tuple(receptacles)
+
+
+@lru_cache(maxsize=16)
+def list_layouts(room: RoomKind, size: RoomSize) -> tuple[Layout, ...]:
+    """All layouts of a kind of room, those of every split.
+
+    No two have the same numbers of the same receptacles: a player, who reads the list of them, can tell all apart.
+    """
+    least, most = _BOUNDS[size]
+    layouts: list[Layout] = []
+    seen: set[frozenset[tuple[str, int]]] = set()
+    attempt = 0
+    while len(layouts) < max(numbers.stop for numbers in LAYOUTS.values()):
+        receptacles = _draw_receptacles(room, size, Dice("layout", size.value, room.name, attempt))
+        attempt += 1
+        signature = frozenset(Counter(item.kind for item in receptacles).items())
+        if least <= len(receptacles) <= most and signature not in seen:
+            seen.add(signature)
+            layouts.append(Layout(room, room.first_scene + len(layouts), receptacles))
+    return tuple(layouts)

@@ -1,0 +1,59 @@
+"""The six kinds of tasks, and what each is called."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from spear_envs.core.errors import SpearError, suggest_name
+
+__all__ = ["SUBTASKS", "TaskType", "find_task_type", "name_subtask"]
+
+
+class TaskType(str, Enum):
+    """A kind of task; the values are ALFRED's names."""
+
+    PICK = "pick_and_place_simple"
+    """An object of one kind stands in a receptacle of another."""
+    LOOK = "look_at_obj_in_light"
+    """The object is held where a lamp has been switched on."""
+    CLEAN = "pick_clean_then_place_in_recep"
+    """A clean object in a receptacle."""
+    HEAT = "pick_heat_then_place_in_recep"
+    """A hot object in a receptacle."""
+    COOL = "pick_cool_then_place_in_recep"
+    """A cool object in a receptacle."""
+    PICK2 = "pick_two_obj_and_place"
+    """Two objects of one kind in the same receptacle."""
+
+    @property
+    def subtask(self) -> str:
+        """The short name that success is reported by, such as ``pick2``."""
+        return self.name.lower()
+
+
+SUBTASKS: tuple[str, ...] = tuple(kind.subtask for kind in TaskType)
+"""``pick look clean heat cool pick2``, in the order of the paper's table."""
+
+
+def find_task_type(name: str) -> TaskType:
+    """The task type called ``name``: ALFRED's name or the short one.
+
+    Raises:
+        SpearError: there is none; the message lists them.
+    """
+    for kind in TaskType:
+        if name in (kind.value, kind.subtask):
+            return kind
+    names = [kind.value for kind in TaskType]
+    raise SpearError(
+        f"task_type={name!r} is not valid: choose one of {', '.join(map(repr, names))}, or one of the short names"
+        f" {', '.join(SUBTASKS)}.{suggest_name(str(name), [*names, *SUBTASKS])}"
+    )
+
+
+def name_subtask(task_type: str) -> str:
+    """Short name of ALFRED's ``task_type``; an unknown type keeps its own name."""
+    try:
+        return TaskType(task_type).subtask
+    except ValueError:
+        return task_type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,15 +16,17 @@ from spear_envs.core.tasks import Task
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.opening import MINI, open_catalog
 from spear_envs.webshop.oracle import plan_purchase
-from spear_envs.webshop.pages import ObservationMode, add_message
+from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
 from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
-from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate
+from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate, compress_page, compress_task
 from spear_envs.webshop.shop import Shop, read_action
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
 
 __all__ = ["WebShopEnv"]
 
+MOST_IN_LEXICON = 10_000
+"""Products; a larger catalogue has too many words for a word-level tokenizer."""
 _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
     ResponseFormat.TAGS: TagParser(),
     ResponseFormat.PLAIN: VerbatimParser(),
@@ -112,6 +114,7 @@ class WebShopEnv(SpearEnv[str]):
         self.templates = MappingProxyType(
             {"default": ShopTemplate(parser), "compact": CompactShopTemplate(parser, self.observation_mode)}
         )
+        self._goal_kind = goal_kind
         self._shop: Shop | None = None
 
     @property
@@ -177,6 +180,18 @@ class WebShopEnv(SpearEnv[str]):
 
     def _admissible(self) -> list[str]:
         return self.shop.list_actions()
+
+    def lexicon(self) -> Iterator[str]:
+        """Every product and every task of the catalogue in the compact form; nothing for a large catalogue."""
+        if len(self.catalog) > MOST_IN_LEXICON:
+            return
+        for number in range(len(self.catalog)):
+            product = self.catalog.product(number)
+            pages = [list_results("", 1, 0, [product], ()), list_item("", product, ())]
+            pages += [list_sub_page("", product, name) for name in ("description", "features")]
+            yield from (compress_page(write_page(nodes, ObservationMode.TEXT_RICH)) for nodes in pages)
+        goals = self.catalog.goals(self._goal_kind)
+        yield from (compress_task(goals.goal(position).instruction) for position in range(len(goals)))
 
     def _score(self) -> float:
         score = self.shop.score

@@ -13,7 +13,14 @@ from spear_envs.core.prompts import PromptContext
 from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
-__all__ = ["LONGEST_WITH_HISTORY", "CompactShopTemplate", "ShopTemplate", "strip_instruction"]
+__all__ = [
+    "LONGEST_WITH_HISTORY",
+    "CompactShopTemplate",
+    "ShopTemplate",
+    "compress_page",
+    "compress_task",
+    "strip_instruction",
+]
 
 LONGEST_WITH_HISTORY = 13_000
 """Most characters of a prompt with history; a longer one is written without it, as verl-agent does."""
@@ -107,7 +114,8 @@ _PIECES = (
 )
 
 _PRODUCT = re.compile(
-    r"\n\n\[(clicked )?button\] (\S+) \[(?:clicked )?button_\]\n(?:(.*?)\n)??(\$[\d.]+(?: to \$[\d.]+)?)(?=\n)",
+    r"\n\n\[(clicked )?button\] (\S+) \[(?:clicked )?button_\]\n"
+    r"(?:(.*?)\n)??(\$[\d.]+(?: to \$[\d.]+)?)(?=\n(?:\n\[|\Z))",
     re.DOTALL,
 )
 _OPTION = re.compile(r"  \[(clicked )?button\] (.*) \[(?:clicked )?button_\]")
@@ -152,8 +160,7 @@ class CompactShopTemplate:
         Raises:
             SpearError: the observations are of the mode ``text``, which does not show what is chosen.
         """
-        task = _CEILING.sub(r"\1", context.instruction.strip().lower().removeprefix("find me "))
-        return f"{task}\n{self.follow_up(context)}"
+        return f"{compress_task(context.instruction)}\n{self.follow_up(context)}"
 
     def follow_up(self, context: PromptContext) -> str:
         """The page; raises as :meth:`render`."""
@@ -162,12 +169,21 @@ class CompactShopTemplate:
                 "the compact template shows which options are chosen, and observation_mode='text' does not: "
                 "use observation_mode='text_rich'"
             )
-        observation = context.observation.partition(_MALFORMED)[0].rstrip("\n") + "\n"
-        return "\n".join(_compress(observation)) + "\n"
+        return compress_page(context.observation)
 
     def respond(self, action: str, think: str = "") -> str:
         """The action in the form that the environment reads, with empty thoughts."""
         return self.parser.respond(action)
+
+
+def compress_task(instruction: str) -> str:
+    """The task in the compact form."""
+    return _CEILING.sub(r"\1", instruction.strip().lower().removeprefix("find me "))
+
+
+def compress_page(observation: str) -> str:
+    """An observation of the mode ``text_rich`` in the compact form; what the environment had to say is left out."""
+    return "\n".join(_compress(observation.partition(_MALFORMED)[0].rstrip("\n") + "\n")) + "\n"
 
 
 def _compress(observation: str) -> Iterator[str]:
@@ -182,14 +198,14 @@ def _compress(observation: str) -> Iterator[str]:
         page, total = map(int, results.groups())
         yield f"page {page} of {math.ceil(total / PAGE_SIZE)}"
         for opened, asin, title, price in _PRODUCT.findall(body):
-            yield f"{_shorten(title, TITLE_WORDS)} {_round_up(price)}{'~' if opened else '>'}{asin.lower()}"
+            yield f"{_join(_shorten(title, TITLE_WORDS), _round_up(price))}{'~' if opened else '>'}{asin.lower()}"
         return
     item, is_item, _ = body.partition(_BUTTONS)
     if is_item:
         about, _, price = f"\n{item}".rpartition("\nPrice: ")
         yield from _compress_item(about.split("\n")[1:], price)
     else:
-        yield f"text {_shorten(body, TEXT_WORDS)}"
+        yield _join("text", _shorten(body, TEXT_WORDS))
 
 
 def _compress_item(lines: list[str], price: str) -> Iterator[str]:
@@ -205,8 +221,12 @@ def _compress_item(lines: list[str], price: str) -> Iterator[str]:
             groups.append(" ".join(pending).lower())
             pending = []
         groups[-1] += f"{'*' if option[1] else '|'}{option[2]}"
-    yield f"item {_shorten(' '.join(pending), TITLE_WORDS)} {_round_up(price)}"
+    yield _join("item", _shorten(" ".join(pending), TITLE_WORDS), _round_up(price))
     yield from groups
+
+
+def _join(*parts: str) -> str:
+    return " ".join(filter(None, parts))
 
 
 def _shorten(text: str, words: int) -> str:

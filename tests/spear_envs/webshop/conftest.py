@@ -13,12 +13,8 @@ import pytest
 
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.products import Product
+from spear_envs.webshop.search.analysis import STOP_WORDS
 from spear_envs.webshop.search.index import SearchIndex
-
-STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
-)
 
 
 def golden_nouns(title: str) -> list[str]:

@@ -1,0 +1,171 @@
+"""Prompts: the slots of the paper, and short ones for tiny models."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import PlainParser
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.webshop.env import WebShopEnv
+from spear_envs.webshop.pages import ObservationMode, list_item, list_results, list_sub_page, write_page
+from spear_envs.webshop.prompts import LONGEST_WITH_HISTORY, CompactShopTemplate, ShopTemplate, strip_instruction
+from tests.spear_envs.webshop.conftest import make_product
+
+TASK = "Find me soft red mugs with size: 12 oz, and price lower than 30.00 dollars"
+MUG = make_product(
+    "Z0BAKOMUDI",
+    "Velmora Soft, Red Mug (Large!) " + "and more " * 20,
+    bullets=("One. ", "two " * 100),
+    prices=(12.01, 29.5),
+    options={"size": ("12 oz", "4 oz"), "color": ("red | blue", "x-large")},
+)
+
+
+def make_context(observation: str, **values: Any) -> PromptContext:
+    fields: dict[str, Any] = {
+        "instruction": TASK,
+        "observation": observation,
+        "admissible_actions": ["click[a]", "click[b]"],
+        "history": [],
+        "turn": 1,
+        "max_turns": 15,
+    }
+    return PromptContext(**{**fields, **values})
+
+
+def test_view_of_verl_agent() -> None:
+    seen = f"Instruction: [SEP] {TASK} [SEP] Back to Search [SEP]  [SEP] Next >"
+    assert strip_instruction(seen, TASK) == "'Back to Search' [SEP] '' [SEP] 'Next >'"
+    assert strip_instruction(seen, f" {TASK} ") == strip_instruction(seen, TASK)
+    last = "Thank you for shopping with us! [SEP] Your code:"
+    assert strip_instruction(last, TASK) == last
+
+
+def test_view_of_lines() -> None:
+    head = f"Instruction:\n{TASK}\n"
+    assert strip_instruction(f"{head}[button] x [button_]\n", TASK) == "[button] x [button_]"
+    clicked = f"You have clicked red.\n{head}[button] x [button_]\n"
+    assert strip_instruction(clicked, TASK) == "You have clicked red.\n[button] x [button_]"
+    assert strip_instruction(f"WebShop\nInstruction: \n{TASK}\n[button] Search [button_]\n", TASK) == (
+        "[button] Search [button_]"
+    )
+
+
+def test_slots_of_the_default_prompt() -> None:
+    seen = f"Instruction: [SEP] {TASK} [SEP] Back to Search"
+    prompt = ShopTemplate().render(
+        make_context(seen, turn=4, history=[(seen, "search[mug]"), (f"{seen} [SEP] two", "click[a]")])
+    )
+    assert prompt.count(TASK) == 1
+    assert "You have taken 3 of at most 15 steps" in prompt
+    assert "[Observation 2: 'Back to Search', Action 2: 'search[mug]']" in prompt
+    assert "[Observation 3: 'Back to Search' [SEP] 'two', Action 3: 'click[a]']" in prompt
+    assert "step 4 of at most 15. You see:\n'Back to Search'\n" in prompt
+    assert "'click[a]',\n'click[b]',\n" in prompt
+    assert "<think>" in prompt and "<action>" in prompt
+
+
+def test_first_prompt_and_follow_up() -> None:
+    template = ShopTemplate(PlainParser())
+    context = make_context("x", admissible_actions=None)
+    prompt = template.render(context)
+    assert "You have taken" not in prompt and "You may" not in prompt and "<think>" not in prompt
+    assert prompt.endswith(template.follow_up(context)) and TASK not in template.follow_up(context)
+    assert template.respond("click[a]", "why") == "click[a]"
+
+
+def test_overlong_history_is_left_out() -> None:
+    history = [("x" * LONGEST_WITH_HISTORY, "click[a]")]
+    assert ShopTemplate().render(make_context("x", turn=2, history=history)) == ShopTemplate().render(
+        make_context("x", turn=2)
+    )
+
+
+def compress(nodes: list[Any], message: str = "") -> list[str]:
+    template = CompactShopTemplate()
+    return template.follow_up(make_context(write_page(nodes, ObservationMode.TEXT_RICH) + message)).split("\n")
+
+
+def test_compact_task() -> None:
+    prompt = CompactShopTemplate().render(make_context("WebShop\nInstruction: \nx\n[button] Search [button_]\n"))
+    assert prompt == "soft red mugs with size: 12 oz, and price lower than 30\nsearch\n"
+
+
+def test_compact_results() -> None:
+    other = make_product("B0", "$5 Tea\n$6.0")
+    lines = compress(list_results(TASK, 2, 41, [MUG, other, MUG], {"B0"}), "Your response could not be read: x. y\n")
+    title = "velmora soft red mug large and more and more and more and"
+    assert lines == ["page 2 of 5", f"{title} 13$ to 30$>z0bakomudi", "5 tea 6.0 100$~b0", *[lines[1]], ""]
+
+
+def test_compact_product() -> None:
+    lines = compress(list_item(TASK, MUG, ["x-large"]), "Your response could not be read: it is empty. Write ...\n")
+    title = "velmora soft red mug large and more and more and more and"
+    assert lines == [f"item {title} 13$ to 30$", "size|12 oz|4 oz", "color|red | blue*x-large", ""]
+    assert compress(list_item(TASK, make_product("B0", ""), []))[0] == "item 100$"
+
+
+def test_compact_sub_pages() -> None:
+    words = compress(list_sub_page(TASK, MUG, "features"))[0].split()
+    assert words[:3] == ["text", "one.", "two"] and len(words) == 61
+    assert compress(list_sub_page(TASK, MUG, "reviews")) == ["text", ""]
+
+
+def test_compact_needs_to_see_what_is_chosen() -> None:
+    env = WebShopEnv()
+    observation, info = env.reset(seed=0)
+    with pytest.raises(SpearError, match="observation_mode='text_rich'"):
+        env.templates["compact"].render(make_context(observation, instruction=info["instruction"]))
+
+
+def cut(pattern: str, text: str) -> list[str]:
+    """The tokens of a text, as :mod:`training.warmstart.tokenizer` cuts it."""
+    pieces, end = [], 0
+    for match in re.finditer(pattern, text):
+        pieces += [text[end : match.start()]] * (match.start() > end) + [match[0]]
+        end = match.end()
+    return pieces + [text[end:]] * (end < len(text))
+
+
+@pytest.fixture(scope="module")
+def played() -> list[tuple[str, list[str], list[str]]]:
+    """Page, tokens of the compact prompt and tokens of the expert's response, along noisy expert play."""
+    env = WebShopEnv(observation_mode="text_rich")
+    template: PromptTemplate = env.templates["compact"]
+    assert template.token_pattern is not None
+    rng = random.Random(0)
+    rows = []
+    for seed in range(60):
+        observation, info = env.reset(seed=seed)
+        while not env.done:
+            context = make_context(observation, instruction=info["instruction"])
+            plan = env.expert_plan()
+            response = template.respond(plan[0] if plan else "click[back to search]", "thoughts")
+            if plan:
+                prompt, page = template.render(context), env.shop.page.value
+                rows.append((page, cut(template.token_pattern, prompt), cut(template.token_pattern, response)))
+                assert "".join(rows[-1][1]) == prompt
+            if rng.random() < 0.3:
+                response = template.respond(rng.choice(info["admissible_actions"]))
+            observation, _, _, _, info = env.step(response)
+    return rows
+
+
+def test_compact_prompts_are_short(played: list[tuple[str, list[str], list[str]]]) -> None:
+    assert {page for page, _, _ in played} == {"search", "results", "item", "sub"}
+    assert max(len(prompt) for _, prompt, _ in played) < 250
+    assert max(len(response) for _, _, response in played) <= 16
+
+
+def test_words_of_responses_stand_in_the_prompt(played: list[tuple[str, list[str], list[str]]]) -> None:
+    """What the expert writes can be copied token by token: names, values, and its first searches."""
+    fixed = {"<think></think><action>search[", "<think></think><action>click[", "]</action>"}
+    fixed |= {"buy now", "back to search", "next >", "< prev"}
+    for page, prompt, response in played:
+        assert response[0] in fixed and response[-1] in fixed
+        assert {*response} <= {*prompt} | fixed, page

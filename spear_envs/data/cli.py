@@ -39,7 +39,7 @@ DATASETS: tuple[Dataset, ...] = (
     Dataset(
         "webshop",
         "WebShop: catalogues of 1,000 and 1.18 million products.",
-        {"get": "spear_envs.webshop.data_cli:get", "build": "spear_envs.webshop.data_cli:build"},
+        {verb: f"spear_envs.webshop.data_cli:{verb}" for verb in ("get", "build", "check")},
     ),
 )
 """Data sets with commands of their own; one entry each."""

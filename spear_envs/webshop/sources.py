@@ -64,6 +64,7 @@ def find_files(folder: Path) -> CatalogFiles:
             raise SpearError(f"{place} lacks {missing}[.xz]: put it beside {(items or attributes).name}.")  # type: ignore[union-attr]
     raise SpearError(
         f"{folder} holds no catalogue: neither a built store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
+        " 'spear data get webshop' fetches the official ones."
     )
 
 

@@ -1,0 +1,219 @@
+"""``spear data get|build|check webshop``: fetching the official files, and making a store of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data import RemoteFile, data_folder, fetch
+from spear_envs.data.cli import source_option
+from spear_envs.webshop.build import Progress as Report
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.draws import DrawMode
+from spear_envs.webshop.goals import GoalKind
+from spear_envs.webshop.nouns import RULE
+from spear_envs.webshop.opening import PRICE_SEED, SIZES
+from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
+from spear_envs.webshop.store import Manifest, check_store
+
+__all__ = ["FILES", "HUMAN_FILE", "build", "check", "get"]
+
+# Untried: the machine that this was written on reaches no Google Drive.
+ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
+PAGE = "https://drive.google.com/file/d/{}/view"
+
+
+def _describe(name: str, drive_id: str, size: int | None = None) -> RemoteFile:
+    manual = (
+        f"Open {PAGE.format(drive_id)} in a browser and download it as {name}"
+        " (a copy is said to be in the data set YWZBrandon/webshop-data on Hugging Face)."
+    )
+    return RemoteFile(name=name, urls=(ADDRESS.format(drive_id),), size=size, manual=manual)
+
+
+FILES: dict[str, tuple[RemoteFile, ...]] = {
+    "small": (
+        _describe("items_shuffle_1000.json", "1EgHdxQ_YxqIQlvvq5iKlCrkEKR6-j0Ib", 4_467_013),
+        _describe("items_ins_v2_1000.json", "1IduG0xl544V_A_jv3tHXC0kyFi7PnyBu", 147_099),
+    ),
+    "full": (
+        _describe("items_shuffle.json", "1A2whVgOO0euk5O13n2iYDM0bQRkkRduB"),
+        _describe("items_ins_v2.json", "1s2j6NgHljiZzQNL3veZaAiyW_qDEgBNi"),
+    ),
+}
+"""The files of WebShop's authors by size: 1,000 products, and 1.18 million (5.2 GB and 178 MB)."""
+HUMAN_FILE = _describe("items_human_ins.json", "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O")
+"""12,087 instructions that people wrote (5.1 MB)."""
+
+size_option = click.option("--size", type=click.Choice(SIZES), help="1,000 products, or 1.18 million.")
+path_type = click.Path(path_type=Path)
+file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def folder_of(size: str) -> Path:
+    """Where the files and the store of a size lie."""
+    return data_folder() / "webshop" / size
+
+
+@click.command()
+@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True, help="1,000 products, or 1.18 M.")
+@click.option("--human", is_flag=True, help="Also the 12,087 instructions that people wrote.")
+@source_option
+def get(size: str, human: bool, source: Path | None) -> None:
+    """Fetch WebShop's official files: 4.6 MB (small) or 5.4 GB (full) from Google Drive."""
+    console = Console()
+    folder = folder_of(size) / "raw"
+    for file in (*FILES[size], *([HUMAN_FILE] if human else [])):
+        path = fetch(file, folder, source=source, console=console)
+        _require_json(path, file)
+        console.print(str(path), soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Then: spear data build webshop --size {size}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _require_json(path: Path, file: RemoteFile) -> None:
+    """Refuse the page that a server sends in the place of a file that it will not give."""
+    begins = "[" if path.name.startswith("items_shuffle") else "{"
+    try:
+        with JsonReader(path) as reader:
+            reader.take(begins)
+    except SpearError:
+        for wrong in (path, path.with_name(f"{path.name}.sha256")):
+            wrong.unlink(missing_ok=True)
+        raise SpearError(
+            f"{file.name} was not sent, but something that is no such file (Drive's quota?): try again later."
+            f" By hand: {file.manual} Then name the folder that holds it: --from FOLDER."
+        ) from None
+
+
+@click.command()
+@size_option
+@click.option("--items", type=file_type, help="items_shuffle*.json[.xz], in the place of --size.")
+@click.option("--attributes", type=file_type, help="items_ins_v2*.json[.xz], with --items.")
+@click.option("--human-goals", type=file_type, help="items_human_ins.json[.xz], with --items.")
+@click.option("--out", type=path_type, help="Folder of the store; by default 'store' beside the files.")
+@click.option("--nouns", default=RULE, show_default=True, help="Tagger of titles: rule or spacy:MODEL.")
+@click.option("--price-seed", default=PRICE_SEED, show_default=True, help="Seed of prices and ceilings.")
+@click.option(
+    "--draws",
+    type=click.Choice([mode.value for mode in DrawMode]),
+    default=DrawMode.KEYED.value,
+    show_default=True,
+    help="Prices and ceilings by product, or from one generator as the original draws them.",
+)
+@click.option("--processes", default=2, show_default=True, help="That work beside the first; 1 for none.")
+@click.option("--limit", type=int, help="Use only the first so many records.")
+def build(
+    size: str | None,
+    items: Path | None,
+    attributes: Path | None,
+    human_goals: Path | None,
+    out: Path | None,
+    nouns: str,
+    price_seed: int,
+    draws: str,
+    processes: int,
+    limit: int | None,
+) -> None:
+    """Make a store of fetched files (--size), or of files at hand (--items and --attributes).
+
+    A build that was interrupted goes on where it was when the same command is given again.
+    """
+    if (size is None) == (items is None) or (items is None) != (attributes is None):
+        raise click.UsageError("Give either --size, or --items together with --attributes.")
+    if size is not None:
+        if human_goals is not None:
+            raise click.UsageError("--human-goals goes with --items; with --size, 'get --human' fetches them.")
+        folder = folder_of(size)
+        if not (folder / "raw").is_dir():
+            raise SpearError(f"{folder / 'raw'} is not there: 'spear data get webshop --size {size}' fetches it.")
+        files = find_files(folder)
+    else:
+        assert items is not None and attributes is not None
+        files, folder = CatalogFiles(items, attributes, human_goals), items.parent
+    out = out or folder / "store"
+    console = Console()
+    with show_progress(console) as report:
+        manifest = build_store(
+            files,
+            out,
+            title_nouns=nouns,
+            price_seed=price_seed,
+            draws=draws,
+            processes=processes,
+            limit=limit,
+            on_progress=report,
+        )
+    _show(console, out, manifest)
+
+
+@click.command()
+@size_option
+@click.option("--store", type=path_type, help="Folder of a store, in the place of --size.")
+def check(size: str | None, store: Path | None) -> None:
+    """Read a whole store, compare its checksums, and say what is in it."""
+    if (size is None) == (store is None):
+        raise click.UsageError("Give either --size or --store.")
+    folder = store or folder_of(size or "") / "store"
+    console = Console()
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    done = 0
+    with show_progress(console) as report:
+
+        def count(further: int) -> None:
+            nonlocal done
+            done += further
+            report("reading", done, total)
+
+        manifest = check_store(folder, count)
+    _show(console, folder, manifest)
+
+
+def _show(console: Console, folder: Path, manifest: Manifest) -> None:
+    counts = manifest.counts
+    goals = ", ".join(f"{counts[kind.value]:,} {kind.value}" for kind in GoalKind if kind.value in counts)
+    for line in (
+        f"{folder}",
+        f"{counts['products']:,} products; goals: {goals}",
+        f"nouns by {manifest.tagger}; prices {manifest.draws} from seed {manifest.price_seed}",
+        f"fingerprint {manifest.fingerprint}",
+    ):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+@contextmanager
+def show_progress(console: Console) -> Iterator[Report]:
+    """A bar for each thing that is done, on a terminal; elsewhere a line when it begins."""
+    if not console.is_terminal:
+        begun: set[str] = set()
+
+        def say(what: str, done: int, total: int | None) -> None:
+            if what not in begun:
+                begun.add(what)
+                console.print(what, soft_wrap=True, markup=False, highlight=False)
+
+        yield say
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = {}
+
+        def draw(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                for task in progress.tasks:  # what came before is done
+                    progress.update(task.id, total=task.completed or 1, completed=task.completed or 1)
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield draw

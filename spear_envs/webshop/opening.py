@@ -71,7 +71,11 @@ def open_catalog(
         stamps = () if files is None else tuple(_stamp(path) for path in (files.items, files.attributes, files.human))
         seed = PRICE_SEED if price_seed is None else price_seed
         opened = _load(files, stamps, title_nouns or RULE, seed, mode or DrawMode.KEYED)
-    return opened if goals is None else _replace_goals(opened, Path(goals), _stamp(Path(goals)))
+    if goals is None:
+        return opened
+    path = Path(goals)
+    beside = (path, path.with_name("prices.json"), path.with_name("prices.json.xz"))
+    return _replace_goals(opened, path, tuple(map(_stamp, beside)))
 
 
 def _find_folder(name: str) -> Path:
@@ -172,7 +176,7 @@ def _build_command(files: CatalogFiles) -> str:
 
 
 @lru_cache(maxsize=4)
-def _replace_goals(catalog: Catalog, path: Path, stamp: tuple[int, int]) -> Catalog:
+def _replace_goals(catalog: Catalog, path: Path, stamps: object) -> Catalog:
     try:
         return catalog.replace_goals(ListedGoals(read_goals(path)), read_prices(path))
     except SpearError as error:

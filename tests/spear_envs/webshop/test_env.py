@@ -68,7 +68,7 @@ def test_episode_of_the_expert() -> None:
     assert info["tool_calls"] == len(plan) == info["turn"]
     assert info["admissible_actions"] == [] and last.startswith("Thank you for shopping with us!")
     goal = env.shop.goal
-    assert info["purchase"]["asin"] == goal.asin and info["purchase"]["options"] == dict(goal.options)
+    assert info["purchase"]["asin"] == goal.asin and info["purchase"]["options"] == dict(goal.options)  # type: ignore[arg-type]
     assert set(info["purchase"]) == {"asin", "options", *Score._fields}
     assert info["subtask"] == goal.category
     with pytest.raises(ResetNeeded):
@@ -178,7 +178,7 @@ def test_goals_from_a_file(tmp_path: Path) -> None:
     dear = make(goals=file)
     dear.reset(options={"task": "webshop/all/00001"})
     goal = dear.shop.goal
-    play_all(dear, [f"search[{goal.title}]", f"click[{goal.asin}]", *(f"click[{value}]" for _, value in goal.options)])
+    play_all(dear, [f"search[{goal.title}]", f"click[{goal.asin}]", *(f"click[{pair[1]}]" for pair in goal.options)])
     assert not dear.step("click[buy now]")[4]["purchase"]["price_ok"]
 
 

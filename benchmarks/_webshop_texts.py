@@ -1,0 +1,214 @@
+"""Texts and queries with the term statistics of WebShop's products, in any number.
+
+``webshop_profile.json`` holds what was measured on the 1,000 real products and the 300 recorded queries: no word of
+theirs, only how often terms occur. ``python -m benchmarks._webshop_texts SHARED`` measures it anew.
+
+- *Document frequencies.* A term that 3 or more of the 1,000 products hold keeps its share of documents at any size. The
+  rest is a power law over two million rarer terms, with as many occurrences a document as were measured, and the
+  exponent with which 1,000 documents would show as many distinct terms as the real ones do.
+- *Lengths* are drawn from the measured distribution, in terms. Of a document's terms some are drawn by frequency; the
+  rest repeat them, so that a document has as many distinct terms as a real one of its length.
+- *Words* are made of syllables, the frequent ones short, and are their own stems. They come with commas, plurals, stop
+  words and, in 38 of 100 documents, letters and marks beyond ASCII, so that analysis has its usual work.
+- *Queries* take, for each term of a recorded query, a term of the same document frequency.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.webshop.search.analysis import analyze
+
+PROFILE = Path(__file__).with_name("webshop_profile.json")
+RARE = 2
+"""Terms of at most so many of the measured documents are taken for a sample of the power law."""
+RARE_TERMS = 2_000_000
+BEYOND_ASCII = 0.38
+BATCH = 4_096
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_TAILS = ["", "", "", "", "", "", "", "", "", ",", ",", ".", "s", " the", " and", " with"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Term statistics of a collection."""
+
+    documents: int
+    lengths: list[int]
+    """Percentiles 0 to 100 of the documents' lengths in terms."""
+    mean_length: float
+    frequencies: list[tuple[int, int]]
+    """A number of documents, and how many terms occur in so many; descending."""
+    queries: list[list[int]]
+    """For each query the document frequencies of its distinct terms."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Distinct terms."""
+        return sum(terms for _, terms in self.frequencies)
+
+    @property
+    def mean_distinct(self) -> float:
+        """Distinct terms of a document."""
+        return sum(count * terms for count, terms in self.frequencies) / self.documents
+
+
+def read_profile() -> Profile:
+    """The measured profile."""
+    content = json.loads(PROFILE.read_text("utf-8"))
+    content["frequencies"] = [tuple(pair) for pair in content["frequencies"]]
+    return Profile(**content)
+
+
+def measure_profile(texts: list[str], queries: list[str]) -> Profile:
+    """The profile of texts, and of queries over them."""
+    documents = [analyze(text) for text in texts]
+    lengths = np.array([len(terms) for terms in documents])
+    frequency = Counter(term for terms in documents for term in set(terms))
+    return Profile(
+        documents=len(texts),
+        lengths=np.percentile(lengths, range(101), method="nearest").tolist(),
+        mean_length=float(lengths.mean()),
+        frequencies=sorted(Counter(frequency.values()).items(), reverse=True),
+        queries=[sorted((frequency[term] for term in set(analyze(query))), reverse=True) for query in queries],
+    )
+
+
+class TextMaker:
+    """Draws texts and queries with the statistics of a profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        counts = [count for count, terms in profile.frequencies for _ in range(terms) if count > RARE]
+        self._common = np.array(counts)
+        self._lengths = np.array(profile.lengths)
+        shares = np.concatenate([self._common / profile.documents, self._spread_rare()])
+        rates = self._find_rates(shares)
+        self._drawn = rates.sum()
+        self._edges = np.cumsum(rates) / self._drawn
+
+    def _spread_rare(self) -> Floats:
+        """Share of documents for each rare term."""
+        rare = [(count, terms) for count, terms in self.profile.frequencies if count <= RARE]
+        mass = sum(count * terms for count, terms in rare) / self.profile.documents
+        seen = sum(terms for _, terms in rare)
+        ranks = np.arange(1.0, RARE_TERMS + 1) + len(self._common)
+        low, high = 0.5, 3.0
+        for _ in range(20):
+            exponent = (low + high) / 2
+            shares: Floats = np.power(ranks, -exponent, dtype=np.float64)
+            shares *= mass / shares.sum()
+            # A flatter law has more distinct terms in a sample.
+            if -np.expm1(-shares * self.profile.documents).sum() > seen:
+                low = exponent
+            else:
+                high = exponent
+        self.exponent = (low + high) / 2
+        return shares
+
+    def _find_rates(self, shares: Floats) -> Floats:
+        """Expected draws of each term in a document of mean length, so that its share of documents comes out."""
+        distinct, inverse = np.unique(shares, return_inverse=True)
+        # Long documents hold common terms more than once, so the rate is above the share; the rare ones need nothing.
+        common = distinct > 2e-3
+        relative = np.interp(np.linspace(0, 100, 400), range(101), self._lengths) / self.profile.mean_length
+        rates = distinct.copy()
+        for _ in range(50):
+            held = -np.expm1(-np.outer(rates[common], relative)).mean(1)
+            rates[common] *= distinct[common] / held
+        return rates[inverse]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """One word for each term, the frequent ones first."""
+        consonants, vowels = "bcdfghjklmnprtvwxz", "aeiou"
+        syllables = [c + v for c in consonants for v in vowels]
+        size = len(syllables)
+        words = [f"{a}k" for a in syllables]
+        words += [f"{a}{b}k" for a in syllables for b in syllables]
+        words += [f"{a}{b}{c}k" for a in syllables for b in syllables for c in syllables]
+        needed = len(self._edges)
+        for number in range(needed - len(words)):
+            rest, last = divmod(number, size)
+            rest, third = divmod(rest, size)
+            first, second = divmod(rest, size)
+            words.append("".join(syllables[i] for i in (first, second, third, last)) + "p")
+        return words[:needed]
+
+    def make_texts(self, number: int, seed: int = 0) -> Iterator[str]:
+        """Texts, the same for the same seed."""
+        rng = np.random.default_rng(seed)
+        words = self.words
+        for start in range(0, number, BATCH):
+            size = min(BATCH, number - start)
+            for tokens, tails, marked in self._draw_documents(rng, size):
+                text = " ".join([words[token] + _TAILS[tail] for token, tail in zip(tokens, tails, strict=True)])
+                if marked:
+                    text += f" 【{words[tokens[0]]}】 {words[tokens[-1]]}’s {words[tokens[len(tokens) // 2]]}®"
+                yield text
+
+    def _draw_documents(self, rng: np.random.Generator, size: int) -> Iterator[tuple[list[int], list[int], bool]]:
+        lengths = np.maximum(np.interp(rng.uniform(0, 100, size), range(101), self._lengths), 1).astype(np.int64)
+        drawn = np.clip((lengths * (self._drawn / self.profile.mean_length)).round().astype(np.int64), 1, lengths)
+        draws = np.searchsorted(self._edges, rng.random(int(drawn.sum())) * self._edges[-1])
+        first_draw = np.cumsum(drawn) - drawn
+        # Token j of a document is its j-th draw, or a copy of one.
+        owner = np.repeat(np.arange(size), lengths)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        copies = (rng.random(len(owner)) * drawn[owner]).astype(np.int64)
+        tokens = draws[first_draw[owner] + np.where(place < drawn[owner], place, copies)].tolist()
+        tails = rng.integers(0, len(_TAILS), len(owner)).tolist()
+        marked = (rng.random(size) < BEYOND_ASCII).tolist()
+        end = 0
+        for length, mark in zip(lengths.tolist(), marked, strict=True):
+            start, end = end, end + length
+            yield tokens[start:end], tails[start:end], mark
+
+    def make_queries(self, rounds: int, seed: int = 0) -> list[str]:
+        """A query for each of the profile's, ``rounds`` times with other terms."""
+        rng = np.random.default_rng(seed)
+        starts = {count: int(place) for place, count in reversed(list(enumerate(self._common)))}
+        sizes = dict(self.profile.frequencies)
+        made = []
+        for _ in range(rounds):
+            for counts in self.profile.queries:
+                chosen: dict[int, None] = {}
+                for count in counts:
+                    # The most frequent of the rare terms stand for those that were seen once or twice, or not at all.
+                    start, size = (starts[count], sizes[count]) if count > RARE else (len(self._common), 10_000)
+                    chosen[start + int(rng.integers(size))] = None
+                made.append(" ".join(self.words[number] for number in chosen))
+        return made
+
+
+def main() -> None:
+    """Measure the profile of the folder ``shared`` and write it."""
+    from spear_envs.webshop.products import read_product
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("shared", type=Path)
+    shared = parser.parse_args().shared
+    with lzma.open(shared / "data" / "webshop" / "items_shuffle_1000.json.xz") as file:
+        records: list[dict[str, Any]] = json.load(file)
+    with lzma.open(shared / "golden" / "webshop" / "search_cases.jsonl.xz", "rt", encoding="utf-8") as file:
+        queries = [json.loads(line)["query"] for line in file]
+    profile = measure_profile([read_product(record).index_text for record in records], queries)
+    PROFILE.write_text(json.dumps(profile.__dict__, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

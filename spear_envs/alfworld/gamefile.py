@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,16 @@ from spear_envs.alfworld.grammar import read_wording, split_grammar
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.wording import WORDING_2_1_2
 
-__all__ = ["GameFile", "WordingChoice", "load_game", "make_game", "read_game", "read_game_file"]
+__all__ = [
+    "GameFile",
+    "WordingChoice",
+    "load_game",
+    "make_game",
+    "make_text",
+    "read_game",
+    "read_game_file",
+    "read_game_json",
+]
 
 CACHED_GAMES = 256
 """Parsed games that a process keeps, those used longest ago dropped first; each takes about 0.2 MB."""
@@ -67,11 +76,32 @@ def read_game_file(path: str | Path) -> GameText:
     Raises:
         GameError: the file cannot be read, is no JSON object, or lacks a part; the message names file and fault.
     """
-    data = _read_json(Path(path))
+    return make_text(read_game_json(path), path)
+
+
+def read_game_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object of a ``game.tw-pddl``; same errors as :func:`read_game_file`."""
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise GameError(f"{path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
+    except (ValueError, RecursionError) as error:
+        raise GameError(f"{path} is no JSON ({error}): it may be cut short. Unpack the archive again.") from None
+    if not isinstance(data, dict):
+        raise GameError(f"{path} is no game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
     for key in _TEXTS:
         if not isinstance(data.get(key), str):
             state = "no" if key not in data else "something else than a text in"
             raise GameError(f"{path} is no game of ALFWorld: it has {state} {key!r}. Unpack the archive again.")
+    return data
+
+
+def make_text(data: Mapping[str, Any], path: str | Path) -> GameText:
+    """The game in the JSON object of a ``game.tw-pddl``.
+
+    Raises:
+        GameError: it has no task sentence; the message begins with ``path``.
+    """
     try:
         sentence, _ = split_grammar(data["grammar"])
     except GameError as error:
@@ -83,18 +113,6 @@ def read_game_file(path: str | Path) -> GameText:
         domain=data["pddl_domain"],
         task_type="",
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise GameError(f"{path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
-    except (ValueError, RecursionError) as error:
-        raise GameError(f"{path} is no JSON ({error}): it may be cut short. Unpack the archive again.") from None
-    if not isinstance(data, dict):
-        raise GameError(f"{path} is no game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
-    return data
 
 
 def make_game(text: GameText, wording: WordingChoice = WordingChoice.FILE) -> Game:

@@ -15,7 +15,7 @@ from spear_envs.alfworld.pddl import Expression, parse_expression
 from spear_envs.alfworld.wording import Wording
 from spear_envs.core.tasks import canonical_json
 
-__all__ = ["KNOWN_PARTS", "digest_parts", "read_wording", "split_grammar"]
+__all__ = ["KNOWN_PARTS", "digest_parts", "read_wording", "replace_sentence", "split_grammar"]
 
 _SENTENCE = re.compile(r'("rhs":\s*"Your task is to: )((?:[^"\\]|\\.)*)"')
 _BLOCK = re.compile(r'\bgrammar\s*::\s*"""(.*?)"""', re.DOTALL)
@@ -108,6 +108,18 @@ def split_grammar(grammar: str) -> tuple[str, str]:
     except ValueError:
         raise GameError(f"its grammar's task sentence {found[2]!r} cannot be read") from None
     return sentence, grammar[: found.start(2)] + grammar[found.end(2) :]
+
+
+def replace_sentence(grammar: str, sentence: str) -> str:
+    """The grammar with another task sentence.
+
+    Raises:
+        GameError: it has no task sentence.
+    """
+    found = _SENTENCE.search(grammar)
+    if found is None:
+        raise GameError("its grammar has no rule that says 'Your task is to: …'")
+    return f"{grammar[: found.start(2)]}{json.dumps(sentence)[1:-1]}{grammar[found.end(2) :]}"
 
 
 # Almost all games share these two texts, and reading them takes longer than reading the rest of a game.

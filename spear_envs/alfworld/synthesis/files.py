@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.grammar import replace_sentence
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import find_task_type
@@ -15,11 +17,9 @@ from spear_envs.core.errors import SpearError, choose_member
 
 __all__ = ["read_game_logic", "write_game", "write_synthetic_game"]
 
-_UNKNOWN_GOAL = "UNKNOWN GOAL."
 
-
-def read_game_logic() -> tuple[str, str]:
-    """PDDL domain and grammar of the installed alfworld package.
+def read_game_logic(sentence: str) -> tuple[str, str]:
+    """PDDL domain and grammar of the installed alfworld package, with a task sentence in the grammar.
 
     The files are read without importing alfworld, whose import makes a folder and sets ``$ALFWORLD_DATA``.
 
@@ -35,9 +35,10 @@ def read_game_logic() -> tuple[str, str]:
         domain, grammar = ((folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
     except OSError as error:
         raise SpearError(f"{error.filename} cannot be read ({error.strerror}): {mend} --force-reinstall.") from None
-    if _UNKNOWN_GOAL not in grammar:
-        raise SpearError(f"{folder / 'alfred.twl2'} has no place for the task: this needs alfworld 0.4.2, {mend}.")
-    return domain, grammar
+    try:
+        return domain, replace_sentence(grammar, sentence)
+    except GameError as error:
+        raise SpearError(f"{folder / 'alfred.twl2'}: {error}. This needs alfworld 0.4.2: {mend}.") from None
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -56,12 +57,12 @@ def write_game(game: SyntheticGame, folder: str | Path) -> Path:
     Raises:
         SpearError: alfworld is not installed, or the folder cannot be written.
     """
-    domain, grammar = read_game_logic()
+    domain, grammar = read_game_logic(game.sentence)
     scene = game.layout.scene
     prefix = "S" if game.size is RoomSize.STANDARD else "M"
     trial = f"trial_{prefix}{game.seed:06d}"
     place = Path(folder) / game.split / f"{game.task_type.value}-{game.wanted}-None-{game.target}-{scene}" / trial
-    logic = {"pddl_domain": domain, "grammar": grammar.replace(_UNKNOWN_GOAL, game.sentence)}
+    logic = {"pddl_domain": domain, "grammar": grammar}
     data: dict[str, Any] = {
         "task_id": trial,
         "task_type": game.task_type.value,

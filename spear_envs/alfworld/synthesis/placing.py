@@ -10,9 +10,9 @@ from spear_envs.alfworld.synthesis.dice import Dice
 from spear_envs.alfworld.synthesis.rooms import Layout, Receptacle, RoomSize, draw_identifier
 from spear_envs.alfworld.synthesis.things import ABILITIES, CONTAINERS, HOLDS, LAMP_STANDS, SLENDER
 
-__all__ = ["PlacedObject", "draw_objects"]
+__all__ = ["COPIES", "PlacedObject", "draw_objects"]
 
-_COPIES: Mapping[RoomSize, tuple[int, ...]] = MappingProxyType(
+COPIES: Mapping[RoomSize, tuple[int, ...]] = MappingProxyType(
     {RoomSize.STANDARD: (0, 1, 1, 2, 3), RoomSize.SMALL: (0, 0, 1, 1, 2)}
 )
 """How many there are of a kind of object, each number equally likely."""
@@ -64,7 +64,7 @@ def draw_objects(layout: Layout, size: RoomSize, dice: Dice) -> list[PlacedObjec
         places = [place for place in layout.receptacles if kind in HOLDS[place.kind]]
         if not places:
             continue
-        for _ in range(dice.pick(_COPIES[size])):
+        for _ in range(dice.pick(COPIES[size])):
             place = _pick_place(places, dice)
             second = dice.pick(layout.receptacles) if dice.chance(_IN_TWO_PLACES) else None
             container = None

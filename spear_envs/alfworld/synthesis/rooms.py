@@ -12,7 +12,17 @@ from types import MappingProxyType
 from spear_envs.alfworld.synthesis.dice import Dice
 from spear_envs.alfworld.task_types import TaskType
 
-__all__ = ["LAYOUTS", "Layout", "Receptacle", "RoomKind", "RoomSize", "draw_identifier", "list_layouts", "rooms_of"]
+__all__ = [
+    "LAYOUTS",
+    "ROOMS",
+    "Layout",
+    "Receptacle",
+    "RoomKind",
+    "RoomSize",
+    "draw_identifier",
+    "list_layouts",
+    "rooms_of",
+]
 
 
 class RoomSize(str, Enum):
@@ -42,6 +52,10 @@ class RoomKind:
     objects: tuple[str, ...]
     lamp: str | None
     first_scene: int
+
+    def counts(self, size: RoomSize) -> Mapping[str, tuple[int, int]]:
+        """Receptacle kind -> (least, most) in rooms of a size."""
+        return self.receptacles if size is RoomSize.STANDARD else self.small
 
 
 @dataclass(frozen=True)
@@ -137,14 +151,16 @@ BATHROOM = RoomKind(
     401,
 )  # fmt: skip
 
+ROOMS = (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM)
+
 _ROOMS_OF: Mapping[TaskType, tuple[RoomKind, ...]] = MappingProxyType(
     {
-        TaskType.PICK: (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM),
+        TaskType.PICK: ROOMS,
         TaskType.LOOK: (LIVING_ROOM, BEDROOM),
         TaskType.CLEAN: (KITCHEN, BATHROOM),
         TaskType.HEAT: (KITCHEN,),
         TaskType.COOL: (KITCHEN,),
-        TaskType.PICK2: (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM),
+        TaskType.PICK2: ROOMS,
     }
 )
 
@@ -190,7 +206,7 @@ def _draw_receptacles(room: RoomKind, size: RoomSize, dice: Dice) -> tuple[Recep
                 taken.add(new)
                 return new
 
-    for kind, (least, most) in (room.receptacles if size is RoomSize.STANDARD else room.small).items():
+    for kind, (least, most) in room.counts(size).items():
         for _ in range(dice.between(least, most)):
             stem = kind.removesuffix("Basin")  # a basin is part of a larger thing: Sink…_bar_SinkBasin
             identifier = draw_new(stem) + (f"_bar_{kind}" if stem != kind else "")

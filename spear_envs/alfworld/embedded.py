@@ -1,0 +1,148 @@
+"""The games that come with the package: listed by seed and digest, made by the synthesizer when they are played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.sources import GameSource, GameText
+from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
+from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.alfworld.task_types import TaskType, find_task_type
+from spear_envs.core.tasks import Task, TaskSet
+
+__all__ = ["EmbeddedGame", "EmbeddedTaskSet", "list_embedded"]
+
+_LIST = "embedded.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedGame:
+    """A game of the packaged list; a :class:`GameSource` that makes the game when it is read."""
+
+    task_type: TaskType
+    split: str
+    size: RoomSize
+    seed: int
+    digest: str
+    """SHA-256 (hex) of its sentence and problem."""
+
+    def __str__(self) -> str:
+        return f"the embedded game {self.size.value}/{self.split}/{self.task_type.subtask}/{self.seed}"
+
+    @property
+    def key(self) -> Hashable:
+        """The digest, which tells the games apart by content."""
+        return self.digest
+
+    @property
+    def path(self) -> None:
+        """None: there is no file; ``write_game(source.make(), folder)`` writes one."""
+        return None
+
+    def make(self) -> SyntheticGame:
+        """The game itself.
+
+        Raises:
+            GameError: what came out is not the game that is listed.
+        """
+        return _make_listed(self)
+
+    def read(self) -> GameText:
+        """Sentence and problem; the same errors as :meth:`make`."""
+        game = self.make()
+        return GameText(game.problem, game.sentence, None, None, game.task_type.value)
+
+
+# A task's sentence and its game are asked for one after the other, and making a game takes milliseconds.
+@lru_cache(maxsize=32)
+def _make_listed(entry: EmbeddedGame) -> SyntheticGame:
+    game = make_game(entry.task_type, entry.split, entry.seed, entry.size)
+    if game.digest != entry.digest:
+        raise GameError(
+            f"{entry} came out different from the one that is listed ({game.digest[:12]}… instead of"
+            f" {entry.digest[:12]}…): the synthesizer or this Python has changed. Reinstall spear-envs."
+        )
+    return game
+
+
+@lru_cache(maxsize=1)
+def _read_list() -> Mapping[str, Any]:
+    return json.loads(resources.files(__package__).joinpath(_LIST).read_text("utf-8"))
+
+
+@lru_cache(maxsize=8)
+def list_embedded(split: str, size: RoomSize = RoomSize.STANDARD) -> tuple[EmbeddedGame, ...]:
+    """The games of a split in the order of their tasks: the six types take turns, so any beginning is balanced."""
+    digests = {find_task_type(name): listed for name, listed in _read_list()[size.value][split].items()}
+    longest = max(map(len, digests.values()))
+    return tuple(
+        EmbeddedGame(kind, split, size, seed, digests[kind][seed])
+        for seed in range(longest)
+        for kind in TaskType
+        if seed < len(digests[kind])
+    )
+
+
+class EmbeddedTaskSet(TaskSet):
+    """One embedded split. Its games are made one by one when they are asked for; the fingerprint needs none of them.
+
+    Args:
+        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
+        size: of the rooms.
+    """
+
+    bounded = True
+
+    def __init__(self, split: str, size: RoomSize) -> None:
+        name = "embedded" if size is RoomSize.STANDARD else f"embedded-{size.value}"
+        super().__init__(f"alfworld/{name}", split)
+        self._games = list_embedded(split, size)
+        self._ids = {self._id_at(index): index for index in range(len(self._games))}
+        self._tasks: dict[int, Task] = {}
+
+    def __len__(self) -> int:
+        return len(self._games)
+
+    def _id_at(self, index: int) -> str:
+        return f"{self.name}/{self.split}/{index:05d}"
+
+    def _task_at(self, index: int) -> Task:
+        task = self._tasks.get(index)
+        if task is None:
+            game = self._games[index]
+            task = self._tasks[index] = Task(
+                id=self._id_at(index),
+                split=self.split,
+                subtask=game.task_type.subtask,
+                instruction=game.make().sentence,
+                content=self._content_at(index),
+            )
+        return task
+
+    def _content_at(self, index: int) -> dict[str, Any]:
+        game = self._games[index]
+        return {"rooms": game.size.value, "type": game.task_type.value, "seed": game.seed, "sha256": game.digest}
+
+    def index_of(self, task_id: str) -> int:
+        """Position of a task; raises ``UnknownTaskError``."""
+        try:
+            return self._ids[task_id]
+        except (KeyError, TypeError):
+            raise self._unknown(task_id, "") from None
+
+    def digest(self, index: int) -> str:
+        """SHA-256 of the game's sentence and problem, without making it."""
+        return self._games[range(len(self))[index]].digest
+
+    def _definition(self) -> Any:
+        return [{"id": self._id_at(i), **self._content_at(i)} for i in range(len(self))]
+
+    def source(self, task: Task) -> GameSource:
+        """Where the game of a task of this set comes from."""
+        return self._games[self.index_of(task.id)]

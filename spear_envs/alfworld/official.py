@@ -1,0 +1,245 @@
+"""The published games: where they lie, which of them make a split, and task sets of them or of one file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.gamefile import GameFile
+from spear_envs.alfworld.grammar import replace_sentence
+from spear_envs.alfworld.records import GAME_FILE, GameRecord, Listing, read_record, scan_split
+from spear_envs.alfworld.sources import GameSource, GameText
+from spear_envs.alfworld.task_types import name_subtask
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import ListTaskSet, Task
+from spear_envs.data import data_folder
+from spear_envs.data.files import digest_file
+
+__all__ = [
+    "OFFICIAL_COUNTS",
+    "RELEASES",
+    "ListedGame",
+    "OfficialTaskSet",
+    "SplitFolder",
+    "TaskText",
+    "find_split",
+    "make_file_set",
+    "make_official_set",
+]
+
+RELEASES = ("json_2.1.2", "json_2.1.1")
+"""Folders that the published archives unpack to, the newest first."""
+
+OFFICIAL_COUNTS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "train": {"pick": 790, "look": 308, "clean": 650, "heat": 459, "cool": 533, "pick2": 813},
+        "valid_seen": {"pick": 35, "look": 13, "clean": 27, "heat": 16, "cool": 25, "pick2": 24},
+        "valid_unseen": {"pick": 24, "look": 18, "clean": 31, "heat": 23, "cool": 21, "pick2": 17},
+    }
+)
+"""Games of each split and subtask, as ALFWorld's paper has them: 3,553, 140 and 134."""
+
+_MEND = (
+    "Fetch the games with 'spear data get alfworld', or say where they lie with data_dir= or $ALFWORLD_DATA: the folder"
+    f" that holds {RELEASES[0]} or {RELEASES[1]}."
+)
+
+
+class TaskText(str, Enum):
+    """Who worded the tasks."""
+
+    TEMPLATE = "template"
+    """The templates of ALFWorld, as in the published games."""
+    HUMAN = "human"
+    """The first of the sentences that people wrote about the task, as it is in ``traj_data.json``."""
+
+
+@dataclass(frozen=True)
+class SplitFolder:
+    """Where the games of one split lie.
+
+    Attributes:
+        path: such as ``…/json_2.1.2/valid_seen``.
+        elsewhere: the same split of other releases, for a ``traj_data.json`` that is missing.
+        published: whether it lies in a folder named like a release, so that all of its games should be there.
+    """
+
+    path: Path
+    elsewhere: tuple[Path, ...] = ()
+    published: bool = False
+
+
+def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
+    """Find the folder of a split.
+
+    Args:
+        data_dir: the folder with ``json_2.1.2`` or ``json_2.1.1`` in it, one of these two, or any folder that holds
+            folders named like splits. None: ``$ALFWORLD_DATA``, else the user's cache.
+        split: name of the folder to find.
+
+    Raises:
+        SpearError: it is not there; the message says where it was looked for and how to get it.
+    """
+    named = os.environ.get("ALFWORLD_DATA", "").strip()
+    if data_dir is not None:
+        base, origin = Path(data_dir).expanduser(), "data_dir"
+    elif named:
+        base, origin = Path(named).expanduser(), "$ALFWORLD_DATA"
+    else:
+        base, origin = data_folder() / "alfworld", "the user's cache"
+    if not base.is_dir():
+        raise SpearError(f"There are no official games: {base} ({origin}) is no folder. {_MEND}")
+    folders = [base / release / split for release in RELEASES] + [base / split]
+    found = [folder for folder in folders if folder.is_dir()]
+    for number, folder in enumerate(found):
+        if _has_game(folder):
+            published = folder.parent.name in RELEASES
+            return SplitFolder(folder, tuple(found[:number] + found[number + 1 :]), published)
+    if found:
+        raise SpearError(f"There is no {GAME_FILE} below {found[0]}. {_MEND}")
+    near = f" {base.parent} holds it: name that one." if (base.parent / split).is_dir() else ""
+    raise SpearError(f"There are no official games of the split {split!r} in {base} ({origin}).{near or ' ' + _MEND}")
+
+
+def _has_game(folder: Path) -> bool:
+    return any(GAME_FILE in files for _, _, files in os.walk(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGame:
+    """A game file of a task set, held against what was listed; a :class:`GameSource`."""
+
+    path: Path
+    record: GameRecord
+    text: TaskText = TaskText.TEMPLATE
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def key(self) -> Hashable:
+        """Path, time and size of the file, and who worded the task; raises GameError if the file is gone."""
+        return GameFile(self.path).key, self.text
+
+    def read(self) -> GameText:
+        """The game.
+
+        Raises:
+            GameError: the file cannot be read, is broken, has no sentence of the kind that is wanted, or is not the
+                file that was listed.
+        """
+        text = GameFile(self.path).read()
+        if digest_file(self.path) != self.record.sha256:
+            raise GameError(f"{self.path} has changed since the task set was made: make the environment anew.")
+        if self.text is TaskText.HUMAN:
+            if not self.record.human:
+                fault = self.record.fault or "nobody wrote a sentence about it"
+                raise GameError(f"{self.path} has no human task text ({fault}): use task_text='template'.")
+            assert text.grammar is not None
+            grammar = replace_sentence(text.grammar, self.record.human)
+            text = replace(text, sentence=self.record.human, grammar=grammar)
+        return replace(text, task_type=self.record.task_type)
+
+
+def _make_task(name: str, split: str, number: str, record: GameRecord, text: TaskText, path: str) -> Task:
+    return Task(
+        id=f"{name}/{split}/{number}",
+        split=split,
+        subtask=name_subtask(record.task_type) or "unknown",
+        instruction=record.human if text is TaskText.HUMAN else record.sentence,
+        content={"path": path, "sha256": record.sha256},
+    )
+
+
+class _FileTaskSet(ListTaskSet):
+    """Tasks that are game files."""
+
+    def __init__(self, name: str, split: str, tasks: Sequence[Task], games: Sequence[ListedGame]) -> None:
+        super().__init__(tasks, name=name, split=split, digest=lambda task: task.content["sha256"])
+        self.games = tuple(games)
+
+    def source(self, task: Task) -> GameSource:
+        """The file of a task of this set."""
+        return self.games[self.index_of(task.id)]
+
+
+class OfficialTaskSet(_FileTaskSet):
+    """One split of the published games. The number of a task is the place of its path in the sorted list of paths.
+
+    A game whose file is broken keeps its place, and only playing it raises an error, so that the others keep their
+    numbers and can be played; ``spear data check alfworld`` lists such files.
+
+    Args:
+        folder: from :func:`find_split`.
+        split: second part of the ids.
+        text: who worded the instructions.
+        listing: what is in the folder.
+    """
+
+    def __init__(self, folder: SplitFolder, split: str, text: TaskText, listing: Listing) -> None:
+        name = "alfworld/official"
+        tasks = [
+            _make_task(name, split, f"{number:05d}", record, text, record.path)
+            for number, record in enumerate(listing.games)
+        ]
+        super().__init__(name, split, tasks, [ListedGame(folder.path / one.path, one, text) for one in listing.games])
+        self.folder = folder
+
+
+def make_official_set(data_dir: str | Path | None, split: str, text: TaskText) -> OfficialTaskSet:
+    """The task set of an official split; see :func:`find_split` for the arguments.
+
+    A published split that has fewer or more games than it should have is used as it is, with a warning.
+
+    Raises:
+        SpearError: there are no games.
+    """
+    folder = find_split(data_dir, split)
+    return _make_official(folder, folder.path.stat().st_mtime_ns, split, text)
+
+
+# With the time of the folder, so that an archive unpacked later is found by a process that looked before.
+@lru_cache(maxsize=8)
+def _make_official(folder: SplitFolder, changed: int, split: str, text: TaskText) -> OfficialTaskSet:
+    listing = scan_split(folder.path, folder.elsewhere)
+    if not listing.games:
+        reasons = "; ".join(f"{count} × {reason.value}" for reason, count in sorted(listing.left_out.items()))
+        raise SpearError(f"No game in {folder.path} belongs to the split {split!r} ({reasons}). {_MEND}")
+    tasks = OfficialTaskSet(folder, split, text, listing)
+    expected = sum(OFFICIAL_COUNTS[split].values())
+    if folder.published and len(tasks) != expected:
+        warnings.warn(
+            f"{folder.path} has {len(tasks):,} games, and the published split {split!r} has {expected:,}: numbers on it"
+            " are not comparable. 'spear data check alfworld' says more.",
+            stacklevel=4,
+        )
+    return tasks
+
+
+def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSet:
+    """A task set of exactly one game file; it may be one that no split would have.
+
+    Raises:
+        SpearError: the file cannot be read, is no game, or has no sentence of the kind that is wanted.
+    """
+    if path.is_dir():
+        raise SpearError(f"game={str(path)!r} is a folder: name the {GAME_FILE} in it.")
+    path = path.expanduser().absolute()
+    return _make_file_set(path, GameFile(path).key, text)
+
+
+# With the state of the file, so that one that was written anew is read anew.
+@lru_cache(maxsize=256)
+def _make_file_set(path: Path, state: Hashable, text: TaskText) -> _FileTaskSet:
+    record = read_record(path, path.with_name("traj_data.json"), f"{path.parent.parent.name}/{path.parent.name}/.")
+    game = ListedGame(path, record, text)
+    game.read()
+    task = _make_task("alfworld", "game", record.sha256[:16], record, text, path.name)
+    return _FileTaskSet("alfworld", "game", [task], [game])

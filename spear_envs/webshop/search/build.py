@@ -22,7 +22,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def build_index(
     """
     if processes < 1:
         raise SpearError(f"processes={processes}: give at least 1.")
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     if folder.exists() and not _may_replace(folder):
         raise SpearError(f"{folder} holds files that are no search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")
@@ -133,7 +133,7 @@ def _cut_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _write_chunks(chunks: Iterator[list[str]], work: Path, processes: int) -> Iterator[tuple[Path, int]]:
     """Write the chunks that are not there yet; yields the file and the number of documents of each, in order."""
-    started = list(_take(chunks, 2))
+    started = list(islice(chunks, 2))
     if processes == 1 or len(started) < 2:
         for chunk in chain(started, chunks):
             path = _name_chunk(chunk, work)
@@ -166,11 +166,6 @@ def _end_with_parent() -> None:
             os._exit(1)
 
         threading.Thread(target=watch, daemon=True).start()
-
-
-def _take(chunks: Iterator[list[str]], count: int) -> Iterator[list[str]]:
-    for _, chunk in zip(range(count), chunks, strict=False):
-        yield chunk
 
 
 def _finish_chunk(path: Path, size: int, future: Future[None] | None) -> tuple[Path, int]:

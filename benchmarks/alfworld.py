@@ -82,10 +82,9 @@ def draw_game(number: int, official: list[Path], rng: random.Random) -> tuple[st
         kind = "synthetic" if kind == "official" else kind
         task, split = rng.choice(list(TaskType)), rng.choice(("train", "valid_seen", "valid_unseen"))
         seed = 1_000_000 + rng.randrange(1_000_000)  # far from the seeds of the embedded games
-        domain, grammar = read_game_logic()
         game = make_game(task, split, seed)
         name = f"{task.value}/{split}/{seed}"
-        grammar = grammar.replace("UNKNOWN GOAL.", game.sentence)
+        domain, grammar = read_game_logic(game.sentence)
         data = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
     if kind == "odd":
         data = make_odd(data, rng)

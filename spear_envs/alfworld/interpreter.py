@@ -66,10 +66,10 @@ class Interpreter:
         self._tracks_checked = "checked" in game.goal.reads
         self.go_to(game.new_state() if state is None else state)
 
-    def reset(self) -> str:
-        """Begin anew; returns the opening observation."""
-        self.go_to(self.game.new_state())
-        return describe_opening(self.game, self.state)
+    @property
+    def opening(self) -> str:
+        """The first observation of the game."""
+        return describe_opening(self.game, self.game.initial)
 
     def go_to(self, state: State) -> None:
         """Continue from ``state``, which is taken over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ PROPERTIES: Mapping[str, str] = {
     "checked": "checked",
 }
 """Predicates of one argument that change, and the attribute of :class:`State` with the ids they hold for."""
+
+
+_DECISIVE = tuple(name for name in PROPERTIES.values() if name != "checked")
 
 
 class State:
@@ -96,6 +100,21 @@ class State:
         if predicate == "holds":
             return first == self.agent and second == self.held and self.held is not None
         return first == self.agent and second == self.location  # atlocation
+
+    def digest(self, game: Game) -> str:
+        """Key of all that decides what can happen from here: 32 hex digits, the same in every process.
+
+        Which things were taken out of what is left out, since only the answer to ``look`` hangs on it, and so is what
+        was looked at.
+        """
+        start = game.initial
+        parts: list[Any] = [self.location, self.held]
+        parts.append([(key, ids) for key, ids in self.contents.items() if ids != start.contents[key]])
+        parts.append(sorted([(key, ids) for key, ids in self.lying.items() if ids != start.lying.get(key, ())]))
+        for name in _DECISIVE:
+            now = getattr(self, name)
+            parts.append(sorted(now) if now != getattr(start, name) else None)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def to_plain(self, game: Game) -> dict[str, Any]:
         """What differs from the start of ``game``, as JSON values; equal states give equal values."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spear_envs.alfworld.actions import Action
+from spear_envs.alfworld.gamefile import WordingChoice, load_game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.sources import GameSource, GameText
+from spear_envs.alfworld.synthesis.files import read_game_logic
 from spear_envs.core.errors import SpearError
 
-__all__ = ["LOCK", "TextWorldPlay", "TextWorldReply"]
+__all__ = ["LOCK", "TextWorldBackend", "TextWorldPlay", "TextWorldReply", "make_data"]
 
 LOCK = threading.RLock()
 """Held around every call into TextWorld, which is not thread-safe: loading a game swaps ``sys.stdout`` and
@@ -63,10 +68,15 @@ class TextWorldPlay:
                     self._loaded = None
                     self._env.load(dict(data))
                     self._loaded = dict(data)
-                state = self._env.reset()
+                return self.restart()
             # Anything may come out of its parsers, a SystemExit included.
             except (Exception, SystemExit) as error:
                 raise SpearError(f"TextWorld cannot load the game: {type(error).__name__}: {error}") from error
+
+    def restart(self) -> TextWorldReply:
+        """Begin the game that was loaded last once more."""
+        with _enter_textworld():
+            state = self._env.reset()
         self.commands = []
         return _read_state(state)
 
@@ -81,6 +91,72 @@ class TextWorldPlay:
         """Let TextWorld go; no further calls."""
         with _enter_textworld():
             self._env.close()
+
+
+class TextWorldBackend:
+    """TextWorld says what is seen, what may be done and whether it is won; the interpreter plays along unseen, so that
+    the expert, the goal conditions and the anchor are at hand. A :class:`~spear_envs.alfworld.backends.Backend`.
+
+    Raises:
+        SpearError: the extra is not installed.
+    """
+
+    play: Interpreter
+    _reply: TextWorldReply
+
+    def __init__(self) -> None:
+        self._peer = TextWorldPlay()
+
+    @property
+    def admissible(self) -> Sequence[str]:
+        """In TextWorld's order."""
+        return self._reply.admissible
+
+    @property
+    def won(self) -> bool:
+        """As TextWorld has it."""
+        return self._reply.won
+
+    def start(self, source: GameSource, wording: WordingChoice) -> str:
+        """Begin a game, which takes TextWorld most of a second."""
+        self.play = Interpreter(load_game(source, wording))
+        self._reply = self._peer.reset(make_data(source.read(), wording))
+        return self._reply.observation
+
+    def accepts(self, command: str) -> bool:
+        """Whether TextWorld lists a command."""
+        return command in self._reply.admissible
+
+    def step(self, command: str) -> tuple[str, bool, Action | None]:
+        """Play a command in both."""
+        accepted = self.accepts(command)
+        self._reply = self._peer.step(command)
+        return self._reply.observation, accepted, self.play.step(command)[1]
+
+    def save(self) -> dict[str, Any]:
+        """The commands since the start, since TextWorld's state cannot be copied."""
+        return {"commands": list(self._peer.commands)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Play the saved commands, from the start unless they only go on from here."""
+        wanted, done = saved["commands"], self._peer.commands
+        if wanted[: len(done)] != done:
+            self._reply = self._peer.restart()
+            self.play.go_to(self.play.game.new_state())
+        for command in wanted[len(self._peer.commands) :]:
+            self.step(command)
+
+
+def make_data(text: GameText, wording: WordingChoice) -> dict[str, str]:
+    """What TextWorld loads: the file's own logic, or that of the installed alfworld, which is release 2.1.2.
+
+    Raises:
+        SpearError: alfworld's logic is needed and not installed.
+    """
+    domain, grammar = text.domain, text.grammar
+    if domain is None or grammar is None or wording is WordingChoice.RELEASE_2_1_2:
+        domain, grammar = read_game_logic(text.sentence)
+    return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": text.problem}
 
 
 def _read_state(state: Any) -> TextWorldReply:

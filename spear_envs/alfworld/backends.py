@@ -1,0 +1,119 @@
+"""What plays the games behind the environment: the interpreter alone, or TextWorld with the interpreter beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from spear_envs.alfworld.actions import Action
+from spear_envs.alfworld.gamefile import WordingChoice, load_game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.sources import GameSource
+from spear_envs.alfworld.state import State
+
+__all__ = ["Backend", "BackendName", "NativeBackend", "make_backend"]
+
+
+class BackendName(str, Enum):
+    """What plays the game."""
+
+    NATIVE = "native"
+    """The interpreter of this package: the same texts several hundred times as fast."""
+    TEXTWORLD = "textworld"
+    """TextWorld itself (extra ``alfworld``)."""
+
+
+class Backend(Protocol):
+    """Plays one game after the other."""
+
+    @property
+    def play(self) -> Interpreter:
+        """The game and its state, for the expert, the goal conditions and the anchor."""
+        ...
+
+    @property
+    def admissible(self) -> Sequence[str]:
+        """Commands that would do something now, sorted, ``help`` included."""
+        ...
+
+    @property
+    def won(self) -> bool:
+        """Whether the goal holds now."""
+        ...
+
+    def start(self, source: GameSource, wording: WordingChoice) -> str:
+        """Begin a game; returns the opening observation.
+
+        Raises:
+            SpearError: the game cannot be read or played.
+        """
+        ...
+
+    def accepts(self, command: str) -> bool:
+        """Whether a command, stripped of blanks at its ends, is admissible now."""
+        ...
+
+    def step(self, command: str) -> tuple[str, bool, Action | None]:
+        """Play a command; returns what the game says, whether it was admissible, and what it did to the state."""
+        ...
+
+    def save(self) -> dict[str, Any]:
+        """The state as plain values."""
+        ...
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go to a saved state of the game that was started last."""
+        ...
+
+
+class NativeBackend:
+    """The interpreter of this package."""
+
+    play: Interpreter
+
+    @property
+    def admissible(self) -> Sequence[str]:
+        """See :class:`Backend`."""
+        return self.play.admissible
+
+    @property
+    def won(self) -> bool:
+        """See :class:`Backend`."""
+        return self.play.won
+
+    def start(self, source: GameSource, wording: WordingChoice) -> str:
+        """See :class:`Backend`."""
+        self.play = Interpreter(load_game(source, wording))
+        return self.play.opening
+
+    def accepts(self, command: str) -> bool:
+        """See :class:`Backend`."""
+        return self.play.find_action(command) is not None
+
+    def step(self, command: str) -> tuple[str, bool, Action | None]:
+        """See :class:`Backend`."""
+        said, action = self.play.step(command)
+        return said, action is not None, action
+
+    def save(self) -> dict[str, Any]:
+        """What differs from the start of the game."""
+        return {"state": self.play.state.to_plain(self.play.game)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """See :class:`Backend`."""
+        self.play.go_to(State.from_plain(self.play.game, saved["state"]))
+
+
+def make_backend(name: BackendName) -> Backend:
+    """A backend that has no game yet.
+
+    Raises:
+        SpearError: TextWorld is wanted and not installed.
+    """
+    if name is BackendName.NATIVE:
+        return NativeBackend()
+    # Imported late: it is the only part that needs the extra.
+    from spear_envs.alfworld.textworld import TextWorldBackend
+
+    return TextWorldBackend()

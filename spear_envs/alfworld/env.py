@@ -1,0 +1,221 @@
+"""The environment ``spear/ALFWorld-v0``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, cast
+
+from spear_envs.alfworld.aliases import Aliases, rewrite_command
+from spear_envs.alfworld.backends import BackendName, make_backend
+from spear_envs.alfworld.conditions import count_goal_conditions
+from spear_envs.alfworld.embedded import EmbeddedTaskSet
+from spear_envs.alfworld.gamefile import WordingChoice
+from spear_envs.alfworld.interpreter import CHANGES, Interpreter
+from spear_envs.alfworld.lexicon import list_names
+from spear_envs.alfworld.oracle import plan
+from spear_envs.alfworld.parsing import CommandParser, PeerParser, VerbatimParser, find_peer_command
+from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
+from spear_envs.alfworld.synthesis.rooms import RoomSize
+from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
+from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.parsing import ResponseFormat, ResponseParser
+from spear_envs.core.prompts import PromptTemplate
+from spear_envs.core.rewards import Schedule
+from spear_envs.core.tasks import Task
+
+__all__ = ["ALFWorldEnv", "Anchor"]
+
+
+class Anchor(str, Enum):
+    """What two states must have in common to count as one (GiGPO)."""
+
+    STATE = "state"
+    """All that decides what can happen: places, what is held, opened, clean, hot and so on."""
+    OBSERVATION = "observation"
+    """The text of the observation, as the peers have it: every ``Nothing happens.`` is then the same state."""
+
+
+class ALFWorldEnv(SpearEnv[str]):
+    """ALFWorld's text games: walk through a room, open, take, treat and put things until the task is done.
+
+    Observations are what the game says, word for word; one response is one command. ``won`` is the game's own, the
+    native reward is 1 at the winning step and 0 otherwise, and each command played counts as a tool call, whether or
+    not it did something; ``reward_terms["admissible_commands"]`` counts those that did. ``info`` has the keys of
+    ``StepInfo``, ``goal_conditions_met`` and ``goal_conditions`` (ALFRED's, see
+    :func:`~spear_envs.alfworld.conditions.count_goal_conditions`), and ``goal_condition_success``, their ratio.
+
+    Args:
+        dataset: ``"embedded"`` (synthetic games, nothing to download) or ``"official"``.
+        split: ``"train"``, ``"valid_seen"`` or ``"valid_unseen"``.
+        rooms: size of the embedded rooms, ``"standard"`` or ``"small"``.
+        data_dir: where official games lie; by default ``$ALFWORLD_DATA``, else the user's cache.
+        game: path of one ``game.tw-pddl``: the task set is exactly this game.
+        backend: ``"native"`` or ``"textworld"``.
+        wording: ``"file"``, or ``"2.1.2"`` to have older files speak as newer ones do.
+        aliases: ``"none"`` or ``"paper"``, see :func:`~spear_envs.alfworld.aliases.rewrite_command`.
+        task_text: ``"template"``, or ``"human"`` for sentences that people wrote (official games).
+        max_turns: responses after which the episode is truncated.
+        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
+        anchor: ``"state"`` or ``"observation"``.
+        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
+            the command as it stands; between tags it is played in lower case.
+
+    Raises:
+        SpearError: a keyword without a valid value, no official games, or a game that cannot be read.
+    """
+
+    metadata: dict[str, Any]  # type: ignore[misc]
+    splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
+    templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
+        {"default": HouseholdTemplate(), "compact": CompactHouseholdTemplate()}
+    )
+
+    def __init__(
+        self,
+        dataset: str = "embedded",
+        split: str = "train",
+        rooms: str = "standard",
+        data_dir: str | os.PathLike[str] | None = None,
+        game: str | os.PathLike[str] | None = None,
+        backend: str = "native",
+        wording: str = "file",
+        aliases: str = "none",
+        task_text: str = "template",
+        max_turns: int = 50,
+        history: int = 2,
+        anchor: str = "state",
+        response_format: str = "tags",
+        reward: str = "spear",
+        on_malformed: str = "explain",
+        mu: str | float | Schedule = "constant",
+        render_mode: str | None = None,
+    ) -> None:
+        if isinstance(history, bool) or not isinstance(history, int) or history < 0:
+            raise SpearError(f"history={history!r} is not valid: give a whole number of at least 0.")
+        self.history = history
+        self.backend = choose_member(BackendName, backend, "backend")
+        self.wording = choose_member(WordingChoice, wording, "wording")
+        self.aliases = choose_member(Aliases, aliases, "aliases")
+        self.rooms = choose_member(RoomSize, rooms, "rooms")
+        self.anchor = choose_member(Anchor, anchor, "anchor")
+        parser = _choose_parser(response_format, on_malformed)
+        super().__init__(
+            make_task_set(
+                dataset,
+                split,
+                rooms=rooms,
+                data_dir=None if data_dir is None else os.fspath(data_dir),
+                game=None if game is None else os.fspath(game),
+                task_text=task_text,
+            ),
+            max_turns=max_turns,
+            parser=parser,
+            response_format=response_format,
+            reward=reward,
+            on_malformed=on_malformed,
+            mu=mu,
+            render_mode=render_mode,
+        )
+        if game is not None:
+            self.splits = GAME_SPLITS
+        self.templates = MappingProxyType(
+            {"default": HouseholdTemplate(parser), "compact": CompactHouseholdTemplate(parser)}
+        )
+        self._game = make_backend(self.backend)
+        self._opening = ""
+        self._conditions = (0, 0)
+        if self.backend is BackendName.TEXTWORLD:
+            self.metadata = {**self.metadata, "blocking": True}
+
+    @property
+    def play(self) -> Interpreter:
+        """The game being played and its state; with ``backend="textworld"`` the interpreter that plays along."""
+        self.task  # noqa: B018 - raises ResetNeeded before the first episode
+        return self._game.play
+
+    # ---------------------------------------------------------------- hooks of SpearEnv
+
+    def _start(self, task: Task) -> None:
+        self._opening = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
+        self._won = self._game.won
+        self._extra_terms["admissible_commands"] = 0.0
+        self._count_conditions()
+
+    def _act(self, action: str) -> ActionResult:
+        backend = self._game
+        command = action.strip()
+        if self.aliases is Aliases.PAPER:
+            command = rewrite_command(command, backend.play.game.wording, backend.accepts)
+        said, accepted, done = backend.step(command)
+        if done is not None and not backend.play.game.goal.reads.isdisjoint(CHANGES[done.verb]):
+            self._count_conditions()
+        won = backend.won
+        return ActionResult(
+            accepted,
+            1.0 if won else 0.0,
+            won,
+            message=said,
+            tool_calls=1,
+            details=self._details(),
+            terms={"admissible_commands": self._extra_terms["admissible_commands"] + accepted},
+            action=command,
+        )
+
+    def _count_conditions(self) -> None:
+        play = self._game.play
+        self._conditions = count_goal_conditions(play.game, play.state)
+
+    def _malformed(self, problem: str) -> ActionResult:
+        return super()._malformed(problem)._replace(details=self._details())
+
+    def peer_action(self, text: str) -> str:
+        """What verl-agent would play for a response that even it cannot read otherwise."""
+        return find_peer_command(text)
+
+    def _details(self) -> dict[str, Any]:
+        met, number = self._conditions
+        return {
+            "goal_conditions_met": met,
+            "goal_conditions": number,
+            "goal_condition_success": met / number if number else 1.0,
+        }
+
+    def _observe(self, message: str) -> str:
+        return message or self._opening
+
+    def _world(self) -> dict[str, Any]:
+        return self._game.save()
+
+    def _restore_world(self, state: Mapping[str, Any]) -> None:
+        self._game.restore(state)
+        self._count_conditions()
+
+    def _anchor(self) -> Hashable:
+        if self.anchor is Anchor.OBSERVATION:
+            return self._observe(self._result.message)
+        play = self._game.play
+        return f"{self.task.id}:{play.state.digest(play.game)}"
+
+    def _admissible(self) -> list[str]:
+        return list(self._game.admissible)
+
+    def expert_plan(self) -> list[str]:
+        """Commands that win from the present state; empty if it is won, or if no plan is found."""
+        play = self.play
+        return plan(play.game, play.state)
+
+    def lexicon(self) -> Iterator[str]:
+        """The names of embedded things, alone and numbered, for the compact template; nothing for official games."""
+        if isinstance(self.tasks, EmbeddedTaskSet):
+            yield from (f" {name}" for name in list_names(self.rooms))  # as the compact template cuts them
+
+
+def _choose_parser(response_format: str, on_malformed: str) -> ResponseParser:
+    if choose_member(ResponseFormat, response_format, "response_format") is ResponseFormat.PLAIN:
+        return VerbatimParser()
+    peer = choose_member(OnMalformed, on_malformed, "on_malformed") is OnMalformed.PEER
+    return PeerParser() if peer else CommandParser()

@@ -1,0 +1,104 @@
+"""From responses to commands, where ALFWorld differs from the other environments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser
+
+__all__ = ["CommandParser", "PeerParser", "VerbatimParser", "find_peer_command"]
+
+PEER_TAIL = 30
+"""Characters that verl-agent plays of a response without action tags."""
+
+_OPEN, _CLOSE = "<action>", "</action>"
+_CJK = re.compile("[\u4e00-\u9fff]")
+_STRICT = TagParser()
+_PLAIN = PlainParser()
+
+
+@dataclass(frozen=True)
+class CommandParser:
+    """``<think>…</think><action>…</action>``; the command is played in lower case, as every command is written.
+
+    Only the strict form earns the format reward. A command between tags is played even where the rest of the form is
+    not met, since it is clear what was meant; without one nothing is played.
+    """
+
+    hint: str = _STRICT.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; never raises."""
+        parsed = _STRICT.parse(response)
+        if parsed.action is not None:
+            return parsed._replace(action=parsed.action.lower())
+        if not _is_readable(response):
+            return parsed
+        _, opened, rest = response.partition(_OPEN)
+        command, closed, _ = rest.partition(_CLOSE)
+        command = command.strip().lower()
+        if not (opened and closed and command):
+            return parsed
+        return ParsedResponse(command, False, parsed.problem)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action between its tags, behind the thoughts between theirs."""
+        return _STRICT.respond(action, think)
+
+
+@dataclass(frozen=True)
+class PeerParser:
+    """What verl-agent makes of a response: something is always played, and it counts as valid by its form alone."""
+
+    hint: str = _STRICT.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response; only an overlong and a NUL-holding one are malformed."""
+        if not _is_readable(response):
+            return _STRICT.parse(response)
+        problem = _find_peer_problem(response)
+        return ParsedResponse(find_peer_command(response), not problem, problem)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action between its tags, behind the thoughts between theirs."""
+        return _STRICT.respond(action, think)
+
+
+@dataclass(frozen=True)
+class VerbatimParser:
+    """The whole text is the command, an empty one included: on that, as on any unknown command, nothing happens."""
+
+    hint: str = _PLAIN.hint
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Take the response as it is; only an overlong and a NUL-holding one are malformed."""
+        return ParsedResponse(response, True) if _is_readable(response) else _PLAIN.parse(response)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The action itself; thoughts have no place in this form."""
+        return action
+
+
+def find_peer_command(response: str) -> str:
+    """What verl-agent plays for a response: in lower case what stands between the first ``<action>`` and the first
+    ``</action>``, stripped, or the last 30 characters if one of them is missing."""
+    lowered = response.lower()
+    begin, end = lowered.find(_OPEN), lowered.find(_CLOSE)
+    if begin < 0 or end < 0:
+        return lowered[-PEER_TAIL:]
+    return lowered[begin + len(_OPEN) : end].strip()
+
+
+def _find_peer_problem(response: str) -> str:
+    """Why verl-agent would call a response invalid, or an empty string."""
+    lowered = response.lower()
+    if _OPEN not in lowered or _CLOSE not in lowered:
+        return "there is no <action>…</action> in it"
+    if "<think>" not in response or "</think>" not in response:
+        return "there is no <think>…</think> in it"
+    return "it holds Chinese characters" if _CJK.search(response) else ""
+
+
+def _is_readable(response: str) -> bool:
+    return len(response) <= MAX_RESPONSE_LENGTH and "\0" not in response

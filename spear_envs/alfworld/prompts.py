@@ -1,0 +1,188 @@
+"""Prompt templates of ALFWorld: ``default`` for language models, ``compact`` for tiny word-level models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from spear_envs.alfworld.feedback import NOTHING_HAPPENS
+from spear_envs.core.parsing import ResponseParser, TagParser
+from spear_envs.core.prompts import DefaultTemplate, PromptContext
+
+__all__ = ["CompactHouseholdTemplate", "HouseholdTemplate", "strip_opening"]
+
+UNREAD = "Your response could not be read"
+"""What the answer to a malformed response begins with."""
+_WELCOME = "-= Welcome to TextWorld, ALFRED! =-\n\n"
+_TASK = "\n\nYour task is to: "
+
+_RULES = """\
+You live in a text world: one room of a household, with furniture and appliances (receptacles) and things that lie in \
+or on them. You are given one task; it is done as soon as the room is as the task wants it.
+- You can carry one thing at a time, and only what lies in a receptacle before you can be taken.
+- A closed receptacle shows what is in it once you open it. Walk from place to place until you find what you need.
+- Heating takes a microwave, cooling a fridge and cleaning a sink basin: carry the thing there. Nothing has to be \
+opened or put inside for that. A lamp is switched on by using it.
+- What cannot be done now is answered by "Nothing happens." and still costs a step."""
+
+
+def strip_opening(observation: str) -> str:
+    """The first observation without its greeting and its task, which prompts show elsewhere; others as they are."""
+    if not observation.startswith(_WELCOME):
+        return observation
+    return observation.removeprefix(_WELCOME).partition(_TASK)[0]
+
+
+@dataclass(frozen=True)
+class HouseholdTemplate:
+    """All slots of the paper: task, step count, the last turns, observation, admissible commands without ``help``.
+
+    Args:
+        parser: states the form of a response, as the environment reads it.
+    """
+
+    parser: ResponseParser = field(default_factory=TagParser)
+    name: str = "default"
+    token_pattern: str | None = None
+
+    def system(self) -> str | None:
+        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The whole prompt."""
+        return self._template.render(_strip_context(context))
+
+    def follow_up(self, context: PromptContext) -> str:
+        """Observation, commands and the form of the response."""
+        return self._template.follow_up(_strip_context(context))
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and command in the form that the environment reads."""
+        return self.parser.respond(action, think)
+
+    @property
+    def _template(self) -> DefaultTemplate:
+        return DefaultTemplate(_RULES, self.parser, hidden_actions=frozenset({"help"}))
+
+
+def _strip_context(context: PromptContext) -> PromptContext:
+    return replace(
+        context,
+        observation=strip_opening(context.observation),
+        history=[(strip_opening(seen), command) for seen, command in context.history],
+    )
+
+
+# A piece is a word with the blank before it, so that no blank is a token; a numbered thing is one piece, so that a tiny
+# model copies names whole.
+_PIECES = (
+    "<think></think><action>",
+    "</action>",
+    "go to",
+    r" [a-z]+ \d+",
+    r" ?[a-z]+",
+    r"\n[>!:@#]?",
+    r" ?[^\sa-z]+",
+    r"\s",
+)
+_WORD = re.compile(r"[a-z]+(?: \d+)?")
+_DROPPED = frozenset(
+    (
+        "a",
+        "an",
+        "and",
+        "are",
+        "at",
+        "in",
+        "is",
+        "it",
+        "of",
+        "on",
+        "see",
+        "some",
+        "the",
+        "them",
+        "to",
+        "up",
+        "you",
+        "your",
+    )
+)
+_ARRIVAL = re.compile(r"You (?:arrive at|open the) [^.]+\. ")
+_SILENT = frozenset({"help", "inventory", "look"})
+
+
+@dataclass(frozen=True)
+class CompactHouseholdTemplate:
+    """Task, last commands, what is here and seen, commands by verb, an end mark: some 50 tokens in small rooms.
+
+    One line for the task; one for each command of the history, ``>`` before it, or ``!`` if nothing happened; one with
+    what was said (``:``), one with what can be examined (``@``: the receptacles here and what is held); then the
+    commands, one line for each verb. ``help``, ``inventory``, ``look`` and ``examine`` are not listed, yet understood.
+    ``#`` ends the prompt: without an end mark a tiny model goes on listing commands.
+
+    Args:
+        parser: states the form of a response, as the environment reads it.
+    """
+
+    parser: ResponseParser = field(default_factory=TagParser)
+    name: str = "compact"
+    token_pattern: str | None = "|".join(_PIECES)
+
+    def system(self) -> str | None:
+        """None."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The whole prompt."""
+        told = [seen for seen, _ in context.history[1:]] + [context.observation]
+        past = [
+            "\n!" if answer.startswith((NOTHING_HAPPENS, UNREAD)) else f"\n>{command}"
+            for (_, command), answer in zip(context.history, told, strict=True)
+        ]
+        return _shorten(context.instruction).lstrip() + "".join(past) + self.follow_up(context)
+
+    def follow_up(self, context: PromptContext) -> str:
+        """All but task and history."""
+        lines = [f"\n:{_tell(context.observation)}", *_list_commands(context.admissible_actions or ()), "\n#"]
+        return "".join(lines)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The command in the form that the environment reads, with empty thoughts."""
+        return self.parser.respond(action)
+
+
+def _shorten(text: str) -> str:
+    """The words that count, a blank before each."""
+    return "".join([f" {word}" for word in _WORD.findall(text.lower()) if word not in _DROPPED])
+
+
+def _tell(observation: str) -> str:
+    if observation.startswith(_WELCOME):
+        return ""  # the list of receptacles stands with the commands
+    if observation.startswith("Available commands:"):
+        return " help"
+    if observation.startswith(UNREAD):
+        return " unread"
+    return _shorten(_ARRIVAL.sub("", observation, count=1))
+
+
+def _list_commands(commands: Sequence[str]) -> Iterator[str]:
+    """Lines ``@ fridge 1 mug 1``, ``go to bed 1 desk 1``, ``take mug 1 pen 2 from desk 1``; others as they are."""
+    here = "".join([command.removeprefix("examine") for command in commands if command.startswith("examine ")])
+    yield f"\n@{here}"
+    moves = [command.removeprefix("go to") for command in commands if command.startswith("go to ")]
+    taken: dict[str, list[str]] = {}
+    for command in commands:
+        verb, _, rest = command.partition(" ")
+        if verb == "take":
+            thing, _, receptacle = rest.rpartition(" from ")
+            taken.setdefault(receptacle, []).append(f" {thing}")
+        elif verb not in _SILENT and verb not in ("examine", "go"):
+            yield f"\n{command}"
+    for receptacle, things in taken.items():
+        yield f"\ntake{''.join(things)} from {receptacle}"
+    if moves:
+        yield f"\ngo to{''.join(moves)}"

@@ -29,6 +29,7 @@ __all__ = [
     "OfficialTaskSet",
     "SplitFolder",
     "TaskText",
+    "find_data_folder",
     "find_split",
     "make_file_set",
     "make_official_set",
@@ -76,28 +77,32 @@ class SplitFolder:
     published: bool = False
 
 
+def find_data_folder(data_dir: str | Path | None) -> tuple[Path, str]:
+    """Where official games are looked for, and what says so; the folder need not exist."""
+    named = os.environ.get("ALFWORLD_DATA", "").strip()
+    if data_dir is not None:
+        return Path(data_dir).expanduser(), "data_dir"
+    if named:
+        return Path(named).expanduser(), "$ALFWORLD_DATA"
+    return data_folder() / "alfworld", "the user's cache"
+
+
 def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
     """Find the folder of a split.
 
     Args:
-        data_dir: the folder with ``json_2.1.2`` or ``json_2.1.1`` in it, one of these two, or any folder that holds
-            folders named like splits. None: ``$ALFWORLD_DATA``, else the user's cache.
+        data_dir: the folder with ``json_2.1.2`` or ``json_2.1.1`` in it, or any folder with a folder of the split's
+            name in it or one level deeper. None: ``$ALFWORLD_DATA``, else the user's cache.
         split: name of the folder to find.
 
     Raises:
         SpearError: it is not there; the message says where it was looked for and how to get it.
     """
-    named = os.environ.get("ALFWORLD_DATA", "").strip()
-    if data_dir is not None:
-        base, origin = Path(data_dir).expanduser(), "data_dir"
-    elif named:
-        base, origin = Path(named).expanduser(), "$ALFWORLD_DATA"
-    else:
-        base, origin = data_folder() / "alfworld", "the user's cache"
+    base, origin = find_data_folder(data_dir)
     if not base.is_dir():
         raise SpearError(f"There are no official games: {base} ({origin}) is no folder. {_MEND}")
-    folders = [base / release / split for release in RELEASES] + [base / split]
-    found = [folder for folder in folders if folder.is_dir()]
+    folders = [base / release / split for release in RELEASES] + [base / split, *sorted(base.glob(f"*/{split}"))]
+    found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for number, folder in enumerate(found):
         if _has_game(folder):
             published = folder.parent.name in RELEASES

@@ -1,0 +1,207 @@
+"""``spear data get|check alfworld``: fetching the published games, and counting what is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from spear_envs.alfworld.gamefile import make_game
+from spear_envs.alfworld.official import (
+    OFFICIAL_COUNTS,
+    ListedGame,
+    OfficialTaskSet,
+    TaskText,
+    find_data_folder,
+    find_split,
+)
+from spear_envs.alfworld.oracle import is_winnable
+from spear_envs.alfworld.records import GameRecord, Listing, scan_split
+from spear_envs.alfworld.task_types import SUBTASKS
+from spear_envs.core.errors import SpearError
+from spear_envs.data import RemoteFile, data_folder, fetch, unpack_archive
+from spear_envs.data.cli import source_option
+
+__all__ = ["ARCHIVES", "SplitReport", "check", "get", "report_split"]
+
+_ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
+_MOST_SHOWN = 10
+
+
+def _describe(release: str, name: str) -> RemoteFile:
+    url = f"{_ADDRESS}/{release}/{name}"
+    return RemoteFile(name, (url,), manual=f"Open {url} in a browser.")
+
+
+# Untried: the machine that this was written on does not reach GitHub. Sizes and checksums are recorded at the first
+# download. Of release 0.2.2 also json_2.1.1_pddl.zip exists, which neither alfworld's environment nor ours reads.
+ARCHIVES: tuple[RemoteFile, ...] = (
+    _describe("0.4.0", "json_2.1.2_tw-pddl.zip"),
+    _describe("0.2.2", "json_2.1.1_json.zip"),
+)
+"""The archives of alfworld/alfworld with the games (``game.tw-pddl``) and with what they were made from
+(``traj_data.json``). Each game needs one file of both."""
+
+
+@click.command()
+@source_option
+def get(source: Path | None) -> None:
+    """Fetch the official games: 3,553 to train on, 140 and 134 to validate.
+
+    Downloads that were cut off go on where they ended; unpacking again mends broken files. With --from FOLDER the two
+    archives are taken from there, with --from FILE any one archive with game files is unpacked.
+    """
+    console = Console()
+    base = data_folder() / "alfworld"
+    if source is not None and source.is_file() and source.name not in {archive.name for archive in ARCHIVES}:
+        unpack_archive(source, base, console=console)
+    else:
+        wanted = [one for one in ARCHIVES if source is None or source.is_dir() or source.name == one.name]
+        archives = [fetch(one, base / "archives", source=source, console=console) for one in wanted]
+        for archive in archives:
+            unpack_archive(archive, base, console=console)
+        console.print(f"The archives stay in {base / 'archives'}.", soft_wrap=True, markup=False, highlight=False)
+    reports = [report for split in OFFICIAL_COUNTS if (report := _try_split(base, split))]
+    if not reports:
+        raise SpearError(
+            f"There is no game with its traj_data.json in what was unpacked to {base}: take other archives."
+        )
+    _print_table(console, reports)
+    found, origin = find_data_folder(None)
+    if found != base:
+        text = f"{origin} is set to {found}, so environments look there: pass data_dir={str(base)!r}, or unset it."
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print("'spear data check alfworld' reads every game.", markup=False, highlight=False)
+
+
+@click.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where the games lie, as data_dir= has it.")
+def check(folder: Path | None) -> None:
+    """Count the official games of each split and type, and read and solve every one of them.
+
+    Exit code 1 if a split is not as published, or a game cannot be read or solved.
+    """
+    console = Console()
+    base, origin = find_data_folder(folder)
+    console.print(f"{base} ({origin})", soft_wrap=True, markup=False, highlight=False)
+    reports = [report_split(folder, split, _track(console, f"reading {split}")) for split in OFFICIAL_COUNTS]
+    if all(report.tasks is None for report in reports):
+        raise SpearError(reports[0].problem)
+    _print_table(console, [report for report in reports if report.tasks is not None])
+    faults = 0
+    for report in reports:
+        for line in report.list_faults():
+            faults += 1
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        if report.left_out:
+            console.print(f"{report.split}, left out: {report.left_out}", soft_wrap=True, markup=False, highlight=False)
+    if faults:
+        raise click.ClickException("the official games are not all there: 'spear data get alfworld' fetches and mends.")
+
+
+def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iterable[GameRecord]]:
+    if not console.is_terminal:
+        return lambda records: records
+    return lambda records: track(list(records), what, console=console, transient=True)
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What is there of one split."""
+
+    split: str
+    tasks: OfficialTaskSet | None
+    """None if there is nothing."""
+    problem: str = ""
+    """Why there is nothing."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """Path and fault of each game that cannot be read or won."""
+    left_out: str = ""
+    """How many games were left out, and why."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Games by subtask."""
+        return Counter(task.subtask for task in self.tasks or ())
+
+    def list_faults(self) -> list[str]:
+        """A line for each thing that is not as published; the first ten of many broken games."""
+        if self.tasks is None:
+            return [f"{self.split}: {self.problem}"]
+        expected = OFFICIAL_COUNTS[self.split]
+        lines = [
+            f"{self.split}: {self.counts[name]} games of type {name} instead of {expected.get(name, 0)}"
+            for name in sorted(self.counts.keys() | expected.keys())
+            if self.counts[name] != expected.get(name, 0)
+        ]
+        lines += [f"{self.split}: {path}: {fault}" for path, fault in self.broken[:_MOST_SHOWN]]
+        more = len(self.broken) - _MOST_SHOWN
+        return [*lines, f"{self.split}: and {more:,} more such games"] if more > 0 else lines
+
+
+def _try_split(base: Path, split: str) -> SplitReport | None:
+    report = report_split(base, split, lambda records: ())
+    return report if report.tasks is not None else None
+
+
+def report_split(
+    data_dir: Path | None, split: str, watch: Callable[[Iterable[GameRecord]], Iterable[GameRecord]]
+) -> SplitReport:
+    """Look at one split.
+
+    Args:
+        data_dir: where the games lie, as :func:`~spear_envs.alfworld.official.find_split` takes it.
+        split: its name.
+        watch: gives the games of a list that are to be read and solved, one after the other.
+    """
+    try:
+        folder = find_split(data_dir, split)
+        listing = scan_split(folder.path, folder.elsewhere)
+    except SpearError as error:
+        return SplitReport(split, None, str(error))
+    left_out = _describe_left_out(listing)
+    if not listing.games:
+        return SplitReport(split, None, f"no game in {folder.path} belongs to it ({left_out})")
+    tasks = OfficialTaskSet(folder, split, TaskText.TEMPLATE, listing)
+    faults = ((record.path, _find_fault(tasks.games[i], record)) for i, record in enumerate(watch(listing.games)))
+    return SplitReport(split, tasks, "", tuple((path, fault) for path, fault in faults if fault), left_out)
+
+
+def _find_fault(source: ListedGame, record: GameRecord) -> str:
+    if record.fault:
+        return record.fault
+    try:
+        return "" if is_winnable(make_game(source.read())) else "the expert does not win it"
+    except SpearError as error:
+        return str(error).removeprefix(f"{source} ")
+
+
+def _describe_left_out(listing: Listing) -> str:
+    return "; ".join(f"{count:,} with {reason.value}" for reason, count in sorted(listing.left_out.items()))
+
+
+def _print_table(console: Console, reports: list[SplitReport]) -> None:
+    table = Table(title="games found (published)")
+    for name in ("split", "all", *SUBTASKS, "fingerprint"):
+        table.add_column(name, justify="left" if name in ("split", "fingerprint") else "right", no_wrap=True)
+    for report in reports:
+        assert report.tasks is not None
+        counts, expected = report.counts, OFFICIAL_COUNTS[report.split]
+        cells = [(len(report.tasks), sum(expected.values())), *((counts[name], expected[name]) for name in SUBTASKS)]
+        table.add_row(
+            report.split,
+            *(
+                Text(f"{found:,}" if found == due else f"{found:,} ({due:,})", style="" if found == due else "red")
+                for found, due in cells
+            ),
+            report.tasks.fingerprint[:12],
+        )
+    if reports:
+        console.print(table)

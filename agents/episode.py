@@ -118,6 +118,11 @@ async def play_episode(
     )
 
 
+def name_request(task_id: str, seed: int, turn: int) -> str:
+    """The engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
+    return f"{task_id}#{seed:010d}#{turn:04d}"
+
+
 async def _generate(
     engine: Engine,
     prompt: Prompt,
@@ -131,7 +136,7 @@ async def _generate(
     limit = sampling.max_tokens if prompt.room is None else min(sampling.max_tokens, prompt.room)
     drawn = replace(sampling, seed=derive_seed(task_id, seed, turn), max_tokens=limit)
     try:
-        return await engine.generate(prompt.ids, drawn, request_id=f"{task_id}#{seed:010d}#{turn:04d}", images=images)
+        return await engine.generate(prompt.ids, drawn, request_id=name_request(task_id, seed, turn), images=images)
     except Exception as error:
         raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 import spear_envs
 from agents.engines.base import Engine, Sampling
 from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, ScriptedEngine, expert_policy, random_policy
+from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from agents.files import digest_model, write_json
 from agents.prompting import PromptBuilder, Tokenizer
 from agents.rollout import Job, play_many
@@ -255,11 +255,11 @@ def _open_engine(
         engine = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
         stack.callback(engine.close)
         return lambda env: engine, tokenizer, replace(settings, max_tokens=limit)
-    make_policy = random_policy if settings.engine is EngineKind.RANDOM else expert_policy
 
     def engine_for(env: gym.Env[Any, Any]) -> Engine:
         assert isinstance(env, InfoWatch)
-        return ScriptedEngine(make_policy(env, template))
+        is_random = settings.engine is EngineKind.RANDOM
+        return ScriptedEngine(random_policy(env, template) if is_random else NoisyExpert(env, template))
 
     return engine_for, ByteTokenizer(), settings
 

@@ -201,7 +201,7 @@ def test_rule_breakers_are_found(path: str, source: str) -> None:
         ("agents/engines/vllm.py", "from vllm import SamplingParams"),
         ("training/algorithms/schedules.py", "from spear_envs.core.rewards import cosine_decay"),
         ("training/verl_plugin/trainer.py", "import ray, verl, transfer_queue"),
-        ("training/warmstart/policy.py", "from transformers import Qwen2Config"),
+        ("training/warmstart/policy.py", "from transformers import Qwen3Config"),
         ("training/plots.py", "import matplotlib.pyplot as plt"),
     ],
 )

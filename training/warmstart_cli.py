@@ -55,7 +55,7 @@ def warmstart(
 ) -> None:
     """Make a tiny policy for ENV from the episodes of a noisy expert.
 
-    The result, a Qwen2 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
+    The result, a Qwen3 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
     """
     from training.warmstart import PolicyShape, WarmStartSettings, train_policy  # imports torch and transformers
 

@@ -75,25 +75,50 @@ def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
     return lambda prompt, dice: template.respond(dice.choice(env.admissible_actions()))
 
 
-def expert_policy(env: InfoWatch, template: PromptTemplate, noise: float = 0.0) -> Policy:
-    """Plays the environment's oracle; with probability ``noise`` a random admissible action, after which it plans anew.
+class NoisyExpert:
+    """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans anew.
 
-    Once no plan wins any more it plays at random, so that the episode comes to its end.
+    An error is a random admissible action; the share ``inadmissible`` of the errors is an action that was admissible
+    earlier in the episode and is not now, where there is one.  Once no plan wins any more, all is random, so that
+    the episode comes to its end.
+
+    Args:
+        env: the environment it plays in.
+        template: writes its responses.
+        noise: share of turns that are errors.
+        inadmissible: share of the errors that do nothing.
     """
-    core: Any = env.unwrapped
-    plan: list[str] = []
-    lost = False
 
-    def respond(prompt: str, dice: random.Random) -> str:
-        nonlocal plan, lost
+    def __init__(self, env: InfoWatch, template: PromptTemplate, noise: float = 0.0, inadmissible: float = 0.0) -> None:
+        self._env = env
+        self._template = template
+        self._noise = noise
+        self._inadmissible = inadmissible
+        self._heard: dict[str, None] = {}
+        self._plan: list[str] = []
+        self._lost = False
+        self.advice: str | None = None
+        """Response that the oracle would have given in the last turn, whatever was played; None if all was lost."""
+
+    def __call__(self, prompt: str, dice: random.Random) -> str:
+        """The response of this turn."""
+        core: Any = self._env.unwrapped
         if core.turn == 0:
-            plan, lost = [], False
-        if not plan and not lost:
-            plan = list(core.expert_plan())
-            lost = not plan  # a search for a plan that does not exist is the dearest of all: do it once
-        stray = lost or dice.random() < noise
-        action = dice.choice(env.admissible_actions()) if stray else plan[0]
-        plan = plan[1:] if plan[:1] == [action] else []
-        return template.respond(action)
+            self._plan, self._lost, self._heard = [], False, {}
+        if not self._plan and not self._lost:
+            self._plan = list(core.expert_plan())
+            self._lost = not self._plan  # a search for a plan that does not exist is the dearest of all: do it once
+        self.advice = None if self._lost else self._template.respond(self._plan[0])
+        stray = self._lost or dice.random() < self._noise
+        action = self._stray(dice) if stray else self._plan[0]
+        self._plan = self._plan[1:] if self._plan[:1] == [action] else []
+        if self._inadmissible:
+            self._heard |= dict.fromkeys(self._env.admissible_actions())
+        return self._template.respond(action)
 
-    return respond
+    def _stray(self, dice: random.Random) -> str:
+        actions = self._env.admissible_actions()
+        if self._inadmissible and dice.random() < self._inadmissible:
+            impossible = [action for action in self._heard if action not in actions]
+            return dice.choice(impossible or actions)
+        return dice.choice(actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -207,6 +207,14 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def _admissible(self) -> list[str] | None:
         """Actions that would be accepted now, in a new list, or None where they cannot be listed."""
         return None
+
+    def lexicon(self) -> Iterable[str]:
+        """Texts with words that prompts and responses of any split may hold, for the tokenizer of a tiny model.
+
+        It is made from these and from training episodes; what those may miss (names of the other splits' things, say)
+        belongs here. The default is nothing.
+        """
+        return ()
 
     def _score(self) -> float:
         """The benchmark's own score of the episode so far, in [0, 1]."""

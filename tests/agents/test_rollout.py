@@ -9,7 +9,7 @@ import pytest
 from agents.engines.base import Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
 from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, ScriptedEngine, expert_policy
+from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, play_many
 from agents.trajectory import Trajectory
@@ -81,7 +81,7 @@ def test_batches_are_full_and_the_number_of_places_does_not_matter(concurrency: 
 
 def test_each_environment_may_have_an_engine_of_its_own() -> None:
     trajectories = play(
-        lambda env: ScriptedEngine(expert_policy(env, TEMPLATE)), make_env=lambda: InfoWatch(CorridorEnv())
+        lambda env: ScriptedEngine(NoisyExpert(env, TEMPLATE)), make_env=lambda: InfoWatch(CorridorEnv())
     )
     assert [len(t.turns) for t in trajectories[:3]] == [2, 3, 4]
 

@@ -12,5 +12,5 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the ``config.json`` of a tiny model, without weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
+    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
     return folder

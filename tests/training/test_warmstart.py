@@ -151,7 +151,9 @@ def test_the_folder_is_an_ordinary_one(small: tuple[Path, WarmStartReport]) -> N
     out, report = small
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    assert model.config.model_type == "qwen2" and model.dtype == torch.float32
+    # transformers gives the folders of some architectures its own tokenizer, whatever lies in them.
+    assert tokenizer.tokenize("<think></think><action>up</action>") == ["<think></think><action>", "up", "</action>"]
+    assert model.config.model_type == "qwen3" and model.dtype == torch.float32
     assert sum(p.numel() for p in model.parameters()) == report.parameters
     assert tokenizer.eos_token_id == model.generation_config.eos_token_id == model.config.eos_token_id
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "<eos>")

@@ -9,11 +9,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agents.engines.hf import quiet_transformers
 from agents.evaluate import EngineKind, EvalSettings, choose_template, make_env, run_evaluation
@@ -21,17 +22,22 @@ from agents.files import explain_unwritable, write_json
 from agents.statistics import Part
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from training.warmstart.rows import ExpertRow, collect_expert_rows
+from training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
 from training.warmstart.tokenizer import make_tokenizer
 
 REPORT = "warmstart.json"
 IGNORED = -100
 """Label of tokens that are read and not learnt, as in transformers."""
+POOL = 32
+"""Batches whose rows are sorted by length together."""
 
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """Size of the model (Qwen2 architecture, tied embeddings, no grouped heads).  The default has 0.45 M parameters."""
+    """Size of the model (tied embeddings, no grouped heads).  The default has 0.45 M parameters.
+
+    The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
+    """
 
     hidden: int = 96
     layers: int = 4
@@ -46,10 +52,15 @@ class WarmStartSettings:
 
     Attributes:
         episodes: training tasks that the expert plays; won ones give rows.
-        noise: share of turns that are a random action.
+        noise: share of turns that are errors of the expert, see :func:`training.warmstart.rows.collect_expert_rows`.
+        inadmissible: share of its errors that are actions which do nothing.
+        answers: what the rows teach.
+        prompt_weight: weight of the loss on the tokens of prompts beside that on responses. A little of it teaches a
+            policy with a large vocabulary which words belong together.
         warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
             itself at the last step.
-        panel_tasks: leading tasks of the ``valid`` split on which the result is measured, 0 for none.
+        valid_split: where the result is measured; None for the second of the environment's splits.
+        panel_tasks: leading tasks of that split, on which the result is measured; 0 for none.
         target: while the success on the panel is below it, one more epoch follows at half the learning rate, at most
             ``extra_epochs``.  The same recipe ends anywhere between 16 and 36 % depending on the seed; this evens it
             out.
@@ -62,6 +73,9 @@ class WarmStartSettings:
     history: int = 2
     episodes: int = 2500
     noise: float = 0.5
+    inadmissible: float = 0.0
+    answers: Answers = Answers.PLAYED
+    prompt_weight: float = 0.0
     epochs: int = 2
     batch: int = 32
     learning_rate: float = 1e-3
@@ -71,6 +85,7 @@ class WarmStartSettings:
     weight_decay: float = 0.01
     clip: float = 1.0
     shape: PolicyShape = field(default_factory=PolicyShape)
+    valid_split: str | None = None
     panel_tasks: int = 256
     panel_samples: int = 2
     target: float = 0.3
@@ -80,8 +95,11 @@ class WarmStartSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.noise < 1:
             raise SpearError(f"noise must lie in [0, 1), got {self.noise}")
-        if not 0 <= self.target <= 1:
-            raise SpearError(f"target must lie in [0, 1], got {self.target}")
+        for name in ("inadmissible", "target"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SpearError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not self.prompt_weight >= 0:
+            raise SpearError(f"prompt_weight must be 0 or more, got {self.prompt_weight}")
         for name in ("episodes", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -167,12 +185,16 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
         template=settings.template,
         layout=settings.layout,
         history=settings.history,
+        inadmissible=settings.inadmissible,
+        answers=settings.answers,
         on_episode=count,
     )
     env = make_env(settings.env_id, "train", settings.env_kwargs)
     template = choose_template(env, settings.template)
+    lexicon = env.lexicon()  # type: ignore[attr-defined]
     env.close()
-    tokenizer = make_tokenizer(template, (text for row in rows for text in (*row.prompts, *row.responses)))
+    texts = (text for row in rows for text in (*row.prompts, *row.responses))
+    tokenizer = make_tokenizer(template, chain(lexicon, texts))
     ids, labels = encode_rows(tokenizer, rows)
     collected = time.process_time()
     torch.set_num_threads(threads)
@@ -205,7 +227,7 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
 
 
 def _train_to_target(
-    model: Qwen2ForCausalLM,
+    model: Qwen3ForCausalLM,
     ids: torch.Tensor,
     labels: torch.Tensor,
     settings: WarmStartSettings,
@@ -260,15 +282,16 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
     )
 
 
-def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen2ForCausalLM:
+def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
     """A new float32 model with room for sequences of twice ``longest`` tokens, at least 256."""
-    config = Qwen2Config(
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.mlp,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
+        head_dim=shape.hidden // shape.heads,
         max_position_embeddings=max(256, 2 ** math.ceil(math.log2(2 * longest))),
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
@@ -283,35 +306,34 @@ def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: 
         devices=[]
     ):  # transformers initialises from torch's global stream: give it back unchanged
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return Qwen3ForCausalLM(config)
 
 
 def fit(
-    model: Qwen2ForCausalLM,
+    model: Qwen3ForCausalLM,
     ids: torch.Tensor,
     labels: torch.Tensor,
     settings: WarmStartSettings,
     observe: Callable[[int, int], None],
 ) -> list[float]:
-    """Supervised training in place; returns the loss of each optimiser step."""
+    """Supervised training in place on the rows of :func:`encode_rows`; returns the loss of each optimiser step."""
     dice = torch.Generator().manual_seed(settings.seed)
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
     )
     total = settings.epochs * math.ceil(len(ids) / settings.batch)
-    # Positions before the first label never enter the loss, so their logits are not made.
-    kept = ids.shape[1] - int((labels != IGNORED).nonzero()[:, 1].min())
+    # Padding stands on the right, and the end of a row is always learnt.
+    lengths = (labels != IGNORED).int().cumsum(1).argmax(1) + 1
     losses: list[float] = []
     model.train()
     for _ in range(settings.epochs):
-        for part in torch.randperm(len(ids), generator=dice).split(settings.batch):
+        for part in draw_batches(lengths, settings.batch, dice):
             step = len(losses) + 1
             rate = min(1.0, step / max(1, settings.warmup_steps)) * max(settings.floor, 1 - step / total)
             for group in optimiser.param_groups:
                 group["lr"] = settings.learning_rate * rate
-            logits = model(input_ids=ids[part, :-1], use_cache=False, logits_to_keep=kept).logits
-            target = labels[part, -kept:]
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+            longest = int(lengths[part].max())
+            loss = _measure_loss(model, ids[part, :longest], labels[part, :longest], settings.prompt_weight)
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -322,15 +344,48 @@ def fit(
     return losses
 
 
+def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> list[torch.Tensor]:
+    """All rows in random order, in batches of their indices; where lengths differ, a batch has rows of similar length.
+
+    Rows are sorted within pools of ``POOL`` batches, and the batches are shuffled again.
+    """
+    order = torch.randperm(len(lengths), generator=dice)
+    if int(lengths.min()) == int(lengths.max()):
+        return list(order.split(batch))
+    batches = [
+        part for pool in order.split(POOL * batch) for part in pool[lengths[pool].argsort(stable=True)].split(batch)
+    ]
+    return [batches[i] for i in torch.randperm(len(batches), generator=dice).tolist()]
+
+
+def _measure_loss(
+    model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_weight: float
+) -> torch.Tensor:
+    """Mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""
+    learnt = labels != IGNORED
+    # Positions before the first one that is learnt never enter the loss, so their logits are not made.
+    first = 1 if prompt_weight else int(learnt.nonzero()[:, 1].min())
+    kept = ids.shape[1] - first
+    logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=kept).logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, -kept:].flatten(), ignore_index=IGNORED)
+    if prompt_weight:
+        read = ids.masked_fill(learnt | (ids == model.config.pad_token_id), IGNORED)[:, -kept:]
+        loss = loss + prompt_weight * torch.nn.functional.cross_entropy(logits, read.flatten(), ignore_index=IGNORED)
+    return loss
+
+
 def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
-    """Success at temperature 1 on the leading tasks of the valid split."""
+    """Success at temperature 1 on the panel."""
+    env: Any = make_env(settings.env_id, "train", settings.env_kwargs)
+    split = settings.valid_split or env.splits[1]
+    env.close()
     evaluation = run_evaluation(
         EvalSettings(
             env_id=settings.env_id,
             engine=EngineKind.HF,
             model=str(folder),
             env_kwargs=settings.env_kwargs,
-            split="valid",
+            split=split,
             tasks=str(settings.panel_tasks),
             episodes_per_task=settings.panel_samples,
             template=settings.template,

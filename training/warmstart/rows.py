@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from agents.engines.base import Sampling
+from agents.engines.base import Generation, Sampling
 from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, ScriptedEngine, expert_policy
+from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from agents.episode import name_request
 from agents.evaluate import choose_template, make_env
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, play_many
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
+
+
+class Answers(str, Enum):
+    """What the rows of a noisy expert's episodes teach."""
+
+    PLAYED = "played"
+    """What was played in won episodes, errors included: the policy stays soft."""
+    EXPERT = "expert"
+    """What the expert would have done in each state that an episode came to, won or not."""
+    RANDOM = "random"
+    """Any admissible action in each of these states: the form of a response and the names of things, no skill."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +54,26 @@ def collect_expert_rows(
     layout: Layout = Layout.PER_TURN,
     history: int = 2,
     split: str = "train",
+    inadmissible: float = 0.0,
+    answers: Answers = Answers.PLAYED,
     on_episode: Callable[[bool], None] | None = None,
 ) -> list[ExpertRow]:
-    """Plays ``episodes`` training tasks with an expert that errs, and keeps the episodes it wins.
+    """Plays ``episodes`` training tasks with an expert that errs (:class:`agents.engines.scripted.NoisyExpert`).
 
-    With probability ``noise`` a turn is a random admissible action, after which the expert plans anew; the errors are
-    part of the rows.  So the policy sees states off the shortest path and stays soft enough for reinforcement learning.
+    So the policy sees states off the shortest path.
 
     Args:
+        noise: share of turns that are errors.
+        inadmissible: share of the errors that are actions which do nothing.
+        answers: what the rows teach.
         on_episode: called after each episode with whether it was won.
 
     Raises:
-        SpearError: unknown environment, keywords or template; or not one episode was won.
+        SpearError: unknown environment, keywords or template; not one episode was won; answers that a conversation
+            cannot have.
     """
+    if layout is Layout.CONVERSATION and answers is not Answers.PLAYED:
+        raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation is what was played")
     env = make_env(env_id, split, env_kwargs)
     tasks: Any = env.tasks  # type: ignore[attr-defined]
     words = choose_template(env, template)
@@ -66,15 +86,12 @@ def collect_expert_rows(
     jobs = [Job(tasks[int(index)].id, seed * 1_000_003 + number) for number, index in enumerate(picks)]
     env.close()
     codec = ByteTokenizer()
-
-    def engine_for(env: Any) -> ScriptedEngine:
-        return ScriptedEngine(expert_policy(env, words, noise), codec)
-
+    advice: dict[str, str | None] = {}
     trajectories = asyncio.run(
         play_many(
             jobs,
             make_env=lambda: InfoWatch(make_env(env_id, split, env_kwargs)),
-            engine_for=engine_for,
+            engine_for=lambda env: _Teacher(NoisyExpert(env, words, noise, inadmissible), codec, advice),
             prompts=PromptBuilder(codec, words, layout, history=history),
             sampling=Sampling(),
             env_id=env_id,
@@ -82,10 +99,30 @@ def collect_expert_rows(
             on_done=(lambda trajectory: on_episode(trajectory.won)) if on_episode else None,
         )
     )
-    rows = [row for trajectory in trajectories if trajectory.won for row in make_rows(trajectory, codec)]
+    if answers is Answers.EXPERT:
+        rows = [row for trajectory in trajectories for row in _make_advised_rows(trajectory, codec, advice)]
+    else:
+        rows = [row for trajectory in trajectories if trajectory.won for row in make_rows(trajectory, codec)]
     if not rows:
         raise SpearError(f"the expert won none of {episodes} episodes: lower noise={noise} or raise max_turns")
     return rows
+
+
+class _Teacher(ScriptedEngine):
+    """A noisy expert that notes what it would have done without its noise."""
+
+    def __init__(self, expert: NoisyExpert, codec: ByteTokenizer, advice: dict[str, str | None]) -> None:
+        super().__init__(expert, codec)
+        self._expert = expert
+        self._advice = advice
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """The response that is played; the expert's own goes into the notes."""
+        generation = await super().generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self._advice[request_id] = self._expert.advice
+        return generation
 
 
 def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
@@ -95,3 +132,12 @@ def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
     if trajectory.layout is Layout.CONVERSATION:
         return [ExpertRow(prompts, responses)]
     return [ExpertRow((prompt,), (response,)) for prompt, response in zip(prompts, responses, strict=True)]
+
+
+def _make_advised_rows(
+    trajectory: Trajectory, codec: ByteTokenizer, advice: Mapping[str, str | None]
+) -> Iterator[ExpertRow]:
+    for number, turn in enumerate(trajectory.turns, 1):
+        advised = advice[name_request(trajectory.task_id, trajectory.seed, number)]
+        if advised is not None:
+            yield ExpertRow((codec.decode(turn.prompt_ids),), (advised,))

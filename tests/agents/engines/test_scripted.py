@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agents.engines.base import Sampling
 from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, ScriptedEngine, expert_policy, random_policy
+from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from agents.episode import play_episode
 from agents.prompting import PromptBuilder
 from agents.trajectory import StopReason, Trajectory
@@ -61,7 +61,7 @@ def test_a_policy_sees_the_prompt_and_a_stream_of_its_own() -> None:
 
 def test_the_expert_wins_in_the_fewest_turns() -> None:
     env = InfoWatch(CorridorEnv())
-    engine = ScriptedEngine(expert_policy(env, TEMPLATE))
+    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE))
     for task, length in enumerate((2, 3, 4)):
         trajectory = play(env, engine, task)
         assert trajectory.stop is StopReason.WON
@@ -70,7 +70,7 @@ def test_the_expert_wins_in_the_fewest_turns() -> None:
 
 def test_a_noisy_expert_errs_and_plans_anew() -> None:
     env = InfoWatch(CorridorEnv(max_turns=40))
-    engine = ScriptedEngine(expert_policy(env, TEMPLATE, noise=0.5))
+    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE, noise=0.5))
     played = [play(env, engine, seed=seed) for seed in range(40)]
     assert all(trajectory.won for trajectory in played)
     actions = Counter(turn.action for trajectory in played for turn in trajectory.turns)
@@ -88,7 +88,7 @@ def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:
         return []
 
     env.unwrapped.expert_plan = no_plan  # type: ignore[attr-defined]
-    engine = ScriptedEngine(expert_policy(env, TEMPLATE))
+    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE))
     assert len(play(env, engine).turns) > 1
     assert calls == 1
     play(env, engine)

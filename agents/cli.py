@@ -97,17 +97,21 @@ def evaluate(
 
 
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
-    """Success by subtask, all tasks together and the baselines."""
+    """Success by subtask, all tasks together and the baselines.
+
+    ``score`` is 100 times the benchmark's own; ``form %`` the share of well-formed turns, ``valid %`` of those whose
+    action did something.
+    """
     settings = evaluation.settings
     table = Table(
         title=f"{settings.env_id} {settings.split}, {settings.engine.value}, temperature {settings.temperature:g}",
         box=SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=0,
         pad_edge=False,
         collapse_padding=True,
     )
     table.add_column("subtask", no_wrap=True)
-    for name in ("tasks", "episodes", "won %", "CI95", "turns", "format %", "faults"):
+    for name in ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, part in evaluation.subtasks.items():
         table.add_row(name, *_cells(part))
@@ -121,14 +125,16 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
 def _cells(part: Part) -> list[str]:
     success = part.success
     if success is None:
-        return ["0", "0", "–", "–", "–", "–", str(part.faults)]
+        return ["0", "0", *["–"] * 6, str(part.faults)]
     interval = f"{100 * success.low:.1f}–{100 * success.high:.1f}" if math.isfinite(success.low) else "–"
     return [
         str(success.tasks),
         str(part.episodes),
         f"{100 * success.mean:.1f}",
         interval,
+        f"{100 * part.score:.1f}",
         f"{part.turns:.1f}",
         f"{100 * part.format_ok:.1f}",
+        f"{100 * part.action_ok:.1f}",
         str(part.faults),
     ]

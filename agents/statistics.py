@@ -61,6 +61,7 @@ class Part:
         score: mean of the benchmark's own score.
         turns: mean number of turns.
         format_ok: share of turns that were well formed.
+        action_ok: share of turns whose action did something.
         stops: number of episodes by reason of their end.
     """
 
@@ -68,6 +69,7 @@ class Part:
     score: float
     turns: float
     format_ok: float
+    action_ok: float
     episodes: int
     faults: int
     stops: Mapping[str, int]
@@ -116,6 +118,7 @@ def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
         score=fmean(t.score for t in valid) if valid else 0.0,
         turns=len(turns) / len(valid) if valid else 0.0,
         format_ok=fmean(turn.format_ok for turn in turns) if turns else 0.0,
+        action_ok=fmean(turn.action_ok for turn in turns) if turns else 0.0,
         episodes=len(valid),
         faults=len(trajectories) - len(valid),
         stops={reason: count for reason, count in stops.items() if count},

@@ -74,11 +74,14 @@ def test_subtasks_are_apart_in_natural_order_and_faults_left_out() -> None:
     assert parts["broken"].to_json()["success"] is None
 
 
-def test_format_is_counted_by_turn() -> None:
+def test_format_and_action_are_counted_by_turn() -> None:
     good = episode("a", True)
-    bad = replace(good, turns=(replace(good.turns[0], format_ok=False), *good.turns[1:]))
+    bad = replace(
+        good, turns=tuple(replace(turn, format_ok=i > 0, action_ok=False) for i, turn in enumerate(good.turns))
+    )
     overall, _ = summarise([good, bad])
     assert overall.format_ok == 0.75
+    assert overall.action_ok == 0.5
     assert overall.turns == 2
 
 

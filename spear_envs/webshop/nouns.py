@@ -137,5 +137,5 @@ def name_tagger(title_nouns: TitleNouns) -> str:
     """What a tagger is called, without loading it."""
     if isinstance(title_nouns, str):
         return title_nouns
-    kind = title_nouns if hasattr(title_nouns, "__qualname__") else type(title_nouns)
-    return f"custom:{kind.__module__}.{kind.__qualname__}"
+    kind: Any = title_nouns if hasattr(title_nouns, "__qualname__") else type(title_nouns)
+    return f"custom:{getattr(kind, '__module__', 'builtins')}.{kind.__qualname__}"

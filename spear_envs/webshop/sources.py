@@ -33,6 +33,8 @@ CHUNK = 1 << 20
 LONGEST_VALUE = 64 << 20
 """Characters of a value at which reading stops: the file is broken."""
 SPACE = " \t\n\r"
+IN_NUMBERS = "0123456789+-.eE"
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 SUFFIXES = (".json", ".json.xz")
 
 
@@ -144,26 +146,35 @@ class JsonReader:
         return found
 
     def take_value(self) -> tuple[Any, str]:
-        """Take a value: what it means, and its text."""
+        """Take a value: what it means, and its text.
+
+        Raises:
+            SpearError: it is cut short, or no JSON.
+        """
         self.peek()
         while True:
-            problem = "it ends within a value"
             try:
                 value, end = self._scan(self._window, self._at)
-                # A number at the end of the window may go on behind it.
-                if end < len(self._window) or self._ended:
+                if self._ended or not self._may_go_on(value, end):
                     text = self._window[self._at : end]
                     self._at = end
                     return value, text
             except json.JSONDecodeError as error:
-                if self._ended and not error.msg.startswith("Unterminated string") and error.pos < len(self._window):
-                    problem = error.msg
+                rest = self._window[error.pos :]
+                if self._ended and _is_cut_short(error.msg, rest):
+                    self._at += len(self._window) - self._at
+                    self.fail("it ends within a value")
                 if self._ended or len(self._window) - self._at > LONGEST_VALUE:
-                    self._at = max(self._at, min(error.pos, len(self._window)))
-                    self.fail(problem if self._ended else error.msg)
+                    self._at = error.pos
+                    self.fail(error.msg)
             except RecursionError:
                 self.fail("it nests too deep")
             self._read_on()
+
+    def _may_go_on(self, value: Any, end: int) -> bool:
+        """Whether a value that ends at ``end`` of the window may be the beginning of a longer one."""
+        # Of "1.5" at the end of a window "1" is read, and of "1.5" cut behind the dot, "1" and a dot.
+        return isinstance(value, (int, float)) and not self._window[end : end + 64].lstrip(IN_NUMBERS)
 
     def fail(self, problem: str) -> None:
         """Raise a SpearError about the place that reading has come to."""
@@ -192,6 +203,13 @@ class JsonReader:
             text = text.removeprefix("\ufeff")
         self._window = rest + text
         return bool(text) or self._read_on()
+
+
+def _is_cut_short(problem: str, rest: str) -> bool:
+    """Whether a text would be JSON if more came; ``rest`` begins where the scanner found the problem."""
+    if problem.startswith("Invalid \\u"):
+        return len(rest) < 6
+    return problem.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)
 
 
 def read_values(path: Path) -> Iterator[Any]:

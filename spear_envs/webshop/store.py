@@ -199,7 +199,7 @@ class StoreShelf:
 
     def number_of(self, asin: str) -> int | None:
         """The number of a product, or None."""
-        if not asin.isascii() or not 0 < len(asin) <= MAX_ASIN:
+        if not (asin.isascii() and asin.isprintable() and 0 < len(asin) <= MAX_ASIN):
             return None
         # Of the type of the array, or numpy would copy the array to compare.
         key = np.array(asin.encode("ascii"), ARRAYS["asins"])

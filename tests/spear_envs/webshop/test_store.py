@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop import store
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.catalog import Catalog
+from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
+from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
+from spear_envs.webshop.store import check_store, hash_file, open_store, read_manifest
+from tests.spear_envs.webshop import catalogs
+from tests.spear_envs.webshop.catalogs import make_options, make_record
+
+
+def make_records(count: int = 40) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    records = [
+        make_record(
+            f"B{(i * 7) % count:03d}",
+            pricing="$5 - $95",
+            customization_options=make_options(Size=["s", "m", "s"]),
+            full_description=f"Text number {i} " + "and more " * (i % 7),
+        )
+        for i in range(count)
+    ]
+    row = {"instruction": "I need x.", "instruction_attributes": ["soft"], "instruction_options": ["s"]}
+    entries = {record["asin"]: catalogs.make_entry("soft", record["asin"]) for record in records[::2]}
+    return records, entries, {"B001": [row, row], "B005": [row], "B999": [row]}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    build_store(catalogs.write(folder / "raw", *make_records()), folder / "store", processes=1)
+    return folder / "store"
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "copy"))
+
+
+def assert_equal(one: Catalog, other: Catalog) -> None:
+    """Both catalogues say the same of everything."""
+    assert len(one) == len(other) and one.fingerprint == other.fingerprint and one.tagger == other.tagger
+    for number in range(len(one)):
+        assert one.product(number) == other.product(number) and one.nouns(number) == other.nouns(number)
+        assert one.price(number) == other.price(number)
+        asin = one.product(number).asin
+        assert one.number_of(asin) == other.number_of(asin) == number
+    for query in ("thing", "soft b001 red", "", "é 😀"):
+        assert one.search(query) == other.search(query)
+    for kind in ("synthetic", "human"):
+        try:
+            source = one.goals(kind)
+        except SpearError:
+            with pytest.raises(SpearError):
+                other.goals(kind)
+            continue
+        wanted = other.goals(kind)
+        assert [source.goal(i) for i in range(len(source))] == [wanted.goal(i) for i in range(len(wanted))]
+        for scheme in ("original", "product", "verl-agent"):
+            for split in ("train", "eval", "test", "all"):
+                try:
+                    tasks = one.make_tasks(split, goal_kind=kind, split_scheme=scheme)
+                except SpearError:
+                    with pytest.raises(SpearError):
+                        other.make_tasks(split, goal_kind=kind, split_scheme=scheme)
+                else:
+                    same = other.make_tasks(split, goal_kind=kind, split_scheme=scheme)
+                    assert tasks.fingerprint == same.fingerprint and list(tasks) == list(same)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(catalogs.catalogs(), st.sampled_from(["keyed", "sequential"]))
+def test_what_goes_into_a_store_comes_out(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Any, Any, Any], draws: str
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    records, entries, human = drawn
+    files = catalogs.write(folder, records, entries, human)
+    try:
+        loaded = catalogs.load(records, entries, human, draws=draws)
+    except SpearError:
+        with pytest.raises(SpearError):
+            build_store(files, folder / "store", draws=draws, processes=1)
+        return
+    manifest = build_store(files, folder / "store", draws=draws, processes=1)
+    assert_equal(open_store(folder / "store"), loaded)
+    assert check_store(folder / "store") == read_manifest(folder / "store")
+    assert manifest.counts["products"] == len(loaded)
+
+
+def test_the_store_is_the_catalogue(built: Path) -> None:
+    assert_equal(open_catalog(built), catalogs.load(*make_records()))
+
+
+def test_asins_that_are_not_there(built: Path) -> None:
+    catalog = open_catalog(built)
+    for asin in ("", "B", "B0010", "B0000000001", "A", "z", "é", "B001\0", "b001"):
+        assert catalog.number_of(asin) is None
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_packing(dictionary: bytes, record: bytes) -> None:
+    packer = Packer(make_dictionary([dictionary]))
+    assert packer.unpack(packer.pack(record)) == record
+    assert packer.pack(record) == packer.pack(record)
+
+
+def test_packed_records_know_when_they_are_damaged() -> None:
+    packer = Packer(b"all sorts of things" * 10)
+    packed = packer.pack(b"some sorts of things, and other things")
+    for place in range(len(packed) - 1):  # of the last byte some bits mean nothing
+        wrong = bytes([*packed[:place], packed[place] ^ 0x55, *packed[place + 1 :]])
+        with pytest.raises(SpearError, match="damaged"):
+            packer.unpack(wrong)
+    for size in range(len(packed) - 1):
+        with pytest.raises(SpearError, match="damaged"):
+            packer.unpack(packed[:size])
+
+
+def test_a_dictionary_is_no_longer_than_the_format_can_use() -> None:
+    assert len(make_dictionary([b"x" * 1_000] * 100)) == DICTIONARY_BYTES
+
+
+@given(st.text(), st.text(), st.floats(0, 1e9), st.lists(st.text(), max_size=3))
+def test_entries_come_back_from_their_bytes(name: str, text: str, price: float, bullets: list[str]) -> None:
+    record = make_record("B1", name=name, full_description=text, small_description=bullets, pricing=f"${price:.2f}")
+    entry = make_entry(record, catalogs.make_entry("soft", instruction=text))._replace(nouns=tuple(bullets))
+    assert decode_entry(encode_entry(entry)) == entry
+    assert isinstance(entry.product.prices[0], float)
+
+
+def test_half_a_surrogate_pair_survives() -> None:
+    entry = make_entry(make_record("B1", name=json.loads('"\\ud83d x"')), None)
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+# ---------------------------------------------------------------- stores that are not what they should be
+
+
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def test_another_version(copy: Path) -> None:
+    change_manifest(copy, lambda content: content.update(version=99))
+    with pytest.raises(SpearError, match="is of version 99, this program reads 1: build it again"):
+        open_catalog(copy)
+
+
+def test_a_changed_manifest(copy: Path) -> None:
+    change_manifest(copy, lambda content: content.update(price_seed=7))
+    with pytest.raises(SpearError, match=r"manifest\.json was changed or cut short"):
+        open_catalog(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "other"}', "\udcff"])
+def test_a_broken_manifest(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SpearError, match=r"manifest\.json (cannot be read|is not the manifest)"):
+        open_catalog(copy)
+
+
+@pytest.mark.parametrize("name", ["records.bin", "asins.bin", "goal_order.bin", "index/documents.bin", "human.jsonl"])
+def test_truncated_and_missing_files(copy: Path, name: str) -> None:
+    path = copy / name
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(SpearError, match=f"{name} has .* bytes instead of .*: build it again"):
+        open_catalog(copy)
+    path.unlink()
+    with pytest.raises(SpearError, match=f"lacks {name}: build it again"):
+        open_catalog(copy)
+
+
+def test_damage_within_a_file(copy: Path) -> None:
+    data = bytearray((copy / "records.bin").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (copy / "records.bin").write_bytes(data)
+    catalog = open_catalog(copy)
+    with pytest.raises(SpearError, match=r"record \d+ of the store .* is damaged"):
+        for number in range(len(catalog)):
+            catalog.product(number)
+    with pytest.raises(SpearError, match=r"records\.bin is not what was written: build it again"):
+        check_store(copy)
+
+
+def test_a_folder_without_a_manifest(copy: Path) -> None:
+    (copy / "manifest.json").unlink()
+    with pytest.raises(SpearError, match="holds no finished store"):
+        open_store(copy)
+    with pytest.raises(SpearError, match="holds no catalogue"):
+        open_catalog(copy)
+
+
+def test_the_wrong_settings(built: Path) -> None:
+    assert open_catalog(built, price_seed=42, draws="keyed", title_nouns="rule") is open_catalog(built)
+    for settings_, message in (
+        ({"price_seed": 7}, r"price_seed=42, not 7: .* --price-seed"),
+        ({"draws": "sequential"}, r"draws='keyed', not 'sequential': .* --draws"),
+        ({"title_nouns": "spacy:x"}, r"title_nouns='rule', not 'spacy:x': .* --nouns"),
+        ({"title_nouns": str.split}, "title_nouns='rule', not 'custom:"),
+    ):
+        with pytest.raises(SpearError, match=message):
+            open_catalog(built, **settings_)  # type: ignore[arg-type]
+
+
+def test_goals_that_a_store_lacks(tmp_path: Path) -> None:
+    records, entries, _ = make_records(3)
+    build_store(catalogs.write(tmp_path / "raw", records, entries), tmp_path / "store", processes=1)
+    with pytest.raises(SpearError, match="goal_kind='human': the store .* has no such goals"):
+        open_catalog(tmp_path / "store").goals("human")
+
+
+def test_arrays_are_mapped_and_read_only(built: Path) -> None:
+    array = store.map_array(built / "prices.bin", store.ARRAYS["prices"])
+    assert isinstance(array, np.ndarray) and not array.flags.writeable and array.base is not None
+    assert len(store.map_array(built / "dictionary.bin", "u1")) == (built / "dictionary.bin").stat().st_size
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.sources import find_files
+raw, folder = Path(sys.argv[1]), Path(sys.argv[2])
+build_store(find_files(raw), folder, processes=1)
+for catalog in (open_catalog(raw), open_catalog(folder), open_catalog("mini")):
+    tasks = [catalog.make_tasks("test", goal_kind=kind).fingerprint for kind in ("synthetic", "human")]
+    print(catalog.fingerprint, *tasks)
+"""
+
+
+def test_nothing_hangs_on_the_hash_seed(built: Path, tmp_path: Path) -> None:
+    outputs, digests = [], []
+    for seed in ("0", "1"):
+        folder = tmp_path / seed
+        run = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(built.parent / "raw"), str(folder)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outputs.append(run.stdout)
+        digests.append({path.name: hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()})
+    assert outputs[0] == outputs[1]
+    assert digests[0] == digests[1]
+    lines = outputs[0].splitlines()
+    assert lines[0] == lines[1] != lines[2]

@@ -293,18 +293,15 @@ def check_disjoint(*sets: TaskSet, sample: int = DISJOINT_SAMPLE) -> int:
     Raises:
         SpearError: two tasks of different sets have the same digest; the message names both ids.
     """
-    seen: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, int]] = {}
     compared = 0
     for number, tasks in enumerate(sets):
         for index in range(len(tasks) if tasks.bounded else min(sample, len(tasks))):
             compared += 1
-            key = tasks.digest(index)
-            other, other_id = seen.setdefault(key, (number, ""))
-            if not other_id:
-                seen[key] = (number, tasks[index].id)
-            elif other != number:
+            other, place = seen.setdefault(tasks.digest(index), (number, index))
+            if other != number:
                 raise SpearError(
-                    f"The splits overlap: {other_id!r} and {tasks[index].id!r} have the same content;"
+                    f"The splits overlap: {sets[other][place].id!r} and {tasks[index].id!r} have the same content;"
                     " give each content to one split only."
                 )
     return compared

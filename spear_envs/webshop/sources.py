@@ -28,7 +28,7 @@ __all__ = [
     "read_values",
 ]
 
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 """Bytes that are read at a time."""
 LONGEST_VALUE = 64 << 20
 """Characters of a value at which reading stops: the file is broken."""

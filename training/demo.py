@@ -99,7 +99,7 @@ def _bar(console: Console) -> Progress:
 
 
 def _make_policy(folder: Path, console: Console) -> None:
-    from training.warmstart import WarmStartSettings, train_policy
+    from training.warmstart import choose_recipe, train_policy
 
     with _bar(console) as progress:
         tasks: dict[str, Any] = {}
@@ -109,8 +109,7 @@ def _make_policy(folder: Path, console: Console) -> None:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done, total=total)
 
-        settings = WarmStartSettings(ENV_ID, env_kwargs=ENV_KEYWORDS)
-        train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+        train_policy(choose_recipe(ENV_ID), folder, observer=observe, overwrite=folder.exists())
 
 
 def _settings(model: Path, temperature: float) -> EvalSettings:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,63 +18,52 @@ from spear_envs.cli import read_keywords
 @click.argument("env_id", metavar="ENV")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--template", default="compact", show_default=True, help="Prompt template of the environment.")
-@click.option("--layout", type=click.Choice([x.value for x in Layout]), default="per_turn", show_default=True)
-@click.option("--episodes", type=int, default=2500, show_default=True, help="Expert episodes; won ones are learnt.")
-@click.option("--noise", type=float, default=0.5, show_default=True, help="Share of random actions of the expert.")
-@click.option("--epochs", type=int, default=2, show_default=True)
-@click.option("--batch", type=int, default=32, show_default=True, help="Rows of an optimiser step.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
-@click.option("--hidden", type=int, default=96, show_default=True, help="Width of the model.")
-@click.option("--layers", type=int, default=4, show_default=True)
-@click.option("--heads", type=int, default=3, show_default=True)
-@click.option("--mlp", type=int, default=256, show_default=True, help="Width of the feed-forward part.")
-@click.option("--panel-tasks", type=int, default=256, show_default=True, help="Valid tasks to measure on; 0 for none.")
-@click.option("--target", type=float, default=0.3, show_default=True, help="Train on below this success on them.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads.")
+@click.option("--template", help="Prompt template of the environment.")
+@click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row a turn, or one a conversation.")
+@click.option("--history", type=click.IntRange(0), help="Earlier turns shown in per_turn prompts.")
+@click.option("--episodes", type=int, help="Expert episodes.")
+@click.option("--noise", type=float, help="Share of the expert's turns that are errors.")
+@click.option("--inadmissible", type=float, help="Share of its errors that do nothing.")
+@click.option(
+    "--answers",
+    type=click.Choice(["played", "expert"]),
+    help="Learn what was played in won episodes, or what the expert would do in every state.",
+)
+@click.option("--epochs", type=int, help="Passes over the rows.")
+@click.option("--batch", type=int, help="Rows of an optimiser step.")
+@click.option("--learning-rate", type=float, help="Its highest value.")
+@click.option("--hidden", type=int, help="Width of the model.")
+@click.option("--layers", type=int, help="Depth of the model.")
+@click.option("--heads", type=int, help="Attention heads of a layer.")
+@click.option("--mlp", type=int, help="Width of the feed-forward part.")
+@click.option("--valid-split", help="Where the result is measured.")
+@click.option("--panel-tasks", type=int, help="Its leading tasks that are played; 0 for none.")
+@click.option("--target", type=float, help="Train on below this success on them.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
 def warmstart(
-    env_id: str,
-    out: Path,
-    env_keywords: tuple[str, ...],
-    template: str,
-    layout: str,
-    episodes: int,
-    noise: float,
-    epochs: int,
-    batch: int,
-    learning_rate: float,
-    hidden: int,
-    layers: int,
-    heads: int,
-    mlp: int,
-    panel_tasks: int,
-    target: float,
-    threads: int,
-    seed: int,
-    overwrite: bool,
+    env_id: str, out: Path, env_keywords: tuple[str, ...], threads: int, overwrite: bool, **given: Any
 ) -> None:
     """Make a tiny policy for ENV from the episodes of a noisy expert.
 
     The result, a Qwen3 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
+    What is not given is what the environment's own recipe has (training/warmstart/recipes.py): the one that `spear
+    train --config demo`, `alfworld` or `webshop` goes on from.
     """
-    from training.warmstart import PolicyShape, WarmStartSettings, train_policy  # imports torch and transformers
+    from training.warmstart import Answers, choose_recipe, train_policy  # imports torch and transformers
 
-    settings = WarmStartSettings(
-        env_id=env_id,
-        env_kwargs=read_keywords(env_keywords),
-        template=template,
-        layout=Layout(layout),
-        episodes=episodes,
-        noise=noise,
-        epochs=epochs,
-        batch=batch,
-        learning_rate=learning_rate,
-        shape=PolicyShape(hidden, layers, heads, mlp),
-        panel_tasks=panel_tasks,
-        target=target,
-        seed=seed,
+    recipe = choose_recipe(env_id)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    shape = {name: chosen.pop(name) for name in ("hidden", "layers", "heads", "mlp") if name in chosen}
+    for name, kind in (("layout", Layout), ("answers", Answers)):
+        if name in chosen:
+            chosen[name] = kind(chosen[name])
+    settings = replace(
+        recipe,
+        env_kwargs={**recipe.env_kwargs, **read_keywords(env_keywords)},
+        shape=replace(recipe.shape, **shape),
+        **chosen,
     )
     console = Console()
     with Progress(
@@ -85,7 +76,7 @@ def warmstart(
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar = progress.add_task("expert episodes", total=episodes)
+        bar = progress.add_task("expert episodes", total=settings.episodes)
         report = train_policy(
             settings,
             out,

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ transformers = pytest.importorskip("transformers")
 import spear_envs.sokoban.prompts as sokoban  # noqa: E402
 from agents.engines.base import Request, Sampling  # noqa: E402
 from agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
+from agents.evaluate import make_env  # noqa: E402
 from agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate  # noqa: E402
 from training.warmstart import (  # noqa: E402
+    RECIPES,
+    Answers,
     PolicyShape,
     WarmStartReport,
     WarmStartSettings,
@@ -28,7 +32,7 @@ from training.warmstart import (  # noqa: E402
     make_tokenizer,
     train_policy,
 )
-from training.warmstart.policy import IGNORED, encode_rows, make_model  # noqa: E402
+from training.warmstart.policy import IGNORED, POOL, _measure_loss, draw_batches, encode_rows, make_model  # noqa: E402
 from training.warmstart.rows import ExpertRow  # noqa: E402
 from training.warmstart_cli import warmstart  # noqa: E402
 
@@ -118,6 +122,19 @@ def test_without_noise_every_episode_is_won_and_a_conversation_is_one_row() -> N
     assert all(3 <= len(row.prompts) == len(row.responses) <= 12 for row in rows)
 
 
+def test_the_experts_answers_are_its_own_in_every_state() -> None:
+    played = collect_expert_rows(ENV, KEYWORDS, episodes=20, noise=0.5)
+    advised = collect_expert_rows(ENV, KEYWORDS, episodes=20, noise=0.5, answers=Answers.EXPERT)
+    assert len(advised) > len(played)  # those of lost episodes too, as long as they could be won
+    by_board: dict[str, set[str]] = {}
+    for row in advised:
+        by_board.setdefault(row.prompts[0], set()).add(row.responses[0])
+    same = [row.responses[0] in by_board[row.prompts[0]] for row in played if row.prompts[0] in by_board]
+    assert 0.4 < sum(same) / len(same) < 0.9  # half of what was played is random, a quarter of that is right
+    with pytest.raises(SpearError, match="per_turn"):
+        collect_expert_rows(ENV, KEYWORDS, episodes=1, noise=0, answers=Answers.EXPERT, layout=Layout.CONVERSATION)
+
+
 def test_an_expert_that_cannot_win_is_told() -> None:
     with pytest.raises(SpearError, match="won none"):
         collect_expert_rows(ENV, KEYWORDS | {"max_turns": 1}, episodes=3, noise=0.0)
@@ -132,6 +149,28 @@ def test_only_responses_are_learnt() -> None:
     for row, label in zip(ids.tolist(), labels.tolist(), strict=True):
         learnt = [token if token in ("up", "down", "<eos>") else None for token in name(row)]
         assert learnt == [None if x == IGNORED else name(x) for x in label]
+
+
+@given(st.lists(st.integers(4, 90), min_size=1, max_size=300), st.integers(1, 16))
+def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[int], batch: int) -> None:
+    sizes = torch.tensor(lengths)
+    batches = draw_batches(sizes, batch, torch.Generator().manual_seed(1))
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
+    assert len(batches) == -(-len(lengths) // batch)
+    again = draw_batches(sizes, batch, torch.Generator().manual_seed(1))
+    assert all(torch.equal(a, b) for a, b in zip(batches, again, strict=True))
+    if len(lengths) <= POOL * batch:  # one pool: no two batches overlap in length
+        spans = sorted((int(sizes[part].min()), int(sizes[part].max())) for part in batches)
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_padding_changes_no_loss(small: tuple[Path, WarmStartReport]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(small[0])
+    tokenizer = load_tokenizer(small[0])
+    rows = [ExpertRow(("#_X" * n,), ("<think></think><action>up</action>",)) for n in (1, 5)]
+    ids, labels = encode_rows(tokenizer, rows)
+    alone, padded = (_measure_loss(model, ids[:1, :n], labels[:1, :n], 0.0).item() for n in (8, ids.shape[1]))
+    assert alone == pytest.approx(padded, abs=1e-5)
 
 
 # ---------------------------------------------------------------- policy
@@ -234,6 +273,19 @@ def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(SpearError, match=words):
         replace(SMALL, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["demo", "alfworld", "webshop"])
+def test_a_recipe_is_made_for_the_environment_of_its_training(name: str) -> None:
+    pytest.importorskip("verl")
+    from training.launch import compose_config
+
+    env = compose_config(name, (), Path("x"), check=False).spear.env
+    recipe = RECIPES[env.id]
+    assert dict(env.kwargs) == recipe.env_kwargs
+    assert (env.template, env.layout, env.history) == (recipe.template, recipe.layout.value, recipe.history)
+    tried = make_env(env.id, env.train_split, env.kwargs)
+    assert env.valid_split == (recipe.valid_split or tried.splits[1])  # type: ignore[attr-defined]
 
 
 def test_the_command_makes_a_policy(tmp_path: Path) -> None:

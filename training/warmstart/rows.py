@@ -28,8 +28,6 @@ class Answers(str, Enum):
     """What was played in won episodes, errors included: the policy stays soft."""
     EXPERT = "expert"
     """What the expert would have done in each state that an episode came to, won or not."""
-    RANDOM = "random"
-    """Any admissible action in each of these states: the form of a response and the names of things, no skill."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,15 @@ def collect_expert_rows(
     env.close()
     codec = ByteTokenizer()
     advice: dict[str, str | None] = {}
+
+    def engine_for(env: Any) -> _Teacher:
+        return _Teacher(NoisyExpert(env, words, noise, inadmissible), codec, advice)
+
     trajectories = asyncio.run(
         play_many(
             jobs,
             make_env=lambda: InfoWatch(make_env(env_id, split, env_kwargs)),
-            engine_for=lambda env: _Teacher(NoisyExpert(env, words, noise, inadmissible), codec, advice),
+            engine_for=engine_for,
             prompts=PromptBuilder(codec, words, layout, history=history),
             sampling=Sampling(),
             env_id=env_id,

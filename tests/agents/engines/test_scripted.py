@@ -78,6 +78,33 @@ def test_a_noisy_expert_errs_and_plans_anew() -> None:
     assert 0.15 < actions["back"] / actions.total() < 0.35
 
 
+def test_errors_can_be_actions_that_were_possible_before() -> None:
+    class Doors(CorridorEnv):
+        def _admissible(self) -> list[str]:
+            return ["go", f"open {self.place}"]
+
+    env = InfoWatch(Doors(lengths=(4,), max_turns=60))
+    played = {}
+    for share in (0.0, 1.0):
+        engine = ScriptedEngine(NoisyExpert(env, TEMPLATE, noise=0.5, inadmissible=share))
+        turns = [turn for seed in range(30) for turn in play(env, engine, task=0, seed=seed).turns]
+        # The door of another cell than the one that the observation shows.
+        played[share] = sum(
+            turn.action.startswith("open") and turn.action != f"open {turn.observation.index('P')}" for turn in turns
+        ) / len(turns)
+    assert played[0.0] == 0
+    assert 0.15 < played[1.0] < 0.5  # in the first cell there is no other door yet
+
+
+def test_the_expert_says_what_it_would_have_done() -> None:
+    env = InfoWatch(CorridorEnv(max_turns=40))
+    expert = NoisyExpert(env, TEMPLATE, noise=0.9)
+    assert expert.advice is None
+    for seed in range(3):
+        play(env, ScriptedEngine(expert), seed=seed)
+        assert expert.advice == TEMPLATE.respond("go")
+
+
 def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:
     env = InfoWatch(CorridorEnv())
     calls = 0
@@ -88,9 +115,10 @@ def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:
         return []
 
     env.unwrapped.expert_plan = no_plan  # type: ignore[attr-defined]
-    engine = ScriptedEngine(NoisyExpert(env, TEMPLATE))
+    expert = NoisyExpert(env, TEMPLATE)
+    engine = ScriptedEngine(expert)
     assert len(play(env, engine).turns) > 1
-    assert calls == 1
+    assert calls == 1 and expert.advice is None
     play(env, engine)
     assert calls == 2
 

@@ -1,0 +1,55 @@
+"""The warm starts of this package's environments, each with the environment of its training configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from training.warmstart.policy import PolicyShape, WarmStartSettings
+from training.warmstart.rows import Answers
+
+__all__ = ["RECIPES", "choose_recipe"]
+
+RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
+    {
+        recipe.env_id: recipe
+        for recipe in (
+            # `spear train --config demo`
+            WarmStartSettings("spear/Sokoban-v0", {"modality": "text"}, history=0),
+            # `spear train --config alfworld`
+            WarmStartSettings(
+                "spear/ALFWorld-v0",
+                {"rooms": "small", "max_turns": 20},
+                history=4,
+                episodes=1600,
+                noise=0.3,
+                inadmissible=0.3,
+                answers=Answers.EXPERT,
+                epochs=8,
+                learning_rate=2e-3,
+                shape=PolicyShape(hidden=96, layers=4, heads=3, mlp=256),
+                panel_tasks=120,
+                target=0.05,
+            ),
+            # `spear train --config webshop`
+            WarmStartSettings(
+                "spear/WebShop-v0",
+                {"observation_mode": "text_rich"},
+                history=0,
+                episodes=1200,
+                noise=0.2,
+                answers=Answers.EXPERT,
+                epochs=8,
+                learning_rate=2e-3,
+                panel_tasks=100,
+                target=0.05,
+            ),
+        )
+    }
+)
+"""Settings by environment id."""
+
+
+def choose_recipe(env_id: str) -> WarmStartSettings:
+    """The settings for an environment: its recipe, or the defaults where it has none."""
+    return RECIPES.get(env_id) or WarmStartSettings(env_id)

@@ -126,7 +126,7 @@ class ALFWorldEnv(SpearEnv[str]):
             {"default": HouseholdTemplate(parser), "compact": CompactHouseholdTemplate(parser)}
         )
         self._game = make_backend(self.backend)
-        self._opening = ""
+        self._opening = self._said = ""
         self._conditions = (0, 0)
         if self.backend is BackendName.TEXTWORLD:
             self.metadata = {**self.metadata, "blocking": True}
@@ -140,7 +140,7 @@ class ALFWorldEnv(SpearEnv[str]):
     # ---------------------------------------------------------------- hooks of SpearEnv
 
     def _start(self, task: Task) -> None:
-        self._opening = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
+        self._opening = self._said = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
         self._won = self._game.won
         self._extra_terms["admissible_commands"] = 0.0
         self._count_conditions()
@@ -150,7 +150,7 @@ class ALFWorldEnv(SpearEnv[str]):
         command = action.strip()
         if self.aliases is Aliases.PAPER:
             command = rewrite_command(command, backend.play.game.wording, backend.accepts)
-        said, accepted, done = backend.step(command)
+        self._said, accepted, done = backend.step(command)
         if done is not None and not backend.play.game.goal.reads.isdisjoint(CHANGES[done.verb]):
             self._count_conditions()
         won = backend.won
@@ -158,7 +158,7 @@ class ALFWorldEnv(SpearEnv[str]):
             accepted,
             1.0 if won else 0.0,
             won,
-            message=said,
+            message=self._said,
             tool_calls=1,
             details=self._details(),
             terms={"admissible_commands": self._extra_terms["admissible_commands"] + accepted},
@@ -188,15 +188,16 @@ class ALFWorldEnv(SpearEnv[str]):
         return message or self._opening
 
     def _world(self) -> dict[str, Any]:
-        return self._game.save()
+        return {"said": self._said, **self._game.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
+        self._said = state["said"]
         self._game.restore(state)
         self._count_conditions()
 
     def _anchor(self) -> Hashable:
         if self.anchor is Anchor.OBSERVATION:
-            return self._observe(self._result.message)
+            return self._said  # not what we say to a malformed response, which changes nothing
         play = self._game.play
         return f"{self.task.id}:{play.state.digest(play.game)}"
 

@@ -124,8 +124,11 @@ class _Compiler:
         return tuple(kept)
 
     def _compile_atom(self, predicate: str, parts: Sequence[Expression], slots: Mapping[str, int]) -> Test:
+        arity = 2 if predicate == "=" else PREDICATES.get(predicate)
+        if arity is None:
+            raise GameError(f"its goal uses {predicate!r}, which is neither an operator nor a predicate of ALFWorld")
         terms: list[str | int] = []
-        for part in parts:
+        for part in _expect(arity, predicate, parts):
             if not isinstance(part, str):
                 raise GameError(f"its goal holds {_show(part)} where a name was due")
             if part.startswith("?"):
@@ -135,12 +138,7 @@ class _Compiler:
             else:
                 terms.append(part)
         if predicate == "=":
-            _expect(2, predicate, parts)
             return _compare(*terms)
-        arity = PREDICATES.get(predicate)
-        if arity is None:
-            raise GameError(f"its goal uses {predicate!r}, which is neither an operator nor a predicate of ALFWorld")
-        _expect(arity, predicate, parts)
         if predicate in FLUENTS:
             self.reads.add(predicate)
             return _ask_state(predicate, terms)

@@ -137,10 +137,10 @@ class CompactHouseholdTemplate:
 
     def render(self, context: PromptContext) -> str:
         """The whole prompt."""
-        told = [seen for seen, _ in context.history[1:]] + [context.observation]
+        seen = [text for text, _ in context.history] + [context.observation]
         past = [
             "\n!" if answer.startswith((NOTHING_HAPPENS, UNREAD)) else f"\n>{command}"
-            for (_, command), answer in zip(context.history, told, strict=True)
+            for (_, command), answer in zip(context.history, seen[1:], strict=True)
         ]
         return _shorten(context.instruction).lstrip() + "".join(past) + self.follow_up(context)
 

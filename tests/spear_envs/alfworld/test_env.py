@@ -1,0 +1,311 @@
+"""The environment ``spear/ALFWorld-v0``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.error import ResetNeeded
+
+from spear_envs.alfworld.env import ALFWorldEnv
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.info import INFO_KEYS, REWARD_TERM_KEYS
+from spear_envs.testing import check_spear_env
+from tests.spear_envs.alfworld.odd_games import make_release_2_1_1
+from tests.spear_envs.alfworld.peer import MEND, has_textworld
+from tests.spear_envs.alfworld.small import make_data, write_problem
+
+OWN_KEYS = {"goal_conditions_met", "goal_conditions", "goal_condition_success"}
+HEAT = "alfworld/embedded/train/00003"
+needs_logic = pytest.mark.skipif(not has_textworld(), reason=MEND)
+
+
+def make(**kwargs: Any) -> ALFWorldEnv:
+    return ALFWorldEnv(**{"response_format": "plain", **kwargs})
+
+
+def write_small(folder: Path, data: dict[str, Any] | None = None) -> Path:
+    path = folder / "game.tw-pddl"
+    path.write_text(json.dumps(data or make_data()), encoding="utf-8")
+    return path
+
+
+def test_contract() -> None:
+    check_spear_env("spear/ALFWorld-v0").raise_on_failure()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"rooms": "small", "max_turns": 20, "reward": "native", "anchor": "observation", "aliases": "paper"},
+        {"response_format": "plain", "split": "valid_unseen"},
+        {"on_malformed": "peer", "split": "valid_seen"},
+    ],
+    ids=["small", "plain", "peer"],
+)
+def test_contract_with_other_keywords(kwargs: dict[str, Any]) -> None:
+    check_spear_env("spear/ALFWorld-v0", **kwargs).raise_on_failure()
+
+
+def test_an_episode_of_the_expert() -> None:
+    env = make(reward="native")
+    observation, info = env.reset(options={"task": HEAT})
+    assert set(info) == INFO_KEYS | OWN_KEYS
+    assert info["subtask"] == "heat"
+    assert observation.endswith(f"Your task is to: {info['instruction']}")
+    assert info["reward_terms"].keys() == REWARD_TERM_KEYS | {"admissible_commands"}
+    assert (info["goal_conditions_met"], info["goal_conditions"]) == (0, 3)
+    plan = env.expert_plan()
+    shares = []
+    for number, command in enumerate(plan, 1):
+        assert command in info["admissible_actions"]
+        observation, reward, terminated, truncated, info = env.step(command)
+        shares.append(info["goal_condition_success"])
+        assert (info["action"], info["action_ok"], info["tool_calls"]) == (command, True, number)
+        assert info["reward_terms"]["admissible_commands"] == number
+        assert reward == float(number == len(plan))
+        assert terminated == (number == len(plan)) and not truncated
+    assert shares == sorted(shares) and shares[-1] == 1.0 and 1 / 3 in shares
+    assert (info["won"], info["score"], info["reward_terms"]["outcome"]) == (True, 1.0, 1.0)
+    assert observation.startswith("You move the ")
+    with pytest.raises(ResetNeeded):
+        env.step("look")
+
+
+def test_what_does_nothing_counts_as_a_call() -> None:
+    env = make()
+    env.reset(options={"task": HEAT})
+    for number, command in enumerate(("look", "help", "inventory", "eat", "LOOK", ""), 1):
+        observation, _, _, _, info = env.step(command)
+        assert (info["tool_calls"], info["turn"]) == (number, number)
+        assert info["action_ok"] == (number <= 3)
+        assert (observation == "Nothing happens.") == (number > 3)
+    assert info["reward_terms"]["admissible_commands"] == 3.0
+    assert info["reward_terms"]["tool_call"] == pytest.approx(0.6)
+
+
+def test_the_spear_reward() -> None:
+    env = make(response_format="tags", mu=0.5)
+    env.reset(options={"task": HEAT})
+    plan = env.expert_plan()
+    rewards = [env.step(env.parser.respond(command))[1] for command in plan]
+    assert rewards[:-1] == [0.0] * (len(plan) - 1)
+    assert rewards[-1] == pytest.approx(1 + 0.5 * 0.1 * len(plan) + 0.1)
+
+
+def test_fifty_turns_end_an_episode() -> None:
+    env = make()
+    env.reset(options={"task": HEAT})
+    steps = [env.step("look") for _ in range(50)]
+    assert [step[3] for step in steps] == [False] * 49 + [True]
+    assert steps[-1][1] == pytest.approx(-1 + 1.0 + 0.1)  # ten calls saturate the term
+    assert steps[-1][4]["score"] == 0.0
+
+
+def test_malformed_responses_are_explained_and_play_nothing() -> None:
+    env = make(response_format="tags")
+    _, before = env.reset(options={"task": HEAT})
+    observation, _, _, _, info = env.step("go to fridge 1")
+    assert "there is no <action>…</action>" in observation
+    assert "<think>your reasoning</think>" in observation
+    assert (info["anchor"], info["action"], info["tool_calls"]) == (before["anchor"], "", 0)
+    assert info["reward_terms"]["format"] == 0.0
+
+
+def test_a_command_without_thoughts_is_played_and_loses_the_format_term() -> None:
+    env = make(response_format="tags")
+    env.reset(options={"task": HEAT})
+    observation, _, _, _, info = env.step("<action>LOOK</action>")
+    assert observation.startswith("You are in the middle of a room.")
+    assert (info["action"], info["action_ok"], info["format_ok"], info["tool_calls"]) == ("look", True, False, 1)
+    assert info["reward_terms"]["format"] == 0.0
+
+
+def test_peers_play_the_end_of_the_text() -> None:
+    env = make(response_format="tags", on_malformed="peer")
+    env.reset(options={"task": HEAT})
+    observation, _, _, _, info = env.step("I do not know how to do this; I look")
+    assert (observation, info["action"]) == ("Nothing happens.", "ot know how to do this; i look")
+    observation, _, _, _, info = env.step("x" * 30 + " " * 26 + "LOOK")
+    assert (info["action"], info["action_ok"], info["format_ok"]) == ("look", True, False)
+    _, _, _, _, info = env.step("prose <think>a</think> prose <action>LOOK</action> prose")
+    assert (info["action_ok"], info["format_ok"]) == (True, True)
+
+
+def test_aliases_are_rewritten_before_they_are_played() -> None:
+    for aliases, accepted in (("none", False), ("paper", True)):
+        env = make(aliases=aliases)
+        _, info = env.reset(options={"task": HEAT})
+        command = next(text for text in info["admissible_actions"] if text.startswith("go to"))
+        _, _, _, _, info = env.step(command.replace("go to", "GOTO "))
+        assert info["action_ok"] is accepted
+        assert (info["action"] == command) is accepted
+
+
+def test_the_anchor_tells_states_apart_or_texts() -> None:
+    by_state, by_text = make(), make(anchor="observation")
+    anchors: list[list[Any]] = [[], []]
+    for command in (None, "eat", "look", "go to fridge 1", "eat", "go to microwave 1", "go to fridge 1"):
+        for env, list_ in zip((by_state, by_text), anchors, strict=True):
+            if command is None:
+                observation, info = env.reset(options={"task": HEAT})
+            else:
+                observation, _, _, _, info = env.step(command)
+            list_.append(info["anchor"])
+            if env is by_text:
+                assert info["anchor"] == observation
+    states, texts = anchors
+    assert states[0] == states[1] == states[2] != states[3]
+    assert states[3] == states[4] == states[6] != states[5]
+    assert texts[1] == texts[4] == "Nothing happens."
+    assert len(set(texts)) == 5
+    other = make()
+    assert other.reset(options={"task": "alfworld/embedded/train/00009"})[1]["anchor"] != states[0]
+
+
+def test_a_state_goes_over_to_another_environment() -> None:
+    env, other = make(), make()
+    env.reset(options={"task": HEAT})
+    plan = env.expert_plan()
+    for command in plan[:3]:
+        env.step(command)
+    state = pickle.loads(pickle.dumps(env.get_state()))
+    assert json.loads(json.dumps(state["world"])) == state["world"]
+    rest = [env.step(command) for command in plan[3:]]
+    _, info = other.set_state(state)
+    assert info["turn"] == 3
+    assert other.expert_plan() == plan[3:]
+    assert [other.step(command) for command in plan[3:]] == rest
+    env.set_state(state)
+    assert [env.step(command) for command in plan[3:]] == rest
+
+
+def test_the_expert_plans_from_any_state() -> None:
+    env = make()
+    env.reset(options={"task": HEAT})
+    plan = env.expert_plan()
+    for command in (*plan[:4], "go to garbagecan 1"):
+        env.step(command)
+    for command in env.expert_plan():
+        *_, info = env.step(command)
+    assert info["won"]
+    assert env.expert_plan() == []
+
+
+@needs_logic
+def test_one_game_is_a_task_set(tmp_path: Path) -> None:
+    path = write_small(tmp_path)
+    env = make(game=path)
+    assert (len(env.tasks), env.splits) == (1, ("game",))
+    observation, info = env.reset(seed=1)
+    assert "a sinkbasin 1." in observation
+    assert info["instruction"] == "put a hot apple in fridge."
+    for command in env.expert_plan():
+        *_, info = env.step(command)
+    assert info["won"]
+    assert make(game=str(path)).reset(seed=2)[1]["task_id"] == info["task_id"]
+
+
+@needs_logic
+def test_older_games_can_be_upgraded(tmp_path: Path) -> None:
+    path = write_small(tmp_path, make_release_2_1_1(make_data()))
+    old, new = make(game=path), make(game=path, wording="2.1.2")
+    assert "help" not in old.reset()[1]["admissible_actions"]
+    assert "help" in new.reset()[1]["admissible_actions"]
+    assert old.step("go to fridge 1")[0].startswith("You arrive at loc ")
+    assert new.step("go to fridge 1")[0].startswith("You arrive at fridge 1.")
+    mixed = make(game=path, aliases="paper")
+    mixed.reset()
+    for command in ("go to countertop 1", "take mug 1 from countertop 1", "move mug 1 to countertop 1"):
+        observation, _, _, _, info = mixed.step(command)
+    assert (observation, info["action"]) == (
+        "You put the mug 1 in/on the countertop 1.",
+        "put mug 1 in/on countertop 1",
+    )
+
+
+@needs_logic
+def test_a_game_that_is_won_at_its_start(tmp_path: Path) -> None:
+    env = make(game=write_small(tmp_path, make_data(write_problem("(and)"))), reward="native")
+    _, info = env.reset()
+    assert (info["won"], info["score"]) == (True, 1.0)
+    _, reward, terminated, _, _ = env.step("look")
+    assert (reward, terminated) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "fault"),
+    [
+        ({"backend": "jericho"}, "backend='jericho'"),
+        ({"wording": "3"}, "wording='3'"),
+        ({"aliases": "all"}, "aliases='all'"),
+        ({"anchor": "text"}, "anchor='text'"),
+        ({"dataset": "unofficial"}, "dataset='unofficial'"),
+        ({"split": "test"}, "split='test'"),
+        ({"rooms": "huge"}, "rooms='huge'"),
+        ({"history": -1}, "history=-1"),
+        ({"history": True}, "history=True"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"task_text": "human"}, "task_text='human'"),
+        ({"response_format": "xml"}, "response_format='xml'"),
+        ({"on_malformed": "ignore"}, "on_malformed='ignore'"),
+        ({"dataset": "official"}, "no official games"),
+    ],
+)
+def test_keywords_without_a_valid_value(kwargs: dict[str, Any], fault: str) -> None:
+    with pytest.raises(SpearError, match=fault):
+        ALFWorldEnv(**kwargs)
+
+
+def test_an_empty_folder_of_games(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match=f"{tmp_path}.*spear data get alfworld"):
+        make(dataset="official", data_dir=tmp_path)
+    (tmp_path / "json_2.1.2" / "train").mkdir(parents=True)
+    with pytest.raises(SpearError, match=r"no game\.tw-pddl below"):
+        make(dataset="official", data_dir=tmp_path)
+    with pytest.raises(SpearError, match="cannot be read"):
+        make(game=tmp_path / "game.tw-pddl")
+
+
+def test_before_the_first_episode() -> None:
+    env = make()
+    with pytest.raises(ResetNeeded):
+        _ = env.play
+    with pytest.raises(ResetNeeded):
+        env.expert_plan()
+    with pytest.raises(UnknownTaskError):
+        env.reset(options={"task": "alfworld/embedded/train/99999"})
+
+
+def test_a_vector_of_environments() -> None:
+    envs = gym.make_vec("spear_envs:spear/ALFWorld-v0", num_envs=3, response_format="plain", rooms="small")
+    observations, _ = envs.reset(seed=5)
+    assert len(set(observations)) == 3
+    single = [make(rooms="small") for _ in range(3)]
+    assert [env.reset(seed=5 + i)[0] for i, env in enumerate(single)] == list(observations)
+    for _ in range(4):
+        observations, _, _, _, _ = envs.step(["look", "inventory", "help"])
+    assert observations[1] == "You are not carrying anything."
+    envs.close()
+
+
+def test_many_environments_share_what_does_not_change() -> None:
+    envs = [make() for _ in range(40)]
+    for env in envs:
+        env.reset(options={"task": HEAT})
+    assert len({id(env.play.game) for env in envs}) == 1
+    assert len({id(env.tasks) for env in envs}) == 1
+    envs[0].step("go to fridge 1")
+    assert envs[1].play.state.location == envs[1].play.game.initial.location
+
+
+def test_render_shows_the_text() -> None:
+    env = make(render_mode="ansi")
+    observation, _ = env.reset(seed=1)
+    assert env.render() == observation
+    assert env.step("inventory")[0] == env.render() == "You are not carrying anything."

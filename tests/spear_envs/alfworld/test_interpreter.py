@@ -1,0 +1,381 @@
+"""Facts A11 to A21: what can be done, what it does, and what is said."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spear_envs.alfworld.actions import Verb
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.gamefile import load_game
+from spear_envs.alfworld.interpreter import CHANGES, Interpreter
+from spear_envs.alfworld.state import PROPERTIES, State
+from spear_envs.alfworld.tasks import make_task_set
+from spear_envs.alfworld.wording import WORDING_2_1_1, WORDING_2_1_2
+from tests.spear_envs.alfworld.peer import play_randomly, run_errands
+from tests.spear_envs.alfworld.small import play, start, write_problem
+
+
+def test_the_opening_lists_all_receptacles_by_id() -> None:
+    assert start().opening == (
+        "-= Welcome to TextWorld, ALFRED! =-\n\n"
+        "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, "
+        "a countertop 1, a desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.\n\n"
+        "Your task is to: put a hot apple in fridge."
+    )
+
+
+def test_the_opening_of_an_agent_before_a_receptacle() -> None:
+    text = write_problem().replace("(atLocation agent1 loc_bar_0)", "(atLocation agent1 loc_bar_2)")
+    opening = Interpreter(Game.from_problem(text, "x.", WORDING_2_1_2)).opening
+    assert "You are facing the fridge 1, and microwave 1. Next to it, you see nothing." in opening
+
+
+def test_look_before_moving_lists_nothing() -> None:
+    assert start().step("look")[0] == ("You are in the middle of a room. Looking quickly around you, you see nothing.")
+
+
+def test_go_to_is_for_other_locations_only() -> None:
+    game = start()
+    assert play(game, "go to fridge 1") == "You arrive at fridge 1. The fridge 1 is closed."
+    assert "go to fridge 1" not in game.admissible
+    assert "go to microwave 1" not in game.admissible  # at the same location
+    assert game.step("go to microwave 1") == ("Nothing happens.", None)
+    assert "go to cabinet 1" in game.admissible
+
+
+def test_open_and_close() -> None:
+    game = start()
+    assert play(game, "go to fridge 1", "open fridge 1") == (
+        "You open the fridge 1. The fridge 1 is open. In it, you see a apple 1."
+    )
+    assert "open fridge 1" not in game.admissible
+    assert (
+        play(game, "open microwave 1") == "You open the microwave 1. The microwave 1 is open. In it, you see nothing."
+    )
+    assert play(game, "close fridge 1") == "You close the fridge 1."
+    assert play(game, "examine fridge 1") == "The fridge 1 is closed."
+
+
+def test_contents_are_listed_by_id_with_one_article() -> None:
+    game = start()
+    assert play(game, "go to countertop 1") == (
+        "You arrive at countertop 1. On the countertop 1, you see a apple 2, a knife 1, a mug 1, and a spoon 1."
+    )
+    assert play(game, "go to desk 1") == "You arrive at desk 1. On the desk 1, you see a desklamp 1, and a pencil 1."
+
+
+def test_take_needs_empty_hands_and_an_open_receptacle() -> None:
+    game = start()
+    play(game, "go to fridge 1")
+    assert not any(command.startswith("take") for command in game.admissible)
+    assert play(game, "open fridge 1", "take apple 1 from fridge 1") == "You pick up the apple 1 from the fridge 1."
+    play(game, "go to countertop 1")
+    assert not any(command.startswith("take") for command in game.admissible)
+    assert game.step("take mug 1 from countertop 1") == ("Nothing happens.", None)
+
+
+def test_what_lies_in_no_receptacle_cannot_be_taken_but_sliced() -> None:
+    game = start()
+    play(game, "go to countertop 1", "take knife 1 from countertop 1")
+    assert "slice egg 1 with knife 1" in game.admissible
+    assert play(game, "slice egg 1 with knife 1") == "You sliced the egg 1 with the knife 1."
+    assert "slice egg 1 with knife 1" in game.admissible  # and again
+    assert not any("egg" in command and command.startswith("take") for command in game.admissible)
+
+
+def test_slicing_needs_a_held_knife() -> None:
+    game = start()
+    play(game, "go to countertop 1")
+    assert not any(command.startswith("slice") for command in game.admissible)
+    play(game, "take spoon 1 from countertop 1")
+    assert not any(command.startswith("slice") for command in game.admissible)
+
+
+def test_move_needs_a_receptacle_that_may_hold_the_thing() -> None:
+    game = start()
+    play(game, "go to countertop 1", "take apple 2 from countertop 1", "go to desk 1")
+    assert not any(command.startswith("move") for command in game.admissible)
+    play(game, "go to fridge 1")
+    assert not any(command.startswith("move") for command in game.admissible)  # closed
+    play(game, "open fridge 1")
+    assert play(game, "move apple 2 to fridge 1") == "You move the apple 2 to the fridge 1."
+    assert game.step("examine fridge 1")[0] == "The fridge 1 is open. In it, you see a apple 2, and a apple 1."
+
+
+def test_appliances_need_no_opening() -> None:
+    game = start()
+    play(game, "go to countertop 1", "take apple 2 from countertop 1", "go to microwave 1")
+    assert play(game, "heat apple 2 with microwave 1") == "You heat the apple 2 using the microwave 1."
+    assert play(game, "cool apple 2 with fridge 1") == "You cool the apple 2 using the fridge 1."
+    assert game.state.cool == {"apple_bar_1", "apple_bar_2"}
+    assert game.state.hot == frozenset()
+    play(game, "go to sinkbasin 1")
+    assert play(game, "clean apple 2 with sinkbasin 1") == "You clean the apple 2 using the sinkbasin 1."
+
+
+def test_treating_needs_the_ability() -> None:
+    game = start()
+    play(game, "go to fridge 1", "open fridge 1", "take apple 1 from fridge 1")
+    assert "heat apple 1 with microwave 1" in game.admissible
+    assert "cool apple 1 with fridge 1" not in game.admissible  # this one is not coolable
+    play(game, "go to sinkbasin 1")
+    assert not any(command.startswith("clean") for command in game.admissible)
+
+
+def test_use_says_turn_on_every_time() -> None:
+    game = start()
+    play(game, "go to desk 1")
+    for times in range(1, 4):
+        assert play(game, "use desklamp 1") == "You turn on the desklamp 1."
+        assert game.state.toggled == {"desklamp_bar_1"}
+        assert bool(game.state.on) == bool(times % 2)
+
+
+def test_what_is_toggled_can_be_inside_a_closed_receptacle() -> None:
+    game = start(facts="(toggleable Pencil_bar_1)")
+    play(game, "go to cabinet 1")
+    assert "use pencil 1" in game.admissible
+    assert "take pencil 1 from cabinet 2" not in game.admissible
+
+
+def test_only_what_is_held_can_be_examined() -> None:
+    game = start()
+    play(game, "go to countertop 1")
+    assert [command for command in game.admissible if command.startswith("examine")] == ["examine countertop 1"]
+    assert play(game, "take mug 1 from countertop 1", "examine mug 1") == (
+        "This is a normal mug 1. In it, you see a spoon 1."
+    )
+
+
+def test_the_spoon_stays_in_the_mug_wherever_it_goes() -> None:
+    game = start()
+    play(game, "go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
+    play(game, "move mug 1 to cabinet 1", "take mug 1 from cabinet 1")
+    assert game.step("examine mug 1")[0] == "This is a normal mug 1. In it, you see a spoon 1."
+    assert "spoon_bar_1" in game.state.contents["countertop_bar_1"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ("(isHot X) (isClean X) (isSliced X)", "This is a hot and clean sliced apple 2."),
+        ("(isCool X) (isClean X) (isSliced X)", "This is a cool and clean sliced apple 2."),
+        ("(isClean X) (isSliced X)", "This is a clean sliced apple 2."),
+        ("(isHot X) (isSliced X)", "This is a hot sliced apple 2."),
+        ("(isCool X) (isSliced X)", "This is a cool sliced apple 2."),
+        ("(isHot X) (isClean X)", "This is a hot and clean apple 2."),
+        ("(isCool X) (isClean X)", "This is a cool and clean apple 2."),
+        ("(isHot X)", "This is a hot apple 2."),
+        ("(isClean X)", "This is a clean apple 2."),
+        ("(isCool X)", "This is a cold apple 2."),
+        ("(isSliced X)", "This is a sliced apple 2."),
+        ("(isToggled X) (toggleable X) (isSliced X)", "This apple 2 is on."),
+        ("(toggleable X)", "There's nothing special about apple 2."),
+        ("", "There's nothing special about apple 2."),
+    ],
+)
+def test_what_examining_tells(facts: str, said: str) -> None:
+    game = start(facts=facts.replace("X", "Apple_bar_1"))
+    assert play(game, "go to countertop 1", "take apple 2 from countertop 1", "examine apple 2") == said
+
+
+def test_inventory() -> None:
+    game = start()
+    assert play(game, "inventory") == "You are not carrying anything."
+    play(game, "go to countertop 1", "take mug 1 from countertop 1")
+    assert play(game, "inventory") == "You are carrying: a mug 1."
+
+
+def test_help_is_the_grammars_text() -> None:
+    said = start().step("help")[0]
+    assert said.startswith("Available commands:\n  look:")
+    assert said.endswith("using a sharp object\n")
+    assert len(said.splitlines()) == 14
+
+
+def test_look_lists_what_was_taken_here_and_put_elsewhere_here() -> None:
+    game = start()
+    play(game, "go to desk 1")
+    assert play(game, "look") == "You are facing the desk 1. Next to it, you see nothing."
+    play(game, "take pencil 1 from desk 1", "go to cabinet 1", "open cabinet 1", "open cabinet 2")
+    # It was in cabinet 2 all along, by its second place; put into cabinet 1 and out again, it leaves a trace there.
+    play(game, "move pencil 1 to cabinet 1", "take pencil 1 from cabinet 1", "move pencil 1 to cabinet 2")
+    assert play(game, "look") == "You are facing the cabinet 2, and cabinet 1. Next to it, you see a pencil 1."
+    play(game, "take pencil 1 from cabinet 2", "move pencil 1 to cabinet 1")
+    assert play(game, "look") == "You are facing the cabinet 2, and cabinet 1. Next to it, you see a pencil 1."
+
+
+def test_the_goal_ends_the_game() -> None:
+    game = start()
+    play(
+        game, "go to countertop 1", "take apple 2 from countertop 1", "go to fridge 1", "heat apple 2 with microwave 1"
+    )
+    assert not game.won
+    play(game, "open fridge 1", "move apple 2 to fridge 1")
+    assert game.won
+
+
+@pytest.mark.parametrize("command", ["  go to fridge 1", "go to fridge 1\t\n", " inventory "])
+def test_blanks_at_the_ends_do_not_matter(command: str) -> None:
+    assert start().step(command)[1] is not None
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "GO TO FRIDGE 1", "Go to fridge 1", "go  to fridge 1", "go to fridge", "go to fridge 1 now", "go to fridge 2",
+     "examine fridge 1", "put", "go to", "eat é", "take apple 1 from fridge 1", "go to fridge 1."],
+)  # fmt: skip
+def test_all_else_does_nothing(command: str) -> None:
+    game = start()
+    before, listed = game.state.to_plain(game.game), game.admissible
+    assert game.step(command) == ("Nothing happens.", None)
+    assert game.state.to_plain(game.game) == before
+    assert game.admissible == listed
+
+
+def test_a_bare_name_cannot_be_said() -> None:
+    """Fact A10: the name ends with a blank, which is stripped off the command."""
+    text = write_problem().replace("Desk_bar_1", "OldDesk")
+    game = Interpreter(Game.from_problem(text, "x.", WORDING_2_1_2))
+    assert "go to olddesk " in game.admissible
+    assert game.step("go to olddesk ") == ("Nothing happens.", None)
+    assert "a olddesk , and a sinkbasin 1." in game.opening
+
+
+def test_admissible_commands_are_sorted_and_each_does_something() -> None:
+    game = start()
+    rng = random.Random(5)
+    for _ in range(80):
+        assert list(game.admissible) == sorted(set(game.admissible))
+        for command in game.admissible:
+            other = Interpreter(game.game, game.state.copy())
+            assert other.step(command)[1] is not None
+        game.step(rng.choice(game.admissible))
+
+
+def test_release_2_1_1_speaks_otherwise() -> None:
+    game = start(wording=WORDING_2_1_1)
+    assert "help" not in game.admissible
+    # The number counts all locations that occur in a fact, the last one by id being the first.
+    assert play(game, "go to countertop 1").startswith("You arrive at loc 5. On the countertop 1, you see ")
+    play(game, "take mug 1 from countertop 1")
+    assert play(game, "put mug 1 in/on countertop 1") == "You put the mug 1 in/on the countertop 1."
+
+
+# ---------------------------------------------------------------- properties of play
+
+
+def list_places(game: Interpreter) -> Counter[str]:
+    """In how many receptacles each thing is; what is held counts once more."""
+    places = Counter(thing for things in game.state.contents.values() for thing in things)
+    if game.state.held is not None:
+        places[game.state.held] += 1
+    return places
+
+
+@settings(max_examples=25)
+@given(st.integers(min_value=0, max_value=10_000))
+def test_nothing_is_lost_and_nothing_held_is_taken(seed: int) -> None:
+    rng = random.Random(seed)
+    tasks = make_task_set("embedded", "train", rooms=rng.choice(("small", "standard")))
+    task = tasks[rng.randrange(len(tasks))]
+    game = Interpreter(load_game(tasks.source(task)))  # type: ignore[attr-defined]
+    before = list_places(game)
+    policy = rng.choice((run_errands, play_randomly))
+    for _ in range(8):
+        for command in policy(game, rng):
+            held, places = game.state.held, list_places(game)
+            _, action = game.step(command)
+            if action is not None and action.verb is Verb.TAKE:
+                assert held is None
+                assert game.state.held == action.thing
+            elif action is not None and action.verb is Verb.MOVE:
+                assert held == action.thing
+                assert game.state.held is None
+            else:
+                assert game.state.held == held
+                assert list_places(game) == places
+            # A thing may be in two receptacles at first, and putting it into one that holds it already makes it one.
+            assert list_places(game).keys() == before.keys()
+            assert all(1 <= count <= before[thing] for thing, count in list_places(game).items())
+            assert State.from_plain(game.game, game.state.to_plain(game.game)).to_plain(
+                game.game
+            ) == game.state.to_plain(game.game)
+
+
+@settings(max_examples=15)
+@given(st.integers(min_value=0, max_value=10_000))
+def test_a_state_put_back_plays_on_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    tasks = make_task_set("embedded", "train", rooms="small")
+    game = Interpreter(load_game(tasks.source(tasks[seed % len(tasks)])))  # type: ignore[attr-defined]
+    for _ in range(20):
+        game.step(rng.choice(game.admissible))
+    plain, digest = game.state.to_plain(game.game), game.state.digest(game.game)
+    other = Interpreter(game.game, State.from_plain(game.game, plain))
+    assert other.state.digest(game.game) == digest
+    for _ in range(20):
+        command = rng.choice(game.admissible)
+        assert other.admissible == game.admissible
+        assert game.step(command) == other.step(command)
+        assert game.won == other.won
+
+
+def test_commands_change_only_what_they_say() -> None:
+    """What goals read is only looked at again after commands that may change it."""
+    attributes = {**{name: name for name in PROPERTIES.values()}, "location": "atlocation", "held": "holds"}
+    predicates = {attribute: predicate for predicate, attribute in PROPERTIES.items()}
+    rng = random.Random(3)
+    seen: set[Verb] = set()
+    for _ in range(30):
+        game = start("(exists (?l - location) (and (checked ?l) (isHot ?l)))", facts="(isCool Apple_bar_1)")
+        for _ in range(40):
+            before = game.state.copy()
+            for command in run_errands(game, rng):
+                before = game.state.copy()
+                _, action = game.step(command)
+                if action is None:
+                    continue
+                seen.add(action.verb)
+                for attribute, default in attributes.items():
+                    if getattr(before, attribute) != getattr(game.state, attribute):
+                        assert predicates.get(attribute, default) in CHANGES[action.verb]
+                if (before.contents, before.lying) != (game.state.contents, game.state.lying):
+                    assert {"inreceptacle", "objectatlocation"} <= CHANGES[action.verb]
+    assert seen == set(Verb)
+
+
+TRACE = """
+import hashlib, random
+from spear_envs.alfworld.gamefile import load_game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.tasks import make_task_set
+tasks, rng, told = make_task_set("embedded", "valid_seen"), random.Random(1), []
+for index in range(12):
+    game = Interpreter(load_game(tasks.source(tasks[index])))
+    told.append(game.opening)
+    for _ in range(40):
+        told += [game.step(rng.choice(game.admissible))[0], *game.admissible, game.state.digest(game.game)]
+        told.append(repr(game.state.to_plain(game.game)))
+print(hashlib.sha256(repr(told).encode()).hexdigest())
+"""
+
+
+def test_the_hash_seed_changes_nothing(root: Path) -> None:
+    outputs = set()
+    for seed in ("0", "1", "77"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run(
+            [sys.executable, "-c", TRACE], cwd=root, env=environment, capture_output=True, text=True, check=True
+        )
+        outputs.add(run.stdout)
+    assert len(outputs) == 1

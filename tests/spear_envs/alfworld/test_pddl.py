@@ -1,0 +1,115 @@
+"""Reading PDDL, broken PDDL included."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.alfworld.errors import GameError
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.pddl import parse_expression, read_problem, read_typed_list
+from spear_envs.alfworld.wording import WORDING_2_1_2
+from tests.spear_envs.alfworld.small import write_problem
+
+
+def test_lists_nest_and_comments_go() -> None:
+    assert parse_expression("(A (b c) ; (d\n()E)") == ("a", ("b", "c"), (), "e")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "0 lists"),
+        ("(a", "')' is missing"),
+        ("(a))", "without a '('"),
+        ("(a)(b)", "2 lists"),
+        ("a (b)", "outside of brackets"),
+        ("(" * 300 + ")" * 300, "deeper than"),
+        ("(a) ; b\nc", "outside of brackets"),
+    ],
+)
+def test_what_is_no_list_says_why(text: str, fault: str) -> None:
+    with pytest.raises(GameError, match=fault.replace("(", r"\(").replace(")", r"\)")):
+        parse_expression(text)
+
+
+@given(st.text("()ab; \n-?", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with suppress(GameError):
+        parse_expression(text)
+
+
+def test_typed_lists() -> None:
+    words = parse_expression("(a b - receptacle c d - object e)")
+    assert isinstance(words, tuple)
+    assert list(read_typed_list(words)) == [
+        ("a", "receptacle"),
+        ("b", "receptacle"),
+        ("c", "object"),
+        ("d", "object"),
+        ("e", "object"),
+    ]
+
+
+def test_a_problem() -> None:
+    problem = read_problem(write_problem())
+    assert problem.objects["cabinet_bar_2"] == "receptacle"
+    assert problem.rows("iscool") == {("apple_bar_2",)}
+    assert problem.having("toggleable") == {"desklamp_bar_1"}
+    assert problem.rows("ishot") == frozenset()
+    assert "agent1" in problem.named
+    assert "mug" not in problem.named  # declared, but in no fact
+
+
+def test_denied_facts_and_assignments_mean_nothing() -> None:
+    plain = read_problem(write_problem())
+    more = read_problem(write_problem(facts="(not (opened Fridge_bar_1)) (= (distance loc_bar_1 loc_bar_2) 7)"))
+    assert plain == more
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("(define (problem small)", "(undefined (problem small)", "does not begin with"),
+        ("(:domain alfred)", "(:domain alfred) (:wonder x)", "unknown section ':wonder'"),
+        ("(:domain alfred)", "(:domain alfred) ()", "no section"),
+        ("(:init", "(:init x", "no fact"),
+        ("(:init", "(:init (sings agent1)", "unknown predicate 'sings'"),
+        ("(:init", "(:init (opened)", "0 arguments instead of 1"),
+        ("(:init", "(:init (opened Fridge_bar_9)", "'fridge_bar_9' in .opened …. without declaring"),
+        ("(:init", "(:init (opened (a b))", "without declaring"),
+        ("agent1 - agent", "agent1 - agent Box_bar_1 - container", "unknown type 'container'"),
+        ("agent1 - agent", "agent1 - agent Box_bar_1 -", "unknown type"),
+        ("agent1 - agent", "agent1 - agent (Box)", "a list where the name"),
+        ("agent1 - agent", "agent1 agent2 - agent", "2 agents"),
+        ("agent1 - agent", "agent1 - object", "0 agents"),
+        ("(atLocation agent1 loc_bar_0)", "", "0 locations"),
+        ("(:init", "(:init (atLocation agent1 loc_bar_1)", "2 locations"),
+        ("(:init", "(:init (receptacleAtLocation Desk_bar_1 loc_bar_1)", "at two locations"),
+        ("(:init", "(:init (holds agent1 Mug_bar_1)", "'holds' but not 'holdsany'"),
+        ("(:init", "(:init (holdsAny agent1)", "'holds' but not 'holdsany'"),
+        ("(:init", "(:init (holds agent1 Mug_bar_1) (holds agent1 Egg_bar_1) (holdsAny agent1)", "more than one"),
+        ("(:goal", "(:goal (and) (and)) (:goal", "section ':goal'|exactly one"),
+        ("(:init", "(:init) (:init", "section ':init' twice"),
+    ],
+)
+def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
+    text = write_problem()
+    assert old in text
+    with pytest.raises(GameError, match=fault):
+        Game.from_problem(text.replace(old, new, 1), "x", WORDING_2_1_2)
+
+
+@pytest.mark.parametrize("section", [":objects", ":init", ":goal"])
+def test_a_missing_section_is_named(section: str) -> None:
+    with pytest.raises(GameError, match=f"no section '{section}'"):
+        read_problem(write_problem().replace(f"({section}", "(:requirements", 1))
+
+
+@given(st.integers(min_value=0, max_value=len(write_problem()) - 2))
+def test_a_problem_cut_short_is_refused(length: int) -> None:
+    with pytest.raises(GameError):
+        read_problem(write_problem().rstrip()[:length])

@@ -184,7 +184,7 @@ def _find_fault(source: ListedGame, record: GameRecord) -> str:
 
 
 def _describe_left_out(listing: Listing) -> str:
-    return "; ".join(f"{count:,} with {reason.value}" for reason, count in sorted(listing.left_out.items()))
+    return "; ".join(f"{count:,} × {reason.value}" for reason, count in sorted(listing.left_out.items()))
 
 
 def _print_table(console: Console, reports: list[SplitReport]) -> None:

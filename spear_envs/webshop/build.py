@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,11 +143,12 @@ def _build(
 ) -> Manifest:
     tagger = name_tagger(title_nouns)
     inputs = _describe_inputs(files, report)
-    _keep_only(work, {"version": VERSION, "tagger": tagger, "limit": limit, "inputs": inputs})
+    plan = canonical_json({"version": VERSION, "tagger": tagger, "limit": limit, "inputs": inputs})
+    _keep_only(work, plan)
     size = _text_size(files.attributes)
     write_attribute_table(files.attributes, work, lambda done: report("reading attributes", done, size))
     size = _text_size(files.items) if limit is None else None
-    workshop = Workshop(work, files.items, title_nouns)
+    workshop = Workshop(work, files.items, title_nouns, plan)
     chunks = write_chunks(
         workshop, processes=processes, limit=limit, on_bytes=lambda done: report("reading products", done, size)
     )
@@ -226,12 +227,11 @@ def _text_size(path: Path) -> int | None:
     return None if path.suffix == ".xz" else path.stat().st_size
 
 
-def _keep_only(work: Path, plan: Mapping[str, Any]) -> None:
+def _keep_only(work: Path, plan: str) -> None:
     """Throw away what an interrupted build of something else left behind."""
     path = work / "plan.json"
-    text = canonical_json(plan)
     try:
-        same = path.read_text("utf-8") == text
+        same = path.read_text("utf-8") == plan
     except OSError:
         same = False
     if same:
@@ -241,7 +241,7 @@ def _keep_only(work: Path, plan: Mapping[str, Any]) -> None:
             shutil.rmtree(item)
         else:
             item.unlink()
-    path.write_text(text, "utf-8")
+    path.write_text(plan, "utf-8")
 
 
 def _assemble(chunks: list[Path], work: Path, store: Path) -> tuple[Stock, str]:

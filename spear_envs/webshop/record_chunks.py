@@ -19,7 +19,7 @@ import numpy as np
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.attribute_table import AttributeTable
 from spear_envs.webshop.entries import Entry, count_choices, encode_entry, make_entry
-from spear_envs.webshop.nouns import TitleNouns, find_tagger
+from spear_envs.webshop.nouns import Tagger, TitleNouns, find_tagger
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
 from spear_envs.webshop.processes import map_in_order
 from spear_envs.webshop.products import MAX_ASIN, is_listed
@@ -29,6 +29,7 @@ __all__ = ["Chunk", "read_chunks", "write_chunks"]
 
 CHUNK_RECORDS = 2_048
 NO_GOALS = -1
+ALL_READ = -1
 
 
 class Workshop(NamedTuple):
@@ -37,6 +38,8 @@ class Workshop(NamedTuple):
     folder: Path
     items: Path
     title_nouns: TitleNouns
+    plan: str
+    """All that the chunks hang on; tells builds in one folder apart."""
 
 
 class Job(NamedTuple):
@@ -44,11 +47,13 @@ class Job(NamedTuple):
 
     workshop: Workshop
     number: int
-    """Of the chunk; its first record has this number times ``CHUNK_RECORDS``."""
+    """Of the chunk."""
+    first: int
+    """Number of its first record."""
     texts: list[str]
-    """The records in JSON; none if the chunk is there already."""
+    """The records in JSON."""
     end: int
-    """Byte of the items file behind the last record."""
+    """Byte of the items file behind the last record; ``ALL_READ`` if there are no more."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Chunk:
     wanted: np.ndarray
     """uint8: JSON, for each product with an instruction the attributes that it names."""
     end: int
-    """Byte of the items file behind the chunk."""
+    """As in :class:`Job`."""
 
 
 def write_chunks(
@@ -95,10 +100,14 @@ def write_chunks(
         finished.append(_path_of(workshop, number))
         end = chunk.end
     jobs = _list_jobs(workshop, len(finished), end, limit)
-    for path, done in map_in_order(_write_chunk, jobs, processes):
-        finished.append(path)
-        if on_bytes is not None:
-            on_bytes(done)
+    try:
+        for path, done in map_in_order(_write_chunk, jobs, processes):
+            finished.append(path)
+            if on_bytes is not None and done != ALL_READ:
+                on_bytes(done)
+    finally:
+        for remembering in (_open_table, _open_packer, _find_tagger):
+            remembering.cache_clear()
     return finished
 
 
@@ -132,7 +141,7 @@ def read_chunks(paths: list[Path]) -> Iterator[Chunk]:
 
 def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) -> Iterator[Job]:
     records = number * CHUNK_RECORDS
-    if limit is not None and records >= limit:
+    if offset == ALL_READ or (limit is not None and records >= limit):
         return
     with JsonReader(workshop.items, offset) as reader:
         texts: list[str] = []
@@ -144,13 +153,13 @@ def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) 
             last = records == limit
             if len(texts) == CHUNK_RECORDS or last:
                 _write_dictionary(workshop, texts)
-                yield Job(workshop, number, texts, reader.offset)
+                yield Job(workshop, number, records - len(texts), texts, reader.offset)
                 number, texts = number + 1, []
             if last:
                 return
         if texts:
             _write_dictionary(workshop, texts)
-            yield Job(workshop, number, texts, reader.offset)
+            yield Job(workshop, number, records - len(texts), texts, ALL_READ)
 
 
 def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
@@ -158,7 +167,7 @@ def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
     path = workshop.folder / "dictionary.bin"
     if path.exists():
         return
-    records = [encode_entry(entry) for _, entry in _read_entries(workshop, 0, texts)]
+    records = [encode_entry(entry) for entry in _read_entries(workshop, 0, texts)]
     # As many as fill it, from all over the chunk.
     mean = sum(map(len, records)) // max(1, len(records))
     step = max(1, len(records) * mean // (DICTIONARY_BYTES + mean + 1))
@@ -167,9 +176,9 @@ def _write_dictionary(workshop: Workshop, texts: list[str]) -> None:
     part.replace(path)
 
 
-def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[tuple[int, Entry]]:
-    """Number and entry, still without nouns, of each record that is a listed product."""
-    table = _open_table(workshop.folder)
+def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[Entry]:
+    """The entry, still without nouns, of each record that is a listed product; ``first`` is the number of the first."""
+    table = _open_table(workshop)
     for number, text in enumerate(texts, first):
         try:
             record = json.loads(text)
@@ -179,32 +188,35 @@ def _read_entries(workshop: Workshop, first: int, texts: list[str]) -> Iterator[
             if isinstance(asin, str) and not is_listed(asin):
                 continue
             known = isinstance(asin, str) and asin.isascii()
-            yield number, make_entry(record, table.get(asin) if known else None)  # type: ignore[arg-type]
+            yield make_entry(record, table.get(asin) if known else None)  # type: ignore[arg-type]
         except SpearError as error:
             raise SpearError(
                 f"{workshop.items}, record {number}: {error}. Repair the file, or fetch it again."
             ) from None
 
 
+# What a process opens once, and not for each chunk.
 @lru_cache(maxsize=1)
-def _open_table(folder: Path) -> AttributeTable:
-    return AttributeTable(folder)
+def _open_table(workshop: Workshop) -> AttributeTable:
+    return AttributeTable(workshop.folder)
 
 
 @lru_cache(maxsize=1)
-def _open_packer(dictionary: Path) -> Packer:
-    return Packer(dictionary.read_bytes())
+def _open_packer(workshop: Workshop) -> Packer:
+    return Packer((workshop.folder / "dictionary.bin").read_bytes())
 
 
-_find_tagger = lru_cache(maxsize=1)(find_tagger)
+@lru_cache(maxsize=1)
+def _find_tagger(workshop: Workshop) -> Tagger:
+    return find_tagger(workshop.title_nouns)
 
 
 def _write_chunk(job: Job) -> tuple[Path, int]:
     """Make one chunk; returns its file and the byte it ends at."""
     workshop = job.workshop
-    entries = [entry for _, entry in _read_entries(workshop, job.number * CHUNK_RECORDS, job.texts)]
-    nouns = _find_tagger(workshop.title_nouns).tag_all([entry.product.title for entry in entries])
-    packer = _open_packer(workshop.folder / "dictionary.bin")
+    entries = list(_read_entries(workshop, job.first, job.texts))
+    nouns = _find_tagger(workshop).tag_all([entry.product.title for entry in entries])
+    packer = _open_packer(workshop)
     packed, digests = [], []
     for entry, found in zip(entries, nouns, strict=True):
         record = encode_entry(entry._replace(nouns=found))

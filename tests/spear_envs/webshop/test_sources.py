@@ -104,6 +104,8 @@ def test_errors_far_from_the_end_do_not_read_all_of_it(tmp_path: Path, monkeypat
         ('{"a": 1}', r"\[ expected, \{ found"),
         ("[1 2]", r", or \] expected, 2 found"),
         ("[1,]", "Expecting value"),
+        ("[1] [2]", "at byte 4: there is more behind its end"),
+        ("[,1]", "Expecting value"),
         ("<!DOCTYPE html>", r"\[ expected, < found"),
         ("[" * 100_000, "it nests too deep"),
     ],
@@ -120,6 +122,7 @@ def test_what_is_no_array(tmp_path: Path, text: str, message: str) -> None:
         ("{1: 2}", '" expected, 1 found'),
         ('{"a" 2}', ": expected"),
         ('{"a": 2', "it ends where"),
+        ("{} {", "more behind"),
     ],
 )
 def test_what_is_no_object(tmp_path: Path, text: str, message: str) -> None:

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.webshop import processes, record_chunks, sources
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.opening import open_catalog
+from spear_envs.webshop.sources import CatalogFiles, find_files
+from spear_envs.webshop.store import hash_file
+from tests.spear_envs.webshop import catalogs
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_chunks, "CHUNK_RECORDS", 8)
+    monkeypatch.setattr(sources, "CHUNK", 512)
+
+
+def make_files(folder: Path, count: int = 50, *, packed: bool = False) -> CatalogFiles:
+    records = [make_record(f"B{i:03d}", full_description=f"Text {i}") for i in range(count)]
+    return catalogs.write(folder, records, {f"B{i:03d}": make_entry("soft") for i in range(count)}, packed=packed)
+
+
+def digest(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class Stop(Exception):
+    """What the user does when it takes too long."""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("stage", ["checking", "reading attributes", "reading products", "making goals", "indexing"])
+def test_a_build_goes_on_where_it_was(
+    tmp_path: Path, stage: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_files(tmp_path / "raw", packed=packed)
+    build_store(files, tmp_path / "whole", processes=1)
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what.startswith(stage) and (stage != "reading products" or done > 2_000):
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_store(files, tmp_path / "store", processes=1, on_progress=stop)
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(SpearError, match="there is no catalogue"):
+        open_catalog(tmp_path / "store")
+    made = []
+    write_chunk = record_chunks._write_chunk
+    monkeypatch.setattr(record_chunks, "_write_chunk", lambda job: made.append(job.number) or write_chunk(job))
+    build_store(files, tmp_path / "store", processes=1)
+    if stage == "reading products":
+        assert made and made[0] > 0
+    elif stage in ("making goals", "indexing"):
+        assert not made
+    assert digest(tmp_path / "store") == digest(tmp_path / "whole")
+    assert not (tmp_path / "store.partial").exists()
+
+
+def test_damaged_remains_are_made_anew(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "whole", processes=1)
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "indexing":
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_store(files, tmp_path / "store", processes=1, on_progress=stop)
+    os.truncate(tmp_path / "store.partial" / "chunk-00002.npz", 300)
+    os.truncate(tmp_path / "store.partial" / "chunk-00004.bin", 10)
+    build_store(files, tmp_path / "store", processes=1)
+    assert digest(tmp_path / "store") == digest(tmp_path / "whole")
+
+
+def test_remains_of_other_files_are_thrown_away(tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int | None) -> None:
+        if what == "indexing":
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_store(make_files(tmp_path / "raw"), tmp_path / "store", processes=1, on_progress=stop)
+    other = catalogs.write(tmp_path / "raw", [make_record("B1", name="Another")])
+    manifest = build_store(other, tmp_path / "store", processes=1)
+    assert manifest.counts == {"products": 1, "synthetic": 0}
+    assert open_catalog(tmp_path / "store").product(0).title == "Another"
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from spear_envs.webshop import record_chunks
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.sources import find_files
+record_chunks.CHUNK_RECORDS = 8
+
+def report(what, done, total):
+    if what == "reading products" and done > 3_000 and sys.argv[3] == "stop":
+        print("half", flush=True)
+        sys.stdin.readline()
+
+if __name__ == "__main__":
+    build_store(find_files(Path(sys.argv[1])), Path(sys.argv[2]), processes=2, on_progress=report)
+    print("built", flush=True)
+"""
+
+
+def children_of(process: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            yield int(child)
+            yield from children_of(int(child))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_build_leaves_no_store_and_no_processes(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(tmp_path / "raw"), str(tmp_path / "store")]
+    with subprocess.Popen(
+        [*command, "stop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3], text=True
+    ) as run:
+        assert run.stdout is not None and run.stdout.readline() == "half\n"
+        workers = list(children_of(run.pid))
+        run.send_signal(signal.SIGKILL)
+    assert workers
+    deadline = time.monotonic() + 30
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+    assert not (tmp_path / "store").exists() and list((tmp_path / "store.partial").glob("chunk-*.npz"))
+    again = subprocess.run([*command, "go"], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    assert again.stdout == "built\n"
+    build_store(files, tmp_path / "whole", processes=1)
+    assert digest(tmp_path / "store") == digest(tmp_path / "whole")
+
+
+def test_only_one_build_at_a_time(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    (tmp_path / "store.partial").mkdir()
+    handle = os.open(tmp_path / "store.partial", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(SpearError, match="another process is building"):
+        build_store(files, tmp_path / "store", processes=1)
+    os.close(handle)
+    build_store(files, tmp_path / "store", processes=1)
+
+
+def test_a_new_store_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "store", processes=1)
+    first = open_catalog(tmp_path / "store")
+    build_store(files, tmp_path / "store", processes=1, price_seed=7)
+    second = open_catalog(tmp_path / "store", price_seed=7)
+    assert second is not first
+    assert first.product(3) == second.product(3)  # what is open stays readable
+    assert [path.name for path in tmp_path.iterdir() if path.name != "raw"] == ["store"]
+
+
+def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    for folder in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        with pytest.raises(SpearError, match="holds files that are no store"):
+            build_store(files, folder, processes=1)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
+    (tmp_path / "empty").mkdir()
+    build_store(files, tmp_path / "empty", processes=1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -> None:
+    asins = ["B3", "nan", "B1", "B3", "B" * 11, "B2", "B1", "B9"]
+    records = [make_record(asin, name=f"Title {i}") for i, asin in enumerate(asins)]
+    files = catalogs.write(tmp_path / "raw", records * 3)
+    for limit, expected in (
+        (None, "B1 B2 B3 B9"),
+        (3, "B1 B3"),
+        (8, "B1 B2 B3 B9"),
+        (7, "B1 B2 B3"),
+        (100, "B1 B2 B3 B9"),
+    ):
+        manifest = build_store(files, tmp_path / "store", processes=workers, limit=limit)
+        catalog = open_catalog(tmp_path / "store")
+        found = [catalog.product(number) for number in range(len(catalog))]
+        assert " ".join(product.asin for product in found) == expected
+        assert found[0].title == "Title 2" and manifest.counts["products"] == len(found)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("[]", "has no products"),
+        ('[{"asin": "nan"}]', "has no products"),
+        ('{"asin": "B1"}', r"\[ expected, \{ found"),
+        ("[1]", "is no array of products"),
+        ('[{"asin": "B1", "name": "x"}, 7]', "record 1: a product must be an object"),
+        ('[{"asin": "B1", "name": "x"}, {"asin": "B2", "name": null}]', "record 1: product B2: name is null"),
+        ('[{"asin": "B1", "name": "x"}, {"name": "y"}]', "record 1: a product has no asin"),
+        ('[{"asin": "B1", "name": "x"}, {"asin": "B2"', r"broken JSON at byte 43: it ends"),
+        ('[{"asin": "B1", "name": "x"}] and more', "there is more behind its end"),
+    ],
+)
+def test_bad_items(tmp_path: Path, items: str, message: str) -> None:
+    with pytest.raises(SpearError, match=message) as caught:
+        build_store(catalogs.write(tmp_path / "raw", items), tmp_path / "store", processes=1)
+    assert "items_shuffle.json" in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_bad_records_are_named_by_workers_too(tmp_path: Path) -> None:
+    records = [make_record(f"B{i:03d}") for i in range(30)]
+    records[21]["pricing"] = 5
+    with pytest.raises(SpearError, match=r"items_shuffle\.json, record 21: product B021: pricing is a number"):
+        build_store(catalogs.write(tmp_path / "raw", records), tmp_path / "store", processes=2)
+
+
+def test_bad_attributes(tmp_path: Path) -> None:
+    for text, message in (
+        ("[]", r"\{ expected"),
+        ('{"B1": 5}', "entry 'B1' must be an object"),
+        ('{"B1": {"attributes": "x"}}', "product B1: attributes must be a list of texts"),
+        ('{"B1": {"instruction": 5, "instruction_attributes": ["a"]}}', "B1: its instruction must be a text"),
+        ('{"B1": {"attrib', "it ends within a value"),
+    ):
+        files = catalogs.write(tmp_path / "raw", [make_record("B1")], text)
+        with pytest.raises(SpearError, match=message):
+            build_store(files, tmp_path / "store", processes=1)
+
+
+def test_attributes_given_twice_and_for_strange_products(tmp_path: Path) -> None:
+    text = '{"B1": {"attributes": ["a"]}, "é": {}, "B0123456789": {}, "": {}, "B2": {}, "B1": {"attributes": ["b"]}}'
+    files = catalogs.write(tmp_path / "raw", [make_record("B1"), make_record("B2"), make_record("B3")], text)
+    build_store(files, tmp_path / "store", processes=1)
+    catalog = open_catalog(tmp_path / "store")
+    found = [catalog.product(number).attributes for number in range(3)]
+    assert found == [("b",), ("DUMMY_ATTR",), ("DUMMY_ATTR",)]
+
+
+@pytest.mark.parametrize("settings", [{"processes": 0}, {"limit": 0}, {"draws": "x"}, {"title_nouns": "x"}])
+def test_bad_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(SpearError, match=f"{next(iter(settings))}="):
+        build_store(make_files(tmp_path / "raw", 3), tmp_path / "store", **{"processes": 1, **settings})
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    files = CatalogFiles(tmp_path / "items.json", tmp_path / "attributes.json")
+    with pytest.raises(SpearError, match=r"items\.json is not there"):
+        build_store(files, tmp_path / "store", processes=1)
+
+
+def test_own_taggers_are_named(tmp_path: Path) -> None:
+    files = make_files(tmp_path / "raw", 3)
+    build_store(files, tmp_path / "store", processes=2, title_nouns=json.dumps)
+    catalog = open_catalog(tmp_path / "store", title_nouns=json.dumps)
+    assert catalog.tagger == "custom:json.dumps" and "".join(catalog.nouns(0)) == json.dumps("Soft Thing B000")
+
+
+def test_the_index_gets_the_texts_in_order(tmp_path: Path) -> None:
+    files = find_files(make_files(tmp_path / "raw").items.parent)
+    build_store(files, tmp_path / "store", processes=1)
+    catalog = open_catalog(tmp_path / "store")
+    for number in (0, 17, 49):
+        assert catalog.search(f"text {number}")[0] == number
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_jobs_are_done_in_order_and_not_taken_ahead(workers: int) -> None:
+    taken = []
+
+    def jobs() -> Iterator[int]:
+        for value in range(20):
+            taken.append(value)
+            yield value
+
+    for position, result in enumerate(processes.map_in_order(double, jobs(), workers)):
+        assert result == 2 * position
+        assert len(taken) <= position + 1 + (workers > 1) * (workers + 1)

@@ -1,182 +1,220 @@
-"""ALFWorld beside TextWorld in one run: speed, and differences step for step.
+"""ALFWorld beside TextWorld in one run: speed and memory; with ``--steps`` or ``--wins`` what differs instead.
 
-``python -m benchmarks.alfworld`` measures speed; ``--steps N`` compares N steps instead, in ``--processes`` worker
-processes whose reports in ``--out`` are continued when they are there.  ``--games FOLDER`` (an official archive,
-unpacked) adds official games to synthetic ones.  Times are CPU seconds of this process.  Needs the extra ``alfworld``.
+``python -m benchmarks.alfworld`` plays the same commands (the expert's and random ones) on both backends of the
+environment.  ``--steps N`` compares N steps of all kinds of play, in ``--processes`` workers whose reports in ``--out``
+are continued when they are there.  ``--wins N`` plays N of the expert's plans in TextWorld.  ``--games FOLDER`` (an
+archive of official games, unpacked) adds these to synthetic ones.  Times are CPU seconds of this process.  Needs the
+extra ``alfworld``.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import multiprocessing
+import platform
 import random
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests.spear_envs.alfworld.peer
-
-from spear_envs.alfworld.synthesis.files import read_game_logic
-from spear_envs.alfworld.synthesis.games import make_game
+from benchmarks._alfworld_parity import compare_steps, replay_wins
+from spear_envs.alfworld.env import ALFWorldEnv
+from spear_envs.alfworld.gamefile import GameFile, make_game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.synthesis.files import write_synthetic_game
 from spear_envs.alfworld.task_types import TaskType
 from spear_envs.alfworld.textworld import TextWorldPlay
-from spear_envs.core.errors import SpearError
-from tests.spear_envs.alfworld.odd_games import make_odd, make_release_2_1_1, write_help_out
-from tests.spear_envs.alfworld.peer import (
-    MEND,
-    Tally,
-    compare_play,
-    follow_oracle,
-    has_textworld,
-    name_verbs,
-    play_randomly,
-    run_errands,
-)
+from tests.spear_envs.alfworld.peer import MEND, has_textworld
 
-MOST_STEPS = 60
-RARE = {"slice": 200, "use": 200, "heat": 200, "cool": 200, "close": 200}
-"""Least numbers of steps with these verbs; 50 for all others."""
+ROUNDS = 5
+TURNS = 30
 
 
-@dataclass
-class Report:
-    """What one worker has compared so far."""
+@dataclass(frozen=True)
+class Figure:
+    """One measurement; ``bar`` is None where there is none to hold."""
 
-    episodes: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
-    """Steps by where the game came from."""
-    unloadable: int = 0
-    """Odd games that TextWorld itself could not load."""
-    tally: Tally = field(default_factory=Tally)
+    name: str
+    value: float
+    unit: str
+    bar: float | None = None
+    at_least: bool = False
+    """Whether the bar is a least value instead of a greatest."""
 
-    @classmethod
-    def read(cls, path: Path) -> Report:
-        """The report in a file, or an empty one."""
-        if not path.exists():
-            return cls()
-        data = json.loads(path.read_text("utf-8"))
-        tally = Tally(**{**data["tally"], "verbs": Counter(data["tally"]["verbs"])})
-        return cls(data["episodes"], Counter(data["sources"]), data["unloadable"], tally)
-
-    def write(self, path: Path) -> None:
-        """Put the report into a file, at once or not at all."""
-        temporary = path.with_suffix(".tmp")
-        data = {**vars(self), "tally": vars(self.tally)}
-        temporary.write_text(json.dumps(data), encoding="utf-8")
-        temporary.replace(path)
+    @property
+    def held(self) -> bool:
+        """Whether the bar holds."""
+        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
 
 
-def draw_game(number: int, official: list[Path], rng: random.Random) -> tuple[str, str, Mapping[str, Any]]:
-    """Source, name and contents of the game of episode ``number``."""
-    kind = ("official", "synthetic", "official", "synthetic", "official", "odd", "synthetic", "release 2.1.1")[
-        number % 8
-    ]
-    if official and (kind == "official" or (kind != "synthetic" and rng.random() < 0.5)):
-        path = rng.choice(official)
-        name, data = str(path.parent), json.loads(path.read_bytes())
-    else:
-        kind = "synthetic" if kind == "official" else kind
-        task, split = rng.choice(list(TaskType)), rng.choice(("train", "valid_seen", "valid_unseen"))
-        seed = 1_000_000 + rng.randrange(1_000_000)  # far from the seeds of the embedded games
-        game = make_game(task, split, seed)
-        name = f"{task.value}/{split}/{seed}"
-        domain, grammar = read_game_logic(game.sentence)
-        data = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
-    if kind == "odd":
-        data = make_odd(data, rng)
-        if rng.random() < 0.5:
-            data = write_help_out(data)
-    elif kind == "release 2.1.1":
-        data = make_release_2_1_1(data)
-    return kind, name, data
+def measure_cpu(run: Callable[[], Any]) -> float:
+    """CPU seconds of one call."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
-def compare_episodes(first: int, stride: int, steps: int, seed: int, games: str | None, out: str) -> None:
-    """Compare episodes ``first``, ``first + stride``, … until this worker has done ``steps`` steps."""
-    official = sorted(Path(games).rglob("game.tw-pddl")) if games else []
-    path = Path(out)
-    report = Report.read(path)
+def choose_games(folder: Path, official: str | None, count: int) -> list[Path]:
+    """Files of synthetic games of all six types, every other one replaced by an official game if there are some."""
+    types = list(TaskType)
+    paths = [write_synthetic_game(types[i % 6].value, 500_000 + i, folder) for i in range(count)]
+    found = sorted(Path(official).rglob("game.tw-pddl")) if official else []
+    chosen = random.Random(0).sample(found, count // 2) if found else []
+    paths[1::2] = chosen or paths[1::2]
+    return paths
+
+
+def choose_commands(path: Path, rng: random.Random) -> list[str]:
+    """Commands of one episode: the expert's or, half of the time, a random admissible one."""
+    env = make_env(path, "native")
+    _, info = env.reset()
+    commands: list[str] = []
+    while not env.done:
+        plan = env.expert_plan()
+        commands.append(plan[0] if plan and rng.random() < 0.5 else rng.choice(info["admissible_actions"]))
+        info = env.step(commands[-1])[4]
+    return commands
+
+
+def make_env(path: Path, backend: str) -> ALFWorldEnv:
+    """The environment of one game."""
+    return ALFWorldEnv(game=path, backend=backend, response_format="plain", max_turns=TURNS)
+
+
+def play_all(env: ALFWorldEnv, commands: Sequence[str]) -> None:
+    """Step through an episode that has begun."""
+    for command in commands:
+        env.step(command)
+
+
+def measure_play(paths: Sequence[Path]) -> Iterator[Figure]:
+    """Loads, resets and steps of both backends."""
+    rng = random.Random(1)
+    episodes = [(path, choose_commands(path, rng)) for path in paths]
+    steps = sum(len(commands) for _, commands in episodes)
+    loads, resets, plays, ours = [], [], [], []
     peer = TextWorldPlay()
-    while report.tally.steps < steps:
-        number = first + report.episodes * stride
-        rng = random.Random(f"{seed}/{number}")
-        kind, name, data = draw_game(number, official, rng)
-        policy = rng.choice([run_errands, run_errands, follow_oracle, play_randomly])
-        try:
-            tally = compare_play(peer, data, policy, rng, MOST_STEPS, f"{name} (episode {number}, {kind})")
-        except SpearError:
-            if kind != "odd":
-                raise
-            report.unloadable += 1  # its goal cannot be reached
-        else:
-            report.tally.add(tally)
-            report.sources[kind] += tally.steps
-        report.episodes += 1
-        report.write(path)
+    for path, commands in episodes:
+        data = json.loads(path.read_bytes())
+        loads.append(measure_cpu(lambda data=data: peer.reset(data)))  # type: ignore[misc]
+        resets.append(measure_cpu(peer.restart))
+        env = make_env(path, "textworld")
+        env.reset()
+        plays.append(measure_cpu(lambda env=env, commands=commands: play_all(env, commands)))  # type: ignore[misc]
+    native_loads, native_resets = [], []
+    for path, _ in episodes:
+        source = GameFile(path)
+        native_loads.append(
+            median([measure_cpu(lambda source=source: make_game(source.read())) for _ in range(ROUNDS)])  # type: ignore[misc]
+        )
+        env = make_env(path, "native")
+        env.reset()
+        native_resets.append(median([measure_cpu(env.reset) for _ in range(ROUNDS)]))
+    for _ in range(ROUNDS):
+        spent = 0.0
+        for path, commands in episodes:
+            env = make_env(path, "native")
+            for _ in range(10):  # one episode is too short for the clock
+                env.reset()
+                spent += measure_cpu(lambda env=env, commands=commands: play_all(env, commands))  # type: ignore[misc]
+        ours.append(10 * steps / spent)
+    theirs = steps / sum(plays)
+    # The peer's first number holds a load and a reset, which its own interface does not separate further.
+    yield Figure("load a game file: TextWorld", 1000 * (median(loads) - median(resets)), "ms")
+    yield Figure("load a game file: native", 1000 * median(native_loads), "ms", 5)
+    yield Figure("reset: TextWorld", 1000 * median(resets), "ms")
+    yield Figure("reset of the environment: native", 1000 * median(native_resets), "ms", 1)
+    yield Figure(f"steps of the environment, textworld ({steps} steps, {len(paths)} games)", theirs, "/s")
+    yield Figure("steps of the environment, native, same commands", median(ours), "/s")
+    yield Figure("native over textworld", median(ours) / theirs, "times", 300, at_least=True)
 
 
-def compare(arguments: argparse.Namespace) -> bool:
-    """Run the workers and print what they found; whether all bars hold."""
-    out = Path(arguments.out)
-    out.mkdir(parents=True, exist_ok=True)
-    count = arguments.processes
-    paths = [out / f"worker-{i}-of-{count}.json" for i in range(count)]
-    share = -(-arguments.steps // count)
-    context = multiprocessing.get_context("spawn")
-    workers = [
-        context.Process(target=compare_episodes, args=(i, count, share, arguments.seed, arguments.games, str(paths[i])))
-        for i in range(count)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    total = Report()
-    for path in paths:
-        report = Report.read(path)
-        total.episodes += report.episodes
-        total.sources.update(report.sources)
-        total.unloadable += report.unloadable
-        total.tally.add(report.tally)
-    lines, held = list(describe(total)), holds(total, arguments.steps)
-    sys.stdout.write("\n".join(lines) + "\n")
-    return held and all(worker.exitcode == 0 for worker in workers)
+def measure_memory(paths: Sequence[Path]) -> Iterator[Figure]:
+    """Memory of parsed games, and of many environments that share one."""
+    make_game(GameFile(paths[0]).read())  # what all games share is read
+    gc.collect()
+    tracemalloc.start()
+    plays = [Interpreter(make_game(GameFile(path).read())) for path in paths]
+    rng = random.Random(2)
+    for play in plays:
+        for _ in range(100):  # what a game remembers of its commands counts too
+            play.step(rng.choice(play.admissible))
+    gc.collect()
+    yield Figure("memory of a parsed game", tracemalloc.get_traced_memory()[0] / len(plays) / 2**20, "MB", 0.5)
+    before = tracemalloc.get_traced_memory()[0]
+    envs = [ALFWorldEnv(response_format="plain", rooms="standard") for _ in range(256)]
+    for env in envs:
+        env.reset(options={"task": envs[0].tasks[0].id})
+    for env in envs:
+        for _ in range(5):
+            env.step("look")
+    gc.collect()
+    memory = (tracemalloc.get_traced_memory()[0] - before) / 2**20
+    tracemalloc.stop()
+    yield Figure("memory of 256 environments of one game", memory, "MB", 30)
+    task = {"task": envs[0].tasks[0].id}
+    seconds = median([measure_cpu(lambda: [env.reset(options=task) for env in envs]) for _ in range(ROUNDS)])
+    yield Figure("reset of 256 environments in one process", 1000 * seconds, "ms", 256)
 
 
-def describe(report: Report) -> Iterator[str]:
-    """The report in lines."""
-    tally = report.tally
-    yield f"{tally.steps:,} steps of {tally.games:,} episodes compared, {tally.won:,} of them won"
-    yield f"{len(tally.mismatches)} differences; {report.unloadable} odd games that TextWorld could not load"
-    yield "steps by source: " + ", ".join(f"{kind} {count:,}" for kind, count in report.sources.most_common())
-    yield "steps by verb:   " + ", ".join(f"{verb} {count:,}" for verb, count in tally.verbs.most_common())
-    yield from tally.mismatches
-
-
-def holds(report: Report, steps: int) -> bool:
-    """Whether enough was compared, every verb often enough, and nothing differed."""
-    counts = report.tally.verbs
-    enough = all(counts[verb] >= RARE.get(verb, 50) for verb in name_verbs())
-    return report.tally.steps >= steps and not report.tally.mismatches and (enough or steps < 20_000)
+def describe_run() -> str:
+    """What was measured, where and when."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    packages = ", ".join(f"{name} {version(name)}" for name in ("textworld", "alfworld", "fast-downward-textworld"))
+    return f"{packages}; Python {platform.python_version()}; {cpu}; {date.today()}"
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=0, help="compare this many steps instead of measuring")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="compare this many steps instead of measuring")
+    parser.add_argument("--wins", type=int, help="play this many of the expert's plans in TextWorld instead")
     parser.add_argument("--games", help="folder of official games, unpacked")
-    parser.add_argument("--out", default="alfworld-parity", help="folder of the workers' reports")
-    arguments = parser.parse_args()
+    parser.add_argument("--processes", type=int, default=2, help="workers of --steps")
+    parser.add_argument("--seed", type=int, default=0, help="of --steps")
+    parser.add_argument("--out", type=Path, default=Path("alfworld-parity"), help="folder of the reports of --steps")
+    parser.add_argument("--quick", action="store_true", help="fewer games")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
     if not has_textworld():
-        sys.stderr.write(f"{MEND}\n")
-        return 2
-    return 0 if compare(arguments) else 1
+        print(f"No comparison: {MEND}")
+        return 0
+    if options.steps:
+        held = compare_steps(
+            options.steps, games=options.games, out=options.out, processes=options.processes, seed=options.seed
+        )
+        return 0 if held else 1
+    if options.wins:
+        return 0 if replay_wins(options.wins, options.games) else 1
+    print(describe_run())
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        paths = choose_games(Path(folder), options.games, 6 if options.quick else 18)
+        for section in (measure_play(paths), measure_memory(paths)):
+            for figure in section:
+                sign = ">=" if figure.at_least else "<="
+                bar = "" if figure.bar is None else f"  bar {sign} {figure.bar:,.10g} {figure.unit}"
+                value = f"{figure.value:,.0f}" if figure.value >= 1_000 else f"{figure.value:.4g}"
+                verdict = "" if figure.held else "  NOT HELD"
+                print(f"{figure.name:62} {value:>12} {figure.unit:8}{bar}{verdict}", flush=True)
+                figures.append(figure)
+    if options.json is not None:
+        rows = [{**asdict(figure), "held": figure.held} for figure in figures]
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(figure.held for figure in figures) else 1
 
 
 if __name__ == "__main__":

@@ -87,11 +87,6 @@ class TextWorldPlay:
         self.commands.append(command)
         return _read_state(state)
 
-    def close(self) -> None:
-        """Let TextWorld go; no further calls."""
-        with _enter_textworld():
-            self._env.close()
-
 
 class TextWorldBackend:
     """TextWorld says what is seen, what may be done and whether it is won; the interpreter plays along unseen, so that

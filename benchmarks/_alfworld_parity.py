@@ -1,0 +1,182 @@
+"""Compares the interpreter with TextWorld step for step, for ``benchmarks/alfworld.py``."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests.spear_envs.alfworld.peer
+
+from spear_envs.alfworld.gamefile import WordingChoice
+from spear_envs.alfworld.synthesis.files import read_game_logic
+from spear_envs.alfworld.synthesis.games import make_game
+from spear_envs.alfworld.task_types import TaskType
+from spear_envs.alfworld.tasks import make_task_set
+from spear_envs.alfworld.textworld import TextWorldPlay, make_data
+from spear_envs.core.errors import SpearError
+from tests.spear_envs.alfworld.odd_games import make_odd, make_release_2_1_1, write_help_out
+from tests.spear_envs.alfworld.peer import (
+    Tally,
+    compare_play,
+    follow_oracle,
+    follow_plan,
+    name_verbs,
+    play_randomly,
+    run_errands,
+)
+
+MOST_STEPS = 60
+RARE = {"slice": 200, "use": 200, "heat": 200, "cool": 200, "close": 200}
+"""Least numbers of steps with these verbs; 50 for all others."""
+
+
+@dataclass
+class Report:
+    """What one worker has compared so far."""
+
+    episodes: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
+    """Steps by where the game came from."""
+    unloadable: int = 0
+    """Odd games that TextWorld itself could not load."""
+    tally: Tally = field(default_factory=Tally)
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """The report in a file, or an empty one."""
+        if not path.exists():
+            return cls()
+        data = json.loads(path.read_text("utf-8"))
+        tally = Tally(**{**data["tally"], "verbs": Counter(data["tally"]["verbs"])})
+        return cls(data["episodes"], Counter(data["sources"]), data["unloadable"], tally)
+
+    def write(self, path: Path) -> None:
+        """Put the report into a file, at once or not at all."""
+        temporary = path.with_suffix(".tmp")
+        data = {**vars(self), "tally": vars(self.tally)}
+        temporary.write_text(json.dumps(data), encoding="utf-8")
+        temporary.replace(path)
+
+
+def draw_game(number: int, official: list[Path], rng: random.Random) -> tuple[str, str, Mapping[str, Any]]:
+    """Source, name and contents of the game of episode ``number``."""
+    kind = ("official", "synthetic", "official", "synthetic", "official", "odd", "synthetic", "release 2.1.1")[
+        number % 8
+    ]
+    if official and (kind == "official" or (kind != "synthetic" and rng.random() < 0.5)):
+        path = rng.choice(official)
+        name, data = str(path.parent), json.loads(path.read_bytes())
+    else:
+        kind = "synthetic" if kind == "official" else kind
+        task, split = rng.choice(list(TaskType)), rng.choice(("train", "valid_seen", "valid_unseen"))
+        seed = 1_000_000 + rng.randrange(1_000_000)  # far from the seeds of the embedded games
+        game = make_game(task, split, seed)
+        name = f"{task.value}/{split}/{seed}"
+        domain, grammar = read_game_logic(game.sentence)
+        data = {"pddl_domain": domain, "grammar": grammar, "pddl_problem": game.problem}
+    if kind == "odd":
+        data = make_odd(data, rng)
+        if rng.random() < 0.5:
+            data = write_help_out(data)
+    elif kind == "release 2.1.1":
+        data = make_release_2_1_1(data)
+    return kind, name, data
+
+
+def compare_episodes(first: int, stride: int, steps: int, seed: int, games: str | None, out: str) -> None:
+    """Compare episodes ``first``, ``first + stride``, … until this worker has done ``steps`` steps."""
+    official = sorted(Path(games).rglob("game.tw-pddl")) if games else []
+    path = Path(out)
+    report = Report.read(path)
+    peer = TextWorldPlay()
+    while report.tally.steps < steps:
+        number = first + report.episodes * stride
+        rng = random.Random(f"{seed}/{number}")
+        kind, name, data = draw_game(number, official, rng)
+        policy = rng.choice([run_errands, run_errands, follow_oracle, play_randomly])
+        try:
+            tally = compare_play(peer, data, policy, rng, MOST_STEPS, f"{name} (episode {number}, {kind})")
+        except SpearError:
+            if kind != "odd":
+                raise
+            report.unloadable += 1  # its goal cannot be reached
+        else:
+            report.tally.add(tally)
+            report.sources[kind] += tally.steps
+        report.episodes += 1
+        report.write(path)
+
+
+def compare_steps(steps: int, *, games: str | None, out: Path, processes: int, seed: int) -> bool:
+    """Compare that many steps in worker processes and print what they found; whether all bars hold."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"worker-{i}-of-{processes}.json" for i in range(processes)]
+    share = -(-steps // processes)
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=compare_episodes, args=(i, processes, share, seed, games, str(paths[i])))
+        for i in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    total = Report()
+    for path in paths:
+        report = Report.read(path)
+        total.episodes += report.episodes
+        total.sources.update(report.sources)
+        total.unloadable += report.unloadable
+        total.tally.add(report.tally)
+    lines, held = list(describe(total)), holds(total, steps)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return held and all(worker.exitcode == 0 for worker in workers)
+
+
+def describe(report: Report) -> Iterator[str]:
+    """The report in lines."""
+    tally = report.tally
+    yield f"{tally.steps:,} steps of {tally.games:,} episodes compared, {tally.won:,} of them won"
+    yield f"{len(tally.mismatches)} differences; {report.unloadable} odd games that TextWorld could not load"
+    yield "steps by source: " + ", ".join(f"{kind} {count:,}" for kind, count in report.sources.most_common())
+    yield "steps by verb:   " + ", ".join(f"{verb} {count:,}" for verb, count in tally.verbs.most_common())
+    yield from tally.mismatches
+
+
+def holds(report: Report, steps: int) -> bool:
+    """Whether enough was compared, every verb often enough, and nothing differed."""
+    counts = report.tally.verbs
+    enough = all(counts[verb] >= RARE.get(verb, 50) for verb in name_verbs())
+    return report.tally.steps >= steps and not report.tally.mismatches and (enough or steps < 20_000)
+
+
+def replay_wins(count: int, games: str | None) -> bool:
+    """Play the expert's plans in TextWorld, half of them of official games if there are some; whether all win."""
+    rng = random.Random("wins")
+    texts: list[tuple[str, Mapping[str, Any]]] = []
+    official = sorted(Path(games).rglob("game.tw-pddl")) if games else []
+    for path in rng.sample(official, min(count // 2, len(official))):
+        texts.append((f"official {path.parent}", json.loads(path.read_bytes())))
+    embedded: list[tuple[Any, Any]] = []
+    for split in ("train", "valid_seen", "valid_unseen"):
+        tasks = make_task_set("embedded", split)
+        embedded += [(tasks, task) for task in tasks]
+    for tasks, task in rng.sample(embedded, count - len(texts)):
+        texts.append((f"embedded {task.id}", make_data(tasks.source(task).read(), WordingChoice.FILE)))
+    peer, sums = TextWorldPlay(), {"official": Tally(), "embedded": Tally()}
+    for name, data in texts:
+        sums[name.split()[0]].add(compare_play(peer, data, follow_plan, rng, MOST_STEPS, name))
+    for kind, tally in sums.items():
+        sys.stdout.write(
+            f"{kind}: {tally.won} of {tally.games} plans win in TextWorld, {tally.steps} steps, "
+            f"{len(tally.mismatches)} differences\n"
+        )
+        sys.stdout.write("".join(f"{line}\n" for line in tally.mismatches))
+    return all(tally.won == tally.games and not tally.mismatches for tally in sums.values())

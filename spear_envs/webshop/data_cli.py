@@ -77,7 +77,7 @@ def get(size: str, human: bool, source: Path | None) -> None:
 
 
 def _require_json(path: Path, file: RemoteFile) -> None:
-    """Refuse the page that a server sends in the place of a file that it will not give."""
+    """Refuse what is not even the beginning of such a file: servers send pages in the place of what they refuse."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:
@@ -86,7 +86,7 @@ def _require_json(path: Path, file: RemoteFile) -> None:
         for wrong in (path, path.with_name(f"{path.name}.sha256")):
             wrong.unlink(missing_ok=True)
         raise SpearError(
-            f"{file.name} was not sent, but something that is no such file (Drive's quota?): try again later."
+            f"what came as {file.name} is no such file and was deleted (a page about Drive's quota?): try again later."
             f" By hand: {file.manual} Then name the folder that holds it: --from FOLDER."
         ) from None
 

@@ -82,6 +82,10 @@ def _find_folder(name: str) -> Path:
     """The folder that has the manifest of a store, or the official files."""
     folder = data_folder() / "webshop" / name if name in SIZES else Path(name).expanduser()
     if not folder.is_dir():
+        if folder.with_name(f"{folder.name}.partial").is_dir():
+            raise SpearError(
+                f"the store {folder} is half built: give the command again that builds it, and it goes on."
+            )
         mend = (
             f"'spear data get webshop --size {name}' fetches it."
             if name in SIZES

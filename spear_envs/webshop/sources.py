@@ -171,6 +171,15 @@ class JsonReader:
                 self.fail("it nests too deep")
             self._read_on()
 
+    def take_end(self) -> None:
+        """Make sure that nothing but space is left.
+
+        Raises:
+            SpearError: there is more.
+        """
+        if self.peek():
+            self.fail("there is more behind its end")
+
     def _may_go_on(self, value: Any, end: int) -> bool:
         """Whether a value that ends at ``end`` of the window may be the beginning of a longer one."""
         # Of "1.5" at the end of a window "1" is read, and of "1.5" cut behind the dot, "1" and a dot.
@@ -227,11 +236,11 @@ def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple
     """The values of an array and their texts; ``inside`` if the reader stands behind one of its values already."""
     if not inside:
         reader.take("[")
-        if reader.peek() == "]":
-            return
-        yield reader.take_value()
+        if reader.peek() != "]":
+            yield reader.take_value()
     while reader.take(",]") == ",":
         yield reader.take_value()
+    reader.take_end()
 
 
 def read_members(path: Path) -> Iterator[tuple[str, Any]]:
@@ -248,16 +257,15 @@ def read_members(path: Path) -> Iterator[tuple[str, Any]]:
 def iterate_object(reader: JsonReader) -> Iterator[tuple[str, Any, str]]:
     """The members of an object, one by one: key, value and the value's text."""
     reader.take("{")
-    if reader.peek() == "}":
-        return
-    while True:
+    mark = reader.take("}") if reader.peek() == "}" else ","
+    while mark == ",":
         if reader.peek() != '"':
             reader.take('"')
         key, _ = reader.take_value()
         reader.take(":")
         yield (key, *reader.take_value())
-        if reader.take(",}") == "}":
-            return
+        mark = reader.take(",}")
+    reader.take_end()
 
 
 def read_json(path: Path) -> Any:
@@ -267,7 +275,9 @@ def read_json(path: Path) -> Any:
         SpearError: it is missing or broken; the message has the byte position.
     """
     with JsonReader(path) as reader:
-        return reader.take_value()[0]
+        value, _ = reader.take_value()
+        reader.take_end()
+        return value
 
 
 def read_entries(path: Path, names: Container[str]) -> dict[str, Mapping[str, Any]]:

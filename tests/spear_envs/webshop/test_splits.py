@@ -135,7 +135,7 @@ def test_verl_agents_splits_overlap_by_content() -> None:
 
 def test_a_split_without_goals_says_which_to_take() -> None:
     catalog = load([make_record("B1")], {"B1": make_entry("soft")})
-    with pytest.raises(SpearError, match="split='train' has no goals .* choose 'test', or 'all'"):
+    with pytest.raises(SpearError, match=r"split='train' has no goals .* choose 'test', or 'all'"):
         catalog.make_tasks("train")
     with pytest.raises(SpearError, match="split='eval' has no goals under split_scheme='verl-agent'"):
         catalog.make_tasks("eval", split_scheme="verl-agent")

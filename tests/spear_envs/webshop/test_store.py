@@ -225,7 +225,7 @@ def test_the_wrong_settings(built: Path) -> None:
 def test_goals_that_a_store_lacks(tmp_path: Path) -> None:
     records, entries, _ = make_records(3)
     build_store(catalogs.write(tmp_path / "raw", records, entries), tmp_path / "store", processes=1)
-    with pytest.raises(SpearError, match="goal_kind='human': the store .* has no such goals"):
+    with pytest.raises(SpearError, match=r"goal_kind='human': the store .* has no such goals"):
         open_catalog(tmp_path / "store").goals("human")
 
 

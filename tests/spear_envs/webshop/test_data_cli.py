@@ -1,0 +1,168 @@
+"""``spear data get|build|check webshop``, against files and a server of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spear_envs import cli
+from spear_envs.data import RemoteFile
+from spear_envs.webshop import data_cli
+from spear_envs.webshop.opening import open_catalog
+from tests.spear_envs.data.server import Site, page, serve, whole
+from tests.spear_envs.webshop import catalogs
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
+
+RECORDS = [make_record(f"B{i:03d}") for i in range(12)]
+ENTRIES = {record["asin"]: make_entry("soft") for record in RECORDS}
+ROW = {"instruction": "I need x.", "instruction_attributes": ["soft"], "instruction_options": []}
+HUMAN = {"B003": [ROW], "B005": [ROW, ROW]}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "webshop"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    server = serve(site)
+    yield site
+    server.shutdown()
+    server.server_close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["data", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def text_of(name: str) -> bytes:
+    content = {"items_shuffle": RECORDS, "items_ins_v2": ENTRIES, "items_human_ins": HUMAN}
+    return json.dumps(content[name.removesuffix(".json").removesuffix("_1000")]).encode()
+
+
+def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the same files come from our server; the sizes are those of ours."""
+
+    def move(file: RemoteFile) -> RemoteFile:
+        url = site.put(f"/{file.name}", whole(text_of(file.name)))
+        size = None if file.size is None else len(text_of(file.name))
+        return RemoteFile(file.name, (url,), size, file.sha256, file.manual)
+
+    monkeypatch.setattr(data_cli, "FILES", {size: tuple(map(move, files)) for size, files in data_cli.FILES.items()})
+    monkeypatch.setattr(data_cli, "HUMAN_FILE", move(data_cli.HUMAN_FILE))
+
+
+def test_the_official_files() -> None:
+    files = [*data_cli.FILES["small"], *data_cli.FILES["full"], data_cli.HUMAN_FILE]
+    assert [file.size for file in files] == [4_467_013, 147_099, None, None, None]
+    for file in files:
+        (url,) = file.urls
+        drive_id = url.split("id=")[1].split("&")[0]
+        assert url.startswith("https://drive.usercontent.google.com/") and len(drive_id) == 33
+        assert drive_id in file.manual and file.name in file.manual
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_get_build_check_and_play(
+    size: str, data: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(site, monkeypatch)
+    code, out, err = run(capsys, "get", "webshop", "--size", size, "--human")
+    assert code == 0, err
+    suffix = "_1000" if size == "small" else ""
+    names = [f"items_shuffle{suffix}.json", f"items_ins_v2{suffix}.json", "items_human_ins.json"]
+    assert [(data / size / "raw" / name).read_bytes() for name in names] == [text_of(name) for name in names]
+    assert f"spear data build webshop --size {size}" in out
+    code, out, err = run(capsys, "build", "webshop", "--size", size, "--processes", 1, "--price-seed", 7)
+    assert code == 0, err
+    assert "12 products; goals: 12 synthetic, 3 human" in out and "prices keyed from seed 7" in out
+    assert "nouns by rule" in out
+    catalog = open_catalog(size)
+    assert f"fingerprint {catalog.fingerprint}" in out and len(catalog.goals("human")) == 3
+    assert run(capsys, "check", "webshop", "--size", size)[0] == 0
+    store = data / size / "store"
+    records = store / "records.bin"
+    records.write_bytes(records.read_bytes()[::-1])
+    code, _, err = run(capsys, "check", "webshop", "--store", store)
+    assert code == 1 and "records.bin is not what was written: build it again" in err
+
+
+def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "mine"
+    source.mkdir()
+    for name in ("items_shuffle.json", "items_ins_v2.json"):
+        (source / name).write_bytes(text_of(name))
+    code, _, err = run(capsys, "get", "webshop", "--size", "full", "--from", source)
+    assert code == 0, err
+    assert (data / "full" / "raw" / "items_shuffle.json").read_bytes() == text_of("items_shuffle.json")
+    # The sizes of the small files are known.
+    (source / "items_shuffle_1000.json").write_bytes(text_of("items_shuffle.json"))
+    code, _, err = run(capsys, "get", "webshop", "--from", source)
+    assert code == 1 and "instead of 4,467,013" in err and "https://drive.google.com/file/d/1EgHdx" in err
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
+def test_a_page_is_no_file(
+    kind: str, data: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(site, monkeypatch)
+    site.put("/items_shuffle.json", page("Google Drive - Quota exceeded", kind=kind))
+    code, _, err = run(capsys, "get", "webshop", "--size", "full")
+    assert code == 1 and "By hand: Open https://drive.google.com/file/d/1A2whVg" in err and "--from FOLDER" in err
+    assert not list((data / "full" / "raw").glob("items_shuffle.json*"))
+
+
+def test_build_from_files_at_hand(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = catalogs.write(tmp_path / "files", RECORDS, ENTRIES, HUMAN, packed=True)
+    common = ["--items", files.items, "--attributes", files.attributes, "--processes", 1]
+    code, out, err = run(capsys, "build", "webshop", *common)
+    assert code == 0, err
+    assert "goals: 12 synthetic" in out and "human" not in out
+    assert len(open_catalog(tmp_path / "files")) == 12
+    more = ["--human-goals", files.human, "--out", tmp_path / "out", "--limit", 4, "--draws", "sequential"]
+    code, out, err = run(capsys, "build", "webshop", *common, *more)
+    assert code == 0, err
+    assert "4 products; goals: 4 synthetic, 1 human" in out and "prices sequential from seed 42" in out
+    assert len(open_catalog(tmp_path / "out")) == 4
+
+
+def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = catalogs.write(tmp_path, RECORDS)
+    for args, message in (
+        ([], "Give either --size, or --items together with --attributes"),
+        (["--items", files.items], "Give either --size, or --items together with --attributes"),
+        (["--size", "small", "--items", files.items, "--attributes", files.attributes], "Give either --size"),
+        (["--size", "small", "--human-goals", files.items], "--human-goals goes with --items"),
+        (["--size", "huge"], "'small', 'full'"),
+    ):
+        code, _, err = run(capsys, "build", "webshop", *args)
+        assert code == 2 and message in err
+    code, _, err = run(capsys, "build", "webshop", "--size", "small")
+    assert code == 1 and "'spear data get webshop --size small' fetches it" in err
+    code, _, err = run(capsys, "build", "webshop", *common_of(files), "--nouns", "spacy")
+    assert code == 1 and "title_nouns='spacy' is not valid" in err
+    assert run(capsys, "check", "webshop")[0] == 2
+    code, _, err = run(capsys, "check", "webshop", "--size", "small")
+    assert code == 1 and "holds no finished store" in err
+
+
+def common_of(files: catalogs.CatalogFiles) -> list[object]:
+    return ["--items", files.items, "--attributes", files.attributes]
+
+
+def test_offline(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    code, _, err = run(capsys, "get", "webshop")
+    assert code == 1 and "downloads are forbidden" in err and "drive.google.com" in err

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import check_disjoint
+from spear_envs.webshop import opening
+from spear_envs.webshop.build import build_store
+from spear_envs.webshop.goal_files import write_goals
+from spear_envs.webshop.opening import open_catalog
+from tests.spear_envs.webshop import catalogs
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
+
+
+def put(folder: Path, count: int = 6, **more: Any) -> Path:
+    records = [make_record(f"B{i:03d}", pricing="$5 - $95") for i in range(count)]
+    catalogs.write(folder, records, {record["asin"]: make_entry("soft") for record in records}, **more)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_the_mini_catalogue() -> None:
+    catalog = open_catalog()
+    assert len(catalog) == 1_000 and catalog is open_catalog("mini")
+    sets = [catalog.make_tasks(split) for split in ("test", "eval", "train")]
+    assert len(sets[0]) == len(sets[1]) == 100 and sum(map(len, sets)) == len(catalog.goals())
+    assert check_disjoint(*sets) == sum(map(len, sets))
+    asins = [{task.goal.asin for task in made} for made in sets]
+    assert sum(map(len, asins)) == len(set().union(*asins))
+    assert len(catalog.goals("human")) >= 100
+
+
+def test_a_catalogue_is_opened_once_until_its_files_change(tmp_path: Path) -> None:
+    folder = put(tmp_path / "raw")
+    first = open_catalog(folder)
+    assert open_catalog(str(folder)) is first
+    assert open_catalog(folder, price_seed=1) is not first
+    put(folder, 7)
+    os.utime(folder / "items_shuffle.json", ns=(1, 1))
+    second = open_catalog(folder)
+    assert (len(first), len(second)) == (6, 7)
+
+
+def test_few_catalogues_stay_open(tmp_path: Path) -> None:
+    folder = put(tmp_path / "raw")
+    first = open_catalog(folder, price_seed=0)
+    for seed in range(1, 6):
+        open_catalog(folder, price_seed=seed)
+    assert open_catalog(folder, price_seed=0) is not first
+
+
+def test_packed_files_are_the_same_catalogue(tmp_path: Path) -> None:
+    plain, packed = open_catalog(put(tmp_path / "a")), open_catalog(put(tmp_path / "b", packed=True))
+    assert plain.fingerprint == packed.fingerprint
+    assert plain.make_tasks("test").fingerprint == packed.make_tasks("test").fingerprint
+
+
+def test_a_large_catalogue_needs_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+    monkeypatch.setattr(opening, "MOST_IN_MEMORY", 5)
+    folder = put(tmp_path / "a folder", human={})
+    with pytest.raises(SpearError) as caught:
+        open_catalog(folder)
+    command = str(caught.value).split("a store: ")[1]
+    assert command == (
+        f"spear data build webshop --items '{folder}/items_shuffle.json' --attributes '{folder}/items_ins_v2.json'"
+        f" --human-goals '{folder}/items_human_ins.json' --out '{folder}/store'"
+    )
+    put(data / "webshop" / "full" / "raw")
+    with pytest.raises(SpearError, match=r"a store: spear data build webshop --size full$"):
+        open_catalog("full")
+    put(folder, 5)
+    assert len(open_catalog(folder)) == 5
+
+
+def test_names_and_folders(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="'spear data get webshop --size small' fetches it"):
+        open_catalog("small")
+    with pytest.raises(SpearError, match="there is no catalogue smal: give 'mini', 'small', 'full', or a folder"):
+        open_catalog("smal")
+    folder = put(data / "webshop" / "small" / "raw").parent
+    assert len(open_catalog("small")) == 6
+    with pytest.raises(SpearError, match="holds no catalogue"):
+        open_catalog(data)
+    # A store goes before the files that it was made of.
+    build_store(catalogs.write(tmp_path / "other", [make_record("B1")]), folder / "store", processes=1)
+    assert len(open_catalog("small")) == len(open_catalog(folder)) == len(open_catalog(folder / "store")) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"price_seed": "42"}, "price_seed='42' is not valid"),
+        ({"price_seed": True}, "price_seed=True is not valid"),
+        ({"draws": "x"}, "draws='x' is not valid"),
+        ({"title_nouns": "x"}, "title_nouns='x' is not valid"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        open_catalog("mini", **settings)
+
+
+def test_own_nouns(tmp_path: Path) -> None:
+    catalog = open_catalog(put(tmp_path / "raw"), title_nouns=str.split)
+    assert catalog.nouns(0) == ("Soft", "Thing", "B000") and catalog.tagger == "custom:builtins.str.split"
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_goals_from_a_file(tmp_path: Path, built: bool) -> None:
+    folder = put(tmp_path / "raw")
+    if built:
+        build_store(opening.find_files(folder), tmp_path / "store", processes=1)
+        folder = tmp_path / "store"
+    catalog = open_catalog(folder)
+    source = catalog.goals()
+    chosen = [source.goal(position) for position in (4, 1)]
+    path = tmp_path / "goals.jsonl"
+    write_goals(chosen, path)
+    opened = open_catalog(folder, goals=path)
+    assert open_catalog(folder, goals=str(path)) is opened
+    tasks = opened.make_tasks()
+    assert [task.id for task in tasks] == ["webshop/all/00000", "webshop/all/00001"]
+    assert [task.goal for task in tasks] == chosen == [opened.goals("human").goal(i) for i in range(2)]
+    assert opened.make_tasks("test").fingerprint != tasks.fingerprint
+    assert opened.fingerprint == catalog.fingerprint
+    # Prices beside the file count, and change the fingerprints.
+    (tmp_path / "prices.json").write_text('{"B001": 77.5, "B999": 1}')
+    os.utime(path, ns=(1, 1))
+    priced = open_catalog(folder, goals=path)
+    assert priced.price(1) == 77.5 and priced.price(2) == catalog.price(2)
+    assert priced.fingerprint != catalog.fingerprint and priced.make_tasks().fingerprint != tasks.fingerprint
+
+
+def test_goals_about_products_that_are_not_there(tmp_path: Path) -> None:
+    source = open_catalog(put(tmp_path / "raw")).goals()
+    write_goals([source.goal(0)], tmp_path / "goals.jsonl")
+    with pytest.raises(SpearError, match=r"goals\.jsonl: row 0 of the goals asks for B00\d, which the catalogue"):
+        open_catalog("mini", goals=tmp_path / "goals.jsonl")
+    with pytest.raises(SpearError, match=r"none\.jsonl is not there"):
+        open_catalog("mini", goals=tmp_path / "none.jsonl")
+
+
+def test_bad_records_in_memory(tmp_path: Path) -> None:
+    records = [make_record("B1"), make_record("B2", name=None)]
+    catalogs.write(tmp_path, records)
+    with pytest.raises(SpearError, match=r"items_shuffle\.json, record 1: product B2: name is null: it must be a text"):
+        open_catalog(tmp_path)
+    catalogs.write(tmp_path, "[]")
+    with pytest.raises(SpearError, match=r"items_shuffle\.json has no products"):
+        open_catalog(tmp_path)
+    catalogs.write(tmp_path, '[{"asin": "B1", "name": "x"}, 5]')
+    with pytest.raises(SpearError, match="record 1: a product must be an object"):
+        open_catalog(tmp_path)
+
+
+def test_of_products_of_one_asin_the_first_counts(tmp_path: Path) -> None:
+    asins = ["B2", "nan", "B1", "B2", "B" * 11]
+    catalogs.write(tmp_path, [make_record(asin, name=f"Title {i}") for i, asin in enumerate(asins)])
+    catalog = open_catalog(tmp_path)
+    assert [catalog.product(number).title for number in range(len(catalog))] == ["Title 2", "Title 0"]

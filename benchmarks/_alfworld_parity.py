@@ -14,19 +14,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests.spear_envs.alfworld.peer
 
-from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.synthesis.files import read_game_logic
 from spear_envs.alfworld.synthesis.games import make_game
 from spear_envs.alfworld.task_types import TaskType
-from spear_envs.alfworld.tasks import make_task_set
-from spear_envs.alfworld.textworld import TextWorldPlay, make_data
+from spear_envs.alfworld.textworld import TextWorldPlay
 from spear_envs.core.errors import SpearError
-from tests.spear_envs.alfworld.odd_games import make_odd, make_release_2_1_1, write_help_out
+from tests.spear_envs.alfworld.odd_games import make_odd, make_release_2_1_1, patch_release_2_1_1
 from tests.spear_envs.alfworld.peer import (
     Tally,
     compare_play,
     follow_oracle,
-    follow_plan,
     name_verbs,
     play_randomly,
     run_errands,
@@ -84,7 +81,7 @@ def draw_game(number: int, official: list[Path], rng: random.Random) -> tuple[st
     if kind == "odd":
         data = make_odd(data, rng)
         if rng.random() < 0.5:
-            data = write_help_out(data)
+            data = patch_release_2_1_1(data)
     elif kind == "release 2.1.1":
         data = make_release_2_1_1(data)
     return kind, name, data
@@ -155,28 +152,3 @@ def holds(report: Report, steps: int) -> bool:
     counts = report.tally.verbs
     enough = all(counts[verb] >= RARE.get(verb, 50) for verb in name_verbs())
     return report.tally.steps >= steps and not report.tally.mismatches and (enough or steps < 20_000)
-
-
-def replay_wins(count: int, games: str | None) -> bool:
-    """Play the expert's plans in TextWorld, half of them of official games if there are some; whether all win."""
-    rng = random.Random("wins")
-    texts: list[tuple[str, Mapping[str, Any]]] = []
-    official = sorted(Path(games).rglob("game.tw-pddl")) if games else []
-    for path in rng.sample(official, min(count // 2, len(official))):
-        texts.append((f"official {path.parent}", json.loads(path.read_bytes())))
-    embedded: list[tuple[Any, Any]] = []
-    for split in ("train", "valid_seen", "valid_unseen"):
-        tasks = make_task_set("embedded", split)
-        embedded += [(tasks, task) for task in tasks]
-    for tasks, task in rng.sample(embedded, count - len(texts)):
-        texts.append((f"embedded {task.id}", make_data(tasks.source(task).read(), WordingChoice.FILE)))
-    peer, sums = TextWorldPlay(), {"official": Tally(), "embedded": Tally()}
-    for name, data in texts:
-        sums[name.split()[0]].add(compare_play(peer, data, follow_plan, rng, MOST_STEPS, name))
-    for kind, tally in sums.items():
-        sys.stdout.write(
-            f"{kind}: {tally.won} of {tally.games} plans win in TextWorld, {tally.steps} steps, "
-            f"{len(tally.mismatches)} differences\n"
-        )
-        sys.stdout.write("".join(f"{line}\n" for line in tally.mismatches))
-    return all(tally.won == tally.games and not tally.mismatches for tally in sums.values())

@@ -1,10 +1,9 @@
-"""ALFWorld beside TextWorld in one run: speed and memory; with ``--steps`` or ``--wins`` what differs instead.
+"""ALFWorld beside TextWorld in one run: speed and memory; with ``--steps`` differences instead.
 
 ``python -m benchmarks.alfworld`` plays the same commands (the expert's and random ones) on both backends of the
 environment.  ``--steps N`` compares N steps of all kinds of play, in ``--processes`` workers whose reports in ``--out``
-are continued when they are there.  ``--wins N`` plays N of the expert's plans in TextWorld.  ``--games FOLDER`` (an
-archive of official games, unpacked) adds these to synthetic ones.  Times are CPU seconds of this process.  Needs the
-extra ``alfworld``.
+are continued when they are there.  ``--games FOLDER`` (an archive of official games, unpacked) adds these to synthetic
+ones.  Times are CPU seconds of this process.  Needs the extra ``alfworld``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks._alfworld_parity import compare_steps, replay_wins
+from benchmarks._alfworld_parity import compare_steps
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.alfworld.gamefile import GameFile, make_game
 from spear_envs.alfworld.interpreter import Interpreter
@@ -181,7 +180,6 @@ def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="compare this many steps instead of measuring")
-    parser.add_argument("--wins", type=int, help="play this many of the expert's plans in TextWorld instead")
     parser.add_argument("--games", help="folder of official games, unpacked")
     parser.add_argument("--processes", type=int, default=2, help="workers of --steps")
     parser.add_argument("--seed", type=int, default=0, help="of --steps")
@@ -197,8 +195,6 @@ def main() -> int:
             options.steps, games=options.games, out=options.out, processes=options.processes, seed=options.seed
         )
         return 0 if held else 1
-    if options.wins:
-        return 0 if replay_wins(options.wins, options.games) else 1
     print(describe_run())
     figures = []
     with tempfile.TemporaryDirectory() as folder:

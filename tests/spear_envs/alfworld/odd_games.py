@@ -77,11 +77,19 @@ def make_release_2_1_1(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "grammar": grammar[: grammar.index("action help")], "pddl_domain": domain}
 
 
-def write_help_out(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A game of release 2.1.2 with ``help`` as alfworld's patch of the 2.1.1 files writes it, without a rule."""
-    grammar = data["grammar"]
-    text = re.search(r'"help\.feedback".*?"rhs": "(.*?)"', grammar, re.DOTALL)
+def patch_release_2_1_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A game of release 2.1.2 as alfworld's patch makes it of a 2.1.1 file: ``help`` is written out, without a rule."""
+    old = make_release_2_1_1(data)
+    text = re.search(r'"help\.feedback".*?"rhs": "(.*?)"', data["grammar"], re.DOTALL)
     assert text is not None
     words = text[1].replace("\\n", "\n")
-    head = grammar[: grammar.index("action help")]
-    return {**data, "grammar": f'{head}\naction help {{\n    template :: "help";\n    feedback :: "{words}";\n}}\n'}
+    before, _, after = old["pddl_domain"].rpartition(")")
+    action = "(:action help :parameters (?a - agent) :precondition () :effect (and (checked ?a)))"
+    grammar = (
+        old["grammar"]
+        .replace("You arrive at {lend.name}.", "You arrive at {r.name}.")
+        .replace("put {o} in/on {r}", "move {o} to {r}")
+        .replace("You put the {o.name} in/on the {r.name}.", "You move the {o.name} to the {r.name}.")
+    )
+    grammar += f'\naction help {{\n    template :: "help";\n    feedback :: "{words}";\n}}\n'
+    return {**old, "grammar": grammar, "pddl_domain": f"{before}{action}){after}"}

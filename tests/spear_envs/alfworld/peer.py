@@ -265,11 +265,6 @@ def _plan_closing(play: Interpreter, rng: random.Random) -> Iterator[str]:
         yield "look"
 
 
-def follow_plan(play: Interpreter, rng: random.Random) -> Iterator[str]:
-    """The oracle's plan from here."""
-    yield from plan(play.game, play.state)
-
-
 def follow_oracle(play: Interpreter, rng: random.Random) -> Iterator[str]:
     """The oracle's next command, or in one of four cases a random one."""
     commands = plan(play.game, play.state)

@@ -13,7 +13,7 @@ import pytest
 from spear_envs.alfworld.synthesis.files import write_synthetic_game
 from spear_envs.alfworld.task_types import TaskType
 from spear_envs.alfworld.textworld import TextWorldPlay
-from tests.spear_envs.alfworld.odd_games import GOALS, make_odd, make_release_2_1_1, write_help_out
+from tests.spear_envs.alfworld.odd_games import GOALS, make_odd, make_release_2_1_1, patch_release_2_1_1
 from tests.spear_envs.alfworld.peer import (
     MEND,
     Tally,
@@ -42,7 +42,7 @@ def change_nothing(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("change", [change_nothing, make_release_2_1_1, write_help_out])
+@pytest.mark.parametrize("change", [change_nothing, make_release_2_1_1, patch_release_2_1_1])
 def test_the_small_game(peer: TextWorldPlay, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     data, rng = change(make_data()), random.Random(change.__name__)
     check(compare_play(peer, data, run_errands, rng, 60, change.__name__), 60)

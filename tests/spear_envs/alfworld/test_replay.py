@@ -36,7 +36,6 @@ def replay_wins(paths: list[Path]) -> Tally:
     for path in paths:
         data = json.loads(path.read_text("utf-8"))
         tally.add(compare_play(peer, data, follow_plan, random.Random(0), 50, str(path)))
-    peer.close()
     return tally
 
 

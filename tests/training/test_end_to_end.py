@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 psutil = pytest.importorskip("psutil")
 
 from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
-from training.history import read_history  # noqa: E402
+from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
 from training.supervise import MARK  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -41,8 +40,6 @@ OVERRIDES = (
     "spear.sil.warmup_steps=4",
     "spear.reward.decay_steps=4",
 )
-UNSTABLE = ("timing_s/", "perf/", "val/seconds")
-"""Metrics that hold times, which no two runs share."""
 
 
 @pytest.fixture(scope="session")
@@ -58,17 +55,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "training", "--config", "demo", "--out", str(out)]
-    command += [f"actor_rollout_ref.model.path={policy}", *OVERRIDES, *overrides]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: subprocess.Popen[str], out: Path) -> str:
-    text, _ = process.communicate(timeout=600)
-    log = out / "train.log"
-    tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
-    assert process.returncode == 0, f"{text}\n{tail}"
-    return text
+    return start_training("demo", policy, out, *OVERRIDES, *overrides)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 300) -> None:
@@ -97,16 +84,6 @@ def find_marked() -> list[Any]:
         except (psutil.Error, OSError):
             continue
     return found
-
-
-def get_steps(out: Path) -> dict[int, dict[str, float]]:
-    return {
-        record["step"]: {
-            name: value for name, value in record.items() if name != "step" and not name.startswith(UNSTABLE)
-        }
-        for record in read_history(out)
-        if "training/global_step" in record
-    }
 
 
 @pytest.fixture(scope="session")

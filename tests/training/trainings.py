@@ -1,0 +1,39 @@
+"""Real trainings of tests: starting one as a process, waiting for its end, reading what it measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from training.history import read_history
+
+UNSTABLE = ("timing_s/", "perf/", "val/seconds")
+"""Metrics that hold times, which no two runs share."""
+
+
+def start_training(config: str, policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
+    """``spear train`` in a process of its own."""
+    command = [sys.executable, "-m", "training", "--config", config, "--out", str(out)]
+    command += [f"actor_rollout_ref.model.path={policy}", *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], out: Path) -> str:
+    """Wait for the end of a training, which must be a good one; returns what it printed."""
+    text, _ = process.communicate(timeout=600)
+    log = out / "train.log"
+    tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
+    assert process.returncode == 0, f"{text}\n{tail}"
+    return text
+
+
+def get_steps(out: Path) -> dict[int, dict[str, float]]:
+    """Metrics of each step, without times."""
+    return {
+        record["step"]: {
+            name: value for name, value in record.items() if name != "step" and not name.startswith(UNSTABLE)
+        }
+        for record in read_history(out)
+        if "training/global_step" in record
+    }

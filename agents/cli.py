@@ -22,7 +22,7 @@ from spear_envs.cli import read_keywords
 @click.argument("env_id", metavar="ENV")
 @click.option("--engine", type=click.Choice([kind.value for kind in EngineKind]), default="hf", show_default=True)
 @click.option("--model", type=click.Path(path_type=Path), help="Hugging Face folder of the policy (engine hf).")
-@click.option("--split", default="test", show_default=True, help="Split of the tasks.")
+@click.option("--split", help="Split of the tasks; by default the last of the environment's, such as test.")
 @click.option("--tasks", default="all", show_default=True, help="all, a number of leading tasks, or ids with commas.")
 @click.option("--episodes-per-task", type=int, default=1, show_default=True)
 @click.option("--temperature", type=float, default=1.0, show_default=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 import spear_envs
 from agents.engines.base import Engine, Sampling
@@ -23,6 +25,7 @@ from agents.prompting import PromptBuilder, Tokenizer
 from agents.rollout import Job, play_many
 from agents.statistics import Comparison, Part, compare_trajectories, summarise
 from agents.trajectory import Layout, Trajectory, TrajectoryWriter, read_trajectories
+from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 
 EPISODES, SUMMARY, SETTINGS = "episodes.jsonl", "summary.json", "settings.json"
@@ -48,6 +51,7 @@ class EvalSettings:
         env_id: such as ``spear/Sokoban-v0``.
         env_kwargs: keywords of the environment besides ``split``.
         model: folder of the model (``hf`` only).
+        split: None for the last of the environment's splits.
         tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
         max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
     """
@@ -56,7 +60,7 @@ class EvalSettings:
     engine: EngineKind = EngineKind.HF
     model: str | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    split: str = "test"
+    split: str | None = None
     tasks: str = "all"
     episodes_per_task: int = 1
     temperature: float = 1.0
@@ -108,18 +112,39 @@ class Observer(Protocol):
         ...
 
 
+def find_splits(env_id: str) -> tuple[str, ...]:
+    """The splits of an environment, in the order of ``SpearEnv.splits``: to train, to validate and to test on.
+
+    Raises:
+        SpearError: there is no such environment.
+    """
+    module, colon, name = env_id.rpartition(":")
+    try:
+        if colon:
+            importlib.import_module(module)
+        entry_point = gym.spec(name).entry_point
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    except (gym.error.Error, ImportError) as error:
+        raise _explain_unknown(error) from error
+    return tuple(getattr(creator, "splits", SpearEnv.splits))
+
+
 def make_env(env_id: str, split: str, keywords: Mapping[str, Any]) -> gym.Env[Any, Any]:
     """Makes an environment by its id.  Raises SpearError where id or keywords are unknown."""
     try:
         return gym.make(env_id, split=split, disable_env_checker=True, **keywords).unwrapped
     except gym.error.Error as error:
-        first = str(error).strip().split("\n")[0]
-        known = ", ".join(name for name in gym.registry if name.startswith("spear/"))
-        raise SpearError(f"{first} Environments of this package: {known}") from error
+        raise _explain_unknown(error) from error
     except TypeError as error:
         # gymnasium appends all keywords to the message of a constructor that refuses one.
         problem = str(error).split(" was raised from")[0]
         raise SpearError(f"{env_id} cannot be made: {problem}") from error
+
+
+def _explain_unknown(error: Exception) -> SpearError:
+    first = str(error).strip().split("\n")[0]
+    known = ", ".join(name for name in gym.registry if name.startswith("spear/"))
+    return SpearError(f"{first} Environments of this package: {known}")
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
@@ -164,7 +189,9 @@ def run_evaluation(
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
             holds an evaluation with other settings.
     """
-    env = make_env(settings.env_id, settings.split, settings.env_kwargs)
+    split = settings.split or find_splits(settings.env_id)[-1]
+    settings = replace(settings, split=split)
+    env = make_env(settings.env_id, split, settings.env_kwargs)
     try:
         fingerprint: str = env.tasks.fingerprint  # type: ignore[attr-defined]
         jobs = settings.jobs(choose_tasks(env, settings.tasks))
@@ -197,7 +224,7 @@ def run_evaluation(
         asyncio.run(
             play_many(
                 [job for job in jobs if (job.task_id, job.seed) not in played],
-                make_env=lambda: InfoWatch(make_env(settings.env_id, settings.split, settings.env_kwargs)),
+                make_env=lambda: InfoWatch(make_env(settings.env_id, split, settings.env_kwargs)),
                 engine_for=engine_for,
                 prompts=prompts,
                 sampling=settings.sampling(),

@@ -194,7 +194,8 @@ def measure_play(catalog: str, episodes: int, search_bar: float | None = None) -
     yield Figure("step, percentile 99", float(np.percentile(every, 99)), "ms")
     name = f"step with a search, mean of {len(searches):,}"
     yield Figure(name, float(searches.mean()), "ms", search_bar, "" if search_bar is None else "not run")
-    yield Figure(f"reset, mean of {len(resets):,}", float(resets.mean()), "ms", 0.1, "4-12 ms wall")
+    reset_bar = 0.1 if search_bar is None else None
+    yield Figure(f"reset, mean of {len(resets):,}", float(resets.mean()), "ms", reset_bar, "4-12 ms wall")
 
 
 def measure_many(catalog: str) -> Iterator[Figure]:

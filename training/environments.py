@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from agents.evaluate import make_env
+from agents.evaluate import find_splits, make_env
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 
@@ -30,10 +30,11 @@ class EnvironmentSettings:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EnvironmentSettings:
-        """Build from a plain mapping.
+        """Build from a plain mapping; without a ``valid_split`` it is the second of the environment's splits.
 
         Raises:
-            SpearError: a key does not exist (the nearest one is named), or the layout is unknown.
+            SpearError: a key does not exist (the nearest one is named), the layout is unknown, or there is no such
+                environment.
         """
         names = [item.name for item in fields(cls)]
         for key in mapping:
@@ -47,6 +48,9 @@ class EnvironmentSettings:
         except ValueError:
             choices = ", ".join(layout.value for layout in Layout)
             raise SpearError(f"spear.env.layout cannot be {values['layout']!r}; choose {choices}") from None
+        if not values.get("valid_split"):
+            splits = find_splits(str(values.get("id", cls.id)))
+            values["valid_split"] = (splits[1:] or splits)[0]
         return cls(**values)
 
 

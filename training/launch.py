@@ -121,6 +121,8 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
         if check:
             config.actor_rollout_ref.model.path = _resolve_model(config)
+            if isinstance(config.spear.env, DictConfig):
+                config.spear.env.valid_split = _read_environment(config).valid_split
             check_config(config)
     return config
 
@@ -214,8 +216,12 @@ def check_config(config: DictConfig) -> None:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
-    environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+    environment = _read_environment(config)
     _check_environment(environment, config.data.train_batch_size)
+
+
+def _read_environment(config: DictConfig) -> EnvironmentSettings:
+    return EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
 
 
 def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> None:
@@ -272,7 +278,7 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
 
 def _describe_tasks(config: DictConfig) -> dict[str, Any]:
     """Which tasks a run is on, so that two runs can be told to be on the same ones."""
-    environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+    environment = _read_environment(config)
     described = {}
     for name, split in (("train", environment.train_split), ("valid", environment.valid_split)):
         env: Any = make_environment(environment, split=split)

@@ -107,7 +107,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         {"default": DefaultTemplate(), "compact": CompactTemplate()}
     )
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
-    """Values that the keyword ``split`` may have."""
+    """Values that the keyword ``split`` may have: to train on, to validate on and to test on, in this order."""
 
     # The episode so far; set by _begin_episode().
     turn: int

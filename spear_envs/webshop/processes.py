@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,12 +47,15 @@ def map_in_order(function: Callable[[Job], Result], jobs: Iterable[Job], process
     Args:
         function: of the top level of a module.
         jobs: taken in the calling process.
-        processes: beside the calling one; 1 does everything in the calling process.
+        processes: beside the calling one; 1, or a single job, does everything in the calling process.
 
     Raises:
         BrokenProcessPool: a process was killed.
     """
-    if processes == 1:
+    jobs = iter(jobs)
+    first = list(islice(jobs, 2))
+    jobs = chain(first, jobs)
+    if processes == 1 or len(first) < 2:
         yield from map(function, jobs)
         return
     # spawn: a fork would copy the locks of other threads.

@@ -30,13 +30,21 @@ from training.supervise import LOCK_FILE, hold_lock
 MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"
 """Sokoban shows a picture unless asked for text."""
+ON_SOKOBAN = ("cpu", "demo", "spear")
+ON_TEXTS = {"alfworld": "valid_seen", "webshop": "eval"}
+"""Configurations of the environments that are text anyway, with the split they validate on."""
+CONFIGS = (*ON_SOKOBAN, *ON_TEXTS)
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @pytest.fixture(scope="module")
 def composed(model_folder: Path) -> dict[str, Any]:
     """Each configuration once; tests that change one take a copy."""
-    return {name: compose_config(name, (f"{MODEL}={model_folder}", TEXT), Path("runs/x")) for name in list_configs()}
+    model = f"{MODEL}={model_folder}"
+    return {
+        name: compose_config(name, (model, TEXT) if name in ON_SOKOBAN else (model,), Path("runs/x"))
+        for name in list_configs()
+    }
 
 
 def change(config: Any, **values: Any) -> Any:
@@ -57,17 +65,17 @@ def fail(*overrides: str, name: str = "cpu", check: bool = False) -> str:
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 def test_there_are_the_configurations_that_the_help_names() -> None:
-    assert list_configs() == ["cpu", "demo", "spear"]
+    assert list_configs() == sorted(CONFIGS)
 
 
-@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
     config = composed[name]
     assert config.actor_rollout_ref.model.path == str(model_folder)
     assert Path(config.trainer.default_local_dir) == Path("runs/x").resolve() / "checkpoints"
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert plain["data"]["spear_env"] == plain["spear"]["env"]
-    assert plain["data"]["train_files"] == "train" and plain["data"]["val_files"] == "valid"
+    assert plain["data"]["train_files"] == "train" and plain["data"]["val_files"] == ON_TEXTS.get(name, "valid")
     assert plain["trainer"]["v1"]["trainer_mode"] == "spear"
 
 
@@ -83,7 +91,7 @@ def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
     assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node == 1, "logical ones"
 
 
-@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_verls_own_check_accepts_each_configuration(composed: dict[str, Any], name: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -154,7 +162,7 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
 
 
 def test_an_unknown_configuration_is_told_with_all_there_are() -> None:
-    assert fail(name="cup") == "there is no configuration 'cup'; choose cpu, demo, spear"
+    assert fail(name="cup") == "there is no configuration 'cup'; choose alfworld, cpu, demo, spear, webshop"
 
 
 # ---- errors of models ------------------------------------------------------------------------------------------------
@@ -261,7 +269,7 @@ def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, compose
     assert tasks["train"]["fingerprint"] != tasks["valid"]["fingerprint"]
 
 
-@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name: str) -> None:
     prepare_run(composed[name], tmp_path)
     save_checkpoint(tmp_path, 4)

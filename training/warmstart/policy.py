@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agents.engines.hf import quiet_transformers
-from agents.evaluate import EngineKind, EvalSettings, choose_template, make_env, run_evaluation
+from agents.evaluate import EngineKind, EvalSettings, choose_template, find_splits, make_env, run_evaluation
 from agents.files import explain_unwritable, write_json
 from agents.statistics import Part
 from agents.trajectory import Layout
@@ -376,9 +376,8 @@ def _measure_loss(
 
 def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
     """Success at temperature 1 on the panel."""
-    env: Any = make_env(settings.env_id, "train", settings.env_kwargs)
-    split = settings.valid_split or env.splits[1]
-    env.close()
+    splits = find_splits(settings.env_id)
+    split = settings.valid_split or (splits[1:] or splits)[0]
     evaluation = run_evaluation(
         EvalSettings(
             env_id=settings.env_id,

@@ -8,21 +8,14 @@ system keeps of the mapped output.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import multiprocessing
 import os
 import shutil
-import threading
 import zipfile
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
+from spear_envs.webshop.processes import hold_folder, map_in_order
 from spear_envs.webshop.search.analysis import remember_words
 from spear_envs.webshop.search.files import ARRAYS, MANIFEST, VERSION, name_file, write_array, write_manifest
 from spear_envs.webshop.search.postings import Postings, make_postings, pack_terms, unpack_terms
@@ -38,6 +32,8 @@ __all__ = ["build_index"]
 
 CHUNK_DOCUMENTS = 1 << 14
 CHUNK_CHARACTERS = 1 << 24
+Job = tuple[Path, int, list[str]]
+"""File and number of documents of a chunk, and its texts; no texts if the file is there already."""
 REMEMBERED_WORDS = 1 << 18
 """Words whose terms a building process keeps: up to some 80 MB."""
 
@@ -70,10 +66,10 @@ def build_index(
         raise SpearError(f"{folder} holds files that are no search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")
     try:
-        with _hold(work):
+        with hold_folder(work):
             chunks = []
             documents = 0
-            for path, size in _write_chunks(_cut_chunks(texts), work, processes):
+            for path, size in map_in_order(_write_chunk, _list_jobs(_cut_chunks(texts), work), processes):
                 chunks.append(path)
                 documents += size
                 if on_progress is not None:
@@ -103,21 +99,6 @@ def _may_replace(folder: Path) -> bool:
     return folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir()))
 
 
-@contextmanager
-def _hold(work: Path) -> Iterator[None]:
-    """Keep other builds out of the folder ``work`` for as long as this one lasts."""
-    work.mkdir(parents=True, exist_ok=True)
-    handle = os.open(work, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SpearError(f"another process is building in {work}: wait until it has finished.") from None
-        yield
-    finally:
-        os.close(handle)
-
-
 def _cut_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     chunk: list[str] = []
     characters = 0
@@ -131,47 +112,10 @@ def _cut_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _write_chunks(chunks: Iterator[list[str]], work: Path, processes: int) -> Iterator[tuple[Path, int]]:
-    """Write the chunks that are not there yet; yields the file and the number of documents of each, in order."""
-    started = list(islice(chunks, 2))
-    if processes == 1 or len(started) < 2:
-        for chunk in chain(started, chunks):
-            path = _name_chunk(chunk, work)
-            if not _is_complete(path):
-                _write_chunk(chunk, path)
-            yield path, len(chunk)
-        return
-    # spawn: a fork would copy the locks of other threads.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
-    waiting: deque[tuple[Path, int, Future[None] | None]] = deque()
-    try:
-        for chunk in chain(started, chunks):
-            path = _name_chunk(chunk, work)
-            waiting.append((path, len(chunk), None if _is_complete(path) else pool.submit(_write_chunk, chunk, path)))
-            if len(waiting) > processes + 1:
-                yield _finish_chunk(*waiting.popleft())
-        while waiting:
-            yield _finish_chunk(*waiting.popleft())
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Without this a worker would wait for ever for a parent that was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def watch() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def _finish_chunk(path: Path, size: int, future: Future[None] | None) -> tuple[Path, int]:
-    if future is not None:
-        future.result()
-    return path, size
+def _list_jobs(chunks: Iterable[list[str]], work: Path) -> Iterator[Job]:
+    for chunk in chunks:
+        path = _name_chunk(chunk, work)
+        yield path, len(chunk), [] if _is_complete(path) else chunk
 
 
 def _name_chunk(chunk: list[str], work: Path) -> Path:
@@ -181,12 +125,15 @@ def _name_chunk(chunk: list[str], work: Path) -> Path:
     return work / f"{digest.hexdigest()}.npz"
 
 
-def _write_chunk(chunk: list[str], path: Path) -> None:
-    """Index a chunk into a file that is there either wholly or not at all."""
-    part = path.with_suffix(f".{os.getpid()}")  # two chunks of equal texts have one name
-    with part.open("wb") as file:
-        np.savez(file, **asdict(make_postings(chunk, _recall_word)))
-    part.replace(path)
+def _write_chunk(job: Job) -> tuple[Path, int]:
+    """Index a chunk into a file that is there either wholly or not at all; returns the file and its documents."""
+    path, size, chunk = job
+    if chunk:
+        part = path.with_suffix(f".{os.getpid()}")  # two chunks of equal texts have one name
+        with part.open("wb") as file:
+            np.savez(file, **asdict(make_postings(chunk, _recall_word)))
+        part.replace(path)
+    return path, size
 
 
 _recall_word = remember_words(REMEMBERED_WORDS)

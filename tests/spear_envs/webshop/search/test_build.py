@@ -79,9 +79,16 @@ def fail_after(count: int) -> Iterator[str]:
 
 def count_analysed(monkeypatch: pytest.MonkeyPatch, texts: list[str], folder: Path) -> int:
     """Build in this process and count the chunks that were analysed."""
-    made: list[list[str]] = []
+    made: list[Path] = []
     write = build._write_chunk
-    monkeypatch.setattr(build, "_write_chunk", lambda chunk, path: (made.append(chunk), write(chunk, path)))
+
+    def count(job: build.Job) -> tuple[Path, int]:
+        path, _size, texts_of_chunk = job
+        if texts_of_chunk:
+            made.append(path)
+        return write(job)
+
+    monkeypatch.setattr(build, "_write_chunk", count)
     build_index(texts, folder, processes=1)
     monkeypatch.setattr(build, "_write_chunk", write)
     return len(made)

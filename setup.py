@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "spear_envs.webshop.search._scatter",
-            ["spear_envs/webshop/search/_scatter.c"],
+            "spear_envs.bm25._scatter",
+            ["spear_envs/bm25/_scatter.c"],
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
             # Without a compiler the installation goes on: NumPy gives the same order of results, more slowly.
             optional=True,

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.webshop.search.analysis import analyze
+from spear_envs.bm25.analysis import analyze
 
 PROFILE = Path(__file__).with_name("webshop_profile.json")
 RARE = 2

@@ -31,18 +31,18 @@ from statistics import mean
 import numpy as np
 
 from benchmarks._webshop_texts import TextMaker, read_profile
+from spear_envs.bm25.build import build_index
+from spear_envs.bm25.files import map_postings
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.ranking import choose_rank, rank_with_numpy
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search.build import build_index
-from spear_envs.webshop.search.files import map_postings
-from spear_envs.webshop.search.index import SearchIndex
-from spear_envs.webshop.search.ranking import choose_rank, rank_with_numpy
 
 PRODUCTS = 1_180_000
 MIB = 1 << 20
 FURTHER_PROCESS = """
 import sys
 from pathlib import Path
-from spear_envs.webshop.search.index import SearchIndex
+from spear_envs.bm25.index import SearchIndex
 index = SearchIndex.open(Path(sys.argv[1]))
 for query in sys.stdin.readline().split("|"):
     index.search(query.strip())

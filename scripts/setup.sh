@@ -51,7 +51,7 @@ version=$("$python" -c 'import platform; print(platform.python_version())')
 torch_index=$torch_index"
 wanted="$base
 extras=$extras
-checksum=$(cat pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/webshop/search/*.c | cksum)"
+checksum=$(cat pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
 
 mkdir -p "$venv"
 if command -v flock >/dev/null; then

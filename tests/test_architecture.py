@@ -27,12 +27,13 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "spear_envs": ("spear_envs",),
     "spear_envs.core": ("spear_envs.core",),
     "spear_envs.data": ("spear_envs.data", "spear_envs.core", "spear_envs.cli"),
+    "spear_envs.bm25": ("spear_envs.bm25", "spear_envs.core", "spear_envs.data"),
     "agents": ("agents", "spear_envs"),
     "training": ("training", "agents", "spear_envs"),
     "training.algorithms": ("training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
-# Folders of spear_envs that are no environment; an environment knows itself, the core and how data is fetched.
-NOT_ENVIRONMENTS = {"core", "data", "testing"}
+# Folders of spear_envs that are no environment; an environment knows itself and the first three.
+NOT_ENVIRONMENTS = {"core", "data", "bm25", "testing"}
 
 # Which files may import a third-party package. What is not listed may be imported nowhere: list it here and in
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cloudpickle": BASE,
     "click": BASE,
     "rich": BASE,
-    "regex": ("spear_envs/webshop/*",),
+    "regex": ("spear_envs/bm25/*",),
     "httpx": ("spear_envs/data/*",),
     "ijson": ("spear_envs/webshop/*",),
     "spacy": ("spear_envs/webshop/nouns.py",),
@@ -133,7 +134,7 @@ def known_to(path: str) -> tuple[str, ...]:
     """The parts of the project that a file may import."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
-        return "spear_envs.core", "spear_envs.data", ".".join(parts[:2])
+        return "spear_envs.core", "spear_envs.data", "spear_envs.bm25", ".".join(parts[:2])
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
+from spear_envs.data.processes import hold_folder
 from spear_envs.webshop.attribute_table import write_attribute_table
 from spear_envs.webshop.catalog import digest_catalog
 from spear_envs.webshop.draws import DrawMode, Draws, make_draws
@@ -26,9 +28,7 @@ from spear_envs.webshop.goals import GoalKind, GoalSource
 from spear_envs.webshop.human import make_human_goals
 from spear_envs.webshop.memory import digest_entries
 from spear_envs.webshop.nouns import TitleNouns, name_tagger
-from spear_envs.webshop.processes import hold_folder
 from spear_envs.webshop.record_chunks import NO_GOALS, Workshop, read_chunks, write_chunks
-from spear_envs.webshop.search.build import build_index
 from spear_envs.webshop.sources import CatalogFiles, read_members
 from spear_envs.webshop.splits import SplitScheme, positions_to_json, split_goals
 from spear_envs.webshop.store import (

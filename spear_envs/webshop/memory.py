@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.draws import DrawMode, make_draws
@@ -17,7 +18,6 @@ from spear_envs.webshop.goals import GoalKind, GoalSource
 from spear_envs.webshop.human import make_human_goals
 from spear_envs.webshop.nouns import Tagger
 from spear_envs.webshop.products import is_listed
-from spear_envs.webshop.search.index import SearchIndex
 from spear_envs.webshop.splits import SplitScheme
 
 __all__ = ["MemoryShelf", "digest_entries", "make_catalog"]

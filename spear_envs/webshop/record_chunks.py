@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.processes import map_in_order
 from spear_envs.webshop.attribute_table import AttributeTable
 from spear_envs.webshop.entries import Entry, count_choices, encode_entry, make_entry
 from spear_envs.webshop.nouns import Tagger, TitleNouns, find_tagger
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
-from spear_envs.webshop.processes import map_in_order
 from spear_envs.webshop.products import MAX_ASIN, is_listed
 from spear_envs.webshop.sources import JsonReader, iterate_array
 

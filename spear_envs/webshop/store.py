@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
 from spear_envs.webshop.catalog import Catalog, SplitKey, Splits
@@ -30,7 +31,6 @@ from spear_envs.webshop.goal_table import GoalTable, TableGoals
 from spear_envs.webshop.goals import GoalKind, GoalSource, ListedGoals
 from spear_envs.webshop.packing import Packer
 from spear_envs.webshop.products import MAX_ASIN
-from spear_envs.webshop.search.index import SearchIndex
 from spear_envs.webshop.splits import SplitScheme, positions_from_json
 
 __all__ = ["ARRAYS", "MANIFEST", "Manifest", "StoreShelf", "check_store", "open_store", "write_array", "write_manifest"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from spear_envs.bm25.analysis import STOP_WORDS
+from spear_envs.bm25.index import SearchIndex
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.products import Product
-from spear_envs.webshop.search.analysis import STOP_WORDS
-from spear_envs.webshop.search.index import SearchIndex
 
 
 def golden_nouns(title: str) -> list[str]:

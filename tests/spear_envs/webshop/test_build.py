@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop import processes, record_chunks, sources
+from spear_envs.data import processes
+from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles, find_files

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spear_envs.bm25 import build
+from spear_envs.bm25.build import build_index
+from spear_envs.bm25.files import MANIFEST, check_files, map_postings
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.postings import make_postings
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search import build
-from spear_envs.webshop.search.build import build_index
-from spear_envs.webshop.search.files import MANIFEST, check_files, map_postings
-from spear_envs.webshop.search.index import SearchIndex
-from spear_envs.webshop.search.postings import make_postings
 
 TEXTS = [f"{'red' if i % 3 else 'blue'} shirt number{i} " + "large " * (i % 5) for i in range(60)]
 TEXTS[7] = ""
@@ -134,7 +134,7 @@ def test_damaged_chunks_are_made_again(
 BUILD_SLOWLY = """
 import sys, time
 from pathlib import Path
-from spear_envs.webshop.search import build
+from spear_envs.bm25 import build
 build.CHUNK_DOCUMENTS = 10
 def texts():
     for i in range(400):
@@ -205,7 +205,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search.build import build_index
+from spear_envs.bm25.build import build_index
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
     build_index((f"red shirt number{i}" for i in range(5_000)), Path(sys.argv[1]), processes=1)
@@ -296,7 +296,7 @@ def test_manifests_that_say_something_else_are_refused(folder: Path, change: dic
         SearchIndex.open(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "spear-webshop-index"', "\udcff"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "spear-bm25-index"', "\udcff"])
 def test_manifests_that_are_none_are_refused(folder: Path, content: str) -> None:
     (folder / MANIFEST).write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(SpearError, match="build it again"):

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spear_envs.bm25.postings import Postings
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search.postings import Postings
 
 __all__ = ["ARRAYS", "MANIFEST", "VERSION", "check_files", "map_postings", "name_file", "write_array", "write_manifest"]
 
 MANIFEST = "manifest.json"
-FORMAT = "spear-webshop-index"
+FORMAT = "spear-bm25-index"
 VERSION = 1
 """Raised whenever the files, the analysis or the order of documents would differ."""
 ARRAYS: Mapping[str, npt.DTypeLike] = {
@@ -35,7 +35,7 @@ ARRAYS: Mapping[str, npt.DTypeLike] = {
     "norms": "u1",
 }
 """Fields of :class:`Postings` that are files, and their types."""
-MEND = "build it again (`spear data build webshop`)"
+MEND = "build it again"
 
 
 def name_file(array: str) -> str:

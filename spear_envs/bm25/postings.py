@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.webshop.search.analysis import analyze_word, split_words
+from spear_envs.bm25.analysis import analyze_word, split_words
 
 __all__ = ["QUANTIZED_LENGTHS", "Postings", "make_postings", "pack_terms", "quantize_lengths", "unpack_terms"]
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.bm25.build import build_index
+from spear_envs.bm25.index import MAX_TERMS, SearchIndex
+from spear_envs.bm25.postings import make_postings
+from spear_envs.bm25.ranking import rank_with_numpy
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.products import read_product
-from spear_envs.webshop.search.build import build_index
-from spear_envs.webshop.search.index import MAX_TERMS, SearchIndex
-from spear_envs.webshop.search.postings import make_postings
-from spear_envs.webshop.search.ranking import rank_with_numpy
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,7 @@ def test_nothing_to_search(texts: list[str]) -> None:
 
 
 def test_import_is_light() -> None:
-    code = (
-        "import time; t = time.process_time(); import spear_envs.webshop.search.index; print(time.process_time() - t)"
-    )
+    code = "import time; t = time.process_time(); import spear_envs.bm25.index; print(time.process_time() - t)"
     seconds = []
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", f"import spear_envs; {code}"], capture_output=True, check=True)

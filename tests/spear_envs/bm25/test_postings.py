@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.webshop.search.analysis import analyze
-from spear_envs.webshop.search.postings import (
+from spear_envs.bm25.analysis import analyze
+from spear_envs.bm25.postings import (
     QUANTIZED_LENGTHS,
     make_postings,
     pack_terms,

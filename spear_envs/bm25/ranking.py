@@ -71,7 +71,7 @@ def rank_with_numpy(
 def choose_rank() -> Rank:
     """The compiled loop, or NumPy's where the installation had no compiler."""
     try:
-        from spear_envs.webshop.search import _scatter
+        from spear_envs.bm25 import _scatter
     except ImportError:
         return rank_with_numpy
     return _scatter.rank

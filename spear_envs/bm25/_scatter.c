@@ -332,7 +332,7 @@ rank(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"rank", rank, METH_VARARGS,
      "rank(documents, counts, norms, factors, spans, weights, k)\n--\n\n"
-     "Numbers of the k best documents; see spear_envs.webshop.search.ranking.Rank."},
+     "Numbers of the k best documents; see spear_envs.bm25.ranking.Rank."},
     {NULL, NULL, 0, NULL},
 };
 

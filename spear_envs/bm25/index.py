@@ -1,4 +1,4 @@
-"""The search of the shop: a query in, the numbers of the best documents out, in Lucene's order."""
+"""Searching: a query in, the numbers of the best documents out, in Lucene's order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from spear_envs.bm25.analysis import analyze
+from spear_envs.bm25.files import map_postings
+from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings
+from spear_envs.bm25.ranking import Rank, choose_rank
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.search.analysis import analyze
-from spear_envs.webshop.search.files import map_postings
-from spear_envs.webshop.search.postings import QUANTIZED_LENGTHS, Postings, make_postings
-from spear_envs.webshop.search.ranking import Rank, choose_rank
 
 __all__ = ["MAX_TERMS", "SearchIndex"]
 
@@ -50,7 +50,7 @@ class SearchIndex:
 
     @classmethod
     def open(cls, folder: Path) -> SearchIndex:
-        """The index that :func:`~spear_envs.webshop.search.build.build_index` wrote, mapped.
+        """The index that :func:`~spear_envs.bm25.build.build_index` wrote, mapped.
 
         Raises:
             SpearError: there is none, it is half built, of another version, or damaged in a way that shows at once.

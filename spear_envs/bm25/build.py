@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spear_envs.bm25.analysis import remember_words
+from spear_envs.bm25.files import ARRAYS, MANIFEST, VERSION, name_file, write_array, write_manifest
+from spear_envs.bm25.postings import Postings, make_postings, pack_terms, unpack_terms
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.processes import hold_folder, map_in_order
-from spear_envs.webshop.search.analysis import remember_words
-from spear_envs.webshop.search.files import ARRAYS, MANIFEST, VERSION, name_file, write_array, write_manifest
-from spear_envs.webshop.search.postings import Postings, make_postings, pack_terms, unpack_terms
+from spear_envs.data.processes import hold_folder, map_in_order
 
 __all__ = ["build_index"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import regex
 
-from spear_envs.webshop.search.stemmer import stem_word
+from spear_envs.bm25.stemmer import stem_word
 
 __all__ = ["STOP_WORDS", "analyze", "analyze_word", "remember_words", "split_words", "tokenize"]
 

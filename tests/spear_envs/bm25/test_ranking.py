@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.webshop.search.analysis import analyze
-from spear_envs.webshop.search.index import SearchIndex
-from spear_envs.webshop.search.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
-from spear_envs.webshop.search.ranking import Rank, choose_rank, rank_with_numpy
+from spear_envs.bm25.analysis import analyze
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
+from spear_envs.bm25.ranking import Rank, choose_rank, rank_with_numpy
 
 compiled = choose_rank()
 needs_compiled = pytest.mark.skipif(compiled is rank_with_numpy, reason="the extension module was not built")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.webshop.search import analysis
-from spear_envs.webshop.search.analysis import STOP_WORDS, analyze, remember_words, tokenize
+from spear_envs.bm25 import analysis
+from spear_envs.bm25.analysis import STOP_WORDS, analyze, remember_words, tokenize
 
 ANY_TEXT = st.text(st.characters(), max_size=60)  # lone surrogates included
 ODD_TEXT = st.text(

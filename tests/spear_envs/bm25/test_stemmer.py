@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.webshop.search.analysis import analyze
-from spear_envs.webshop.search.stemmer import stem_word
+from spear_envs.bm25.analysis import analyze
+from spear_envs.bm25.stemmer import stem_word
 
 EXAMPLES = """
 caresses caress  ponies poni  ties ti  caress caress  cats cat  feed feed  agreed agre  plastered plaster

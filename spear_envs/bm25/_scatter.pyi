@@ -1,0 +1,3 @@
+from spear_envs.bm25.ranking import Rank
+
+rank: Rank

@@ -1,3 +1,0 @@
-from spear_envs.webshop.search.ranking import Rank
-
-rank: Rank

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spear_envs.webshop.mini.dice import Dice
+from spear_envs.core.dice import Dice
 from spear_envs.webshop.mini.words import BRANDS, COLORS, EXOTIC, EXTRAS, STYLES, Attribute, Form, Shelf
 
 __all__ = ["SHELF_SIZE", "Listing", "fill_shelf"]

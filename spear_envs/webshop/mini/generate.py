@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from spear_envs.core.dice import Dice
 from spear_envs.core.errors import SpearError
-from spear_envs.webshop.mini.dice import Dice
 from spear_envs.webshop.mini.families import SHELF_SIZE, Listing, fill_shelf
 from spear_envs.webshop.mini.prose import (
     describe,

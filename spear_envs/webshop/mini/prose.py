@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from spear_envs.webshop.mini.dice import Dice
+from spear_envs.core.dice import Dice
 from spear_envs.webshop.mini.words import Attribute, Form, Shelf
 
 __all__ = ["ask_for", "describe", "write_care", "write_feature", "write_instruction", "write_paraphrase", "write_title"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spear_envs.webshop.mini.dice import Dice
+from spear_envs.core.dice import Dice
 
 __all__ = ["write_tail"]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
+__all__ = ["Dice"]
+
 T = TypeVar("T")
 
 

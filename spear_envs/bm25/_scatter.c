@@ -219,19 +219,19 @@ compare_hits(const void *a, const void *b)
 }
 
 static PyObject *
-list_documents(Heap *heap)
+list_hits(Heap *heap)
 {
     PyObject *list = PyList_New(heap->size);
     if (list == NULL)
         return NULL;
     qsort(heap->hits, (size_t)heap->size, sizeof *heap->hits, compare_hits);
     for (Py_ssize_t i = 0; i < heap->size; i++) {
-        PyObject *number = PyLong_FromUnsignedLong(heap->hits[i].document);
-        if (number == NULL) {
+        PyObject *hit = Py_BuildValue("(kd)", (unsigned long)heap->hits[i].document, (double)heap->hits[i].score);
+        if (hit == NULL) {
             Py_DECREF(list);
             return NULL;
         }
-        PyList_SET_ITEM(list, i, number);
+        PyList_SET_ITEM(list, i, hit);
     }
     return list;
 }
@@ -305,7 +305,7 @@ rank_buffers(Py_buffer *buffers, Py_ssize_t k)
     if (failed)
         PyErr_Format(PyExc_ValueError, "document numbers are not ascending");
     else
-        result = list_documents(&heap);
+        result = list_hits(&heap);
 done:
     PyMem_Free(heap.hits);
     PyMem_Free(terms);
@@ -315,12 +315,12 @@ done:
 }
 
 static PyObject *
-rank(PyObject *module, PyObject *args)
+rank_hits(PyObject *module, PyObject *args)
 {
     Py_buffer buffers[6];
     Py_ssize_t k;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*n:rank", &buffers[0], &buffers[1], &buffers[2], &buffers[3], &buffers[4],
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*n:rank_hits", &buffers[0], &buffers[1], &buffers[2], &buffers[3], &buffers[4],
                           &buffers[5], &k))
         return NULL;
     PyObject *result = rank_buffers(buffers, k);
@@ -330,9 +330,9 @@ rank(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"rank", rank, METH_VARARGS,
-     "rank(documents, counts, norms, factors, spans, weights, k)\n--\n\n"
-     "Numbers of the k best documents; see spear_envs.bm25.ranking.Rank."},
+    {"rank_hits", rank_hits, METH_VARARGS,
+     "rank_hits(documents, counts, norms, factors, spans, weights, k)\n--\n\n"
+     "Numbers and scores of the k best documents; see spear_envs.bm25.ranking.Rank."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -341,7 +341,7 @@ static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_scatter",
-    .m_doc = "The compiled loop of WebShop's search.",
+    .m_doc = "The compiled loop of BM25.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,

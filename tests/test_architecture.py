@@ -28,12 +28,20 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "spear_envs.core": ("spear_envs.core",),
     "spear_envs.data": ("spear_envs.data", "spear_envs.core", "spear_envs.cli"),
     "spear_envs.bm25": ("spear_envs.bm25", "spear_envs.core", "spear_envs.data"),
+    "spear_envs.retrieval": (
+        "spear_envs.retrieval",
+        "spear_envs.bm25",
+        "spear_envs.core",
+        "spear_envs.data",
+        "spear_envs.cli",
+    ),
     "agents": ("agents", "spear_envs"),
     "training": ("training", "agents", "spear_envs"),
     "training.algorithms": ("training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
-# Folders of spear_envs that are no environment; an environment knows itself and the first three.
-NOT_ENVIRONMENTS = {"core", "data", "bm25", "testing"}
+# Folders of spear_envs that are no environment; an environment knows itself and the first four.
+SHARED_FOLDERS = ("core", "data", "bm25", "retrieval")
+NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing"}
 
 # Which files may import a third-party package. What is not listed may be imported nowhere: list it here and in
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
@@ -46,18 +54,24 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "click": BASE,
     "rich": BASE,
     "regex": ("spear_envs/bm25/*",),
-    "httpx": ("spear_envs/data/*",),
+    "httpx": ("spear_envs/data/*", "spear_envs/retrieval/client.py", "spear_envs/retrieval/session.py"),
+    "fastapi": ("spear_envs/retrieval/server.py",),
+    "uvicorn": ("spear_envs/retrieval/serving.py",),
+    "prometheus_client": ("spear_envs/retrieval/metrics.py",),
+    "faiss": ("spear_envs/retrieval/*",),
+    "sentence_transformers": ("spear_envs/retrieval/*",),
+    "onnxruntime": ("spear_envs/retrieval/*",),
     "ijson": ("spear_envs/webshop/*",),
     "spacy": ("spear_envs/webshop/nouns.py",),
     "alfworld": ("spear_envs/alfworld/*",),
     "textworld": ("spear_envs/alfworld/*",),
-    "torch": ("agents/engines/*", "training/*"),
+    "torch": ("spear_envs/retrieval/*", "agents/engines/*", "training/*"),
     "transformers": ("agents/engines/hf.py", "training/warmstart*"),
-    "tokenizers": ("agents/engines/hf.py", "training/warmstart*"),
+    "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "training/warmstart*"),
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),
-    "ray": ("training/verl_plugin/*",),
+    "ray": ("spear_envs/retrieval/ray_serve.py", "training/verl_plugin/*"),
     "transfer_queue": ("training/verl_plugin/*",),
     "tensordict": ("training/verl_plugin/*",),
     "psutil": ("training/*",),
@@ -73,6 +87,9 @@ ONLY: dict[str, tuple[str, ...]] = {
     "training/algorithms/": ("numpy", "torch"),
 }
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
+HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
+LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
+LIGHT += ("agents", "agents.episode", "training", "sandbox")
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,7 @@ def known_to(path: str) -> tuple[str, ...]:
     """The parts of the project that a file may import."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
-        return "spear_envs.core", "spear_envs.data", "spear_envs.bm25", ".".join(parts[:2])
+        return *(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2])
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 
@@ -188,6 +205,9 @@ def test_rooms_know_only_what_they_may() -> None:
         ("sandbox/client.py", "import spear_envs"),
         ("sandbox/client.py", "import numpy"),
         ("training/cli.py", "from tests import conftest"),
+        ("spear_envs/retrieval/server.py", "from spear_envs.sokoban import env"),
+        ("spear_envs/retrieval/batching.py", "import fastapi"),
+        ("spear_envs/sokoban/env.py", "import httpx"),
     ],
 )
 def test_rule_breakers_are_found(path: str, source: str) -> None:
@@ -204,6 +224,7 @@ def test_rule_breakers_are_found(path: str, source: str) -> None:
         ("training/verl_plugin/trainer.py", "import ray, verl, transfer_queue"),
         ("training/warmstart/policy.py", "from transformers import Qwen3Config"),
         ("training/plots.py", "import matplotlib.pyplot as plt"),
+        ("spear_envs/sokoban/env.py", "from spear_envs.retrieval.searcher import Searcher"),
     ],
 )
 def test_allowed_imports_pass(path: str, source: str) -> None:
@@ -270,7 +291,7 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["spear_envs", "spear_envs.cli", "agents", "agents.episode", "training", "sandbox"])
+@pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     loaded = run_python(f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])")
     assert loaded == "", f"import {module} loads {loaded}"

@@ -1,0 +1,132 @@
+"""What goes over the wire: Search-R1's ``/retrieve``, read strictly and written without parsing documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.retriever import Hit
+
+__all__ = ["DEFAULT_TOPK", "BadRequestError", "Query", "RequestLimits", "read_request", "write_result"]
+
+DEFAULT_TOPK = 3
+SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request may ask for."""
+
+    queries: int = 512
+    topk: int = 100
+    characters: int = 8192
+    """Of one query."""
+    body_bytes: int = 64 << 20
+    """More than 512 queries of 8,192 characters can take, whichever way JSON writes them."""
+
+
+class BadRequestError(Exception):
+    """The body is not a request; the message is the sentence that the sender gets."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request, read."""
+
+    queries: tuple[str, ...]
+    topk: int
+    return_scores: bool
+
+
+def read_request(body: bytes, limits: RequestLimits) -> Query:
+    """Read the body of ``POST /retrieve``.
+
+    A JSON object with either ``queries`` (strings) or ``query`` (a string), and optionally ``topk`` (an integer or
+    null) and ``return_scores`` (a boolean). Other fields are ignored, as other servers of this contract do.
+
+    Raises:
+        BadRequestError: it is not that; the message names the field, its value and the limit.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise BadRequestError(f"the body must be a JSON object, not {_name_type(data)}.")
+    return Query(_read_queries(data, limits), _read_topk(data, limits), _read_return_scores(data))
+
+
+def _read_queries(data: dict[str, Any], limits: RequestLimits) -> tuple[str, ...]:
+    if ("queries" in data) == ("query" in data):
+        found = "both" if "query" in data else "neither"
+        raise BadRequestError(
+            f"give exactly one of 'queries' (a list of strings) and 'query' (a string); the body has {found}."
+        )
+    if "query" in data:
+        return (_check_query(data["query"], "'query'", limits),)
+    queries = data["queries"]
+    if not isinstance(queries, list):
+        raise BadRequestError(f"'queries' must be a list of strings, not {_name_type(queries)}.")
+    if not 1 <= len(queries) <= limits.queries:
+        raise BadRequestError(f"'queries' has {len(queries)} entries; it must have 1 to {limits.queries}.")
+    return tuple(_check_query(query, f"'queries'[{i}]", limits) for i, query in enumerate(queries))
+
+
+def _check_query(query: object, name: str, limits: RequestLimits) -> str:
+    if not isinstance(query, str):
+        raise BadRequestError(f"{name} must be a string, not {_name_type(query)}.")
+    if len(query) > limits.characters:
+        raise BadRequestError(f"{name} has {len(query)} characters; at most {limits.characters} are allowed.")
+    if not query or query.isspace():
+        raise BadRequestError(f"{name} is blank; it must have 1 to {limits.characters} characters, not only spaces.")
+    if not query.isascii():
+        try:
+            query.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequestError(f"{name} has half a character at position {error.start}: {error.reason}.") from None
+    return query
+
+
+def _read_topk(data: dict[str, Any], limits: RequestLimits) -> int:
+    topk = data.get("topk")
+    if topk is None:
+        return DEFAULT_TOPK
+    if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= limits.topk:
+        raise BadRequestError(f"'topk' is {_show(topk)}; it must be an integer from 1 to {limits.topk}, or null.")
+    return topk
+
+
+def _read_return_scores(data: dict[str, Any]) -> bool:
+    return_scores = data.get("return_scores", False)
+    if not isinstance(return_scores, bool):
+        raise BadRequestError(f"'return_scores' is {_show(return_scores)}; it must be true or false.")
+    return return_scores
+
+
+def _name_type(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _show(value: object) -> str:
+    """A JSON value, cut to what fits into a sentence."""
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def write_result(rows: Sequence[Sequence[Hit]], raw: Callable[[int], bytes], return_scores: bool) -> bytes:
+    """The body of the answer.
+
+    Args:
+        rows: hits of each query, in order.
+        raw: the document of a row as one JSON object, spliced in as it is.
+        return_scores: whether an item is ``{"document": …, "score": …}`` or the document alone.
+    """
+    if return_scores:
+        lists = (b",".join(b'{"document":%b,"score":%r}' % (raw(row), score) for row, score in hits) for hits in rows)
+    else:
+        lists = (b",".join(raw(row) for row, _ in hits) for hits in rows)
+    return b'{"result":[%b]}' % b",".join(b"[%b]" % items for items in lists)

@@ -1,0 +1,64 @@
+"""BM25 as a retriever: Lucene's ranking with Anserini's settings, in memory or mapped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spear_envs.bm25.index import K1, B, SearchIndex
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.retriever import Hit
+
+__all__ = ["BM25Retriever"]
+
+IN_MEMORY_ROWS = 100_000
+"""Documents that are indexed when a service starts: some 30 seconds."""
+VERSION = 1
+"""Raised when the analysis or the scores change."""
+
+
+class BM25Retriever:
+    """Documents that hold words of the query, scored as Lucene does (k1 = 0.9, b = 0.4, English analysis).
+
+    Args:
+        corpus: what is searched.
+        index: folder of its postings, written by ``spear index build``; None indexes the corpus in memory.
+
+    Raises:
+        SpearError: the index is of a corpus of another length, or cannot be read; or the corpus is too large to be
+            indexed in memory.
+    """
+
+    def __init__(self, corpus: Corpus, index: Path | None = None) -> None:
+        if index is not None:
+            self._index = SearchIndex.open(index)
+        elif len(corpus) <= IN_MEMORY_ROWS:
+            self._index = SearchIndex.in_memory(corpus.texts())
+        else:
+            raise SpearError(
+                f"a corpus of {len(corpus):,} documents needs an index on disk: make one with 'spear index build "
+                "--type bm25' and name its folder."
+            )
+        if len(self._index) != len(corpus):
+            raise SpearError(
+                f"the index {index} holds {len(self._index):,} documents and the corpus {len(corpus):,}: they do not "
+                "belong together; build the index again."
+            )
+        self._mapped = index is not None
+        self.rows = len(corpus)
+        self.fingerprint = hashlib.sha256(f"bm25 {VERSION} {corpus.fingerprint}".encode()).hexdigest()
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """1 for each query: they are searched one by one."""
+        return [1] * len(queries)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """See :class:`~spear_envs.retrieval.retriever.Retriever`. Scores are float32 values above 0."""
+        return [self._index.search_scored(query, k) for query in queries]
+
+    def describe(self) -> dict[str, Any]:
+        """Kind and settings."""
+        return {"kind": "bm25", "k1": float(str(K1)), "b": float(str(B)), "mapped": self._mapped}

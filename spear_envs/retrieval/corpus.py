@@ -1,0 +1,244 @@
+"""A corpus: one JSON object a line, as in Search-R1's ``wiki-18.jsonl``, read in place.
+
+Row i is line i + 1. A document has at least ``id`` (unique) and ``contents``, whose first line is the title in quotes.
+The first reading parses every line; where lines begin is then kept beside a large file, so that later ones take
+milliseconds and all processes share the pages of text and offsets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["Corpus"]
+
+FORMAT = "spear-corpus-lines-1"
+HEADER = 512
+"""Bytes of the header of the file of offsets."""
+KEPT_FROM = 1 << 25
+"""Bytes of a corpus from which its offsets are kept: reading less takes a quarter of a second."""
+MAX_LINE = 1 << 24
+"""Bytes of a line. Without a limit, a large file that holds no lines would be read whole."""
+ARCHIVES = {b"\x1f\x8b": "gunzip -k", b"\xfd7zXZ": "xz -dk", b"BZh": "bunzip2 -k", b"(\xb5/\xfd": "zstd -d"}
+REPORTED_LINES = 10_000
+
+OnLines = Callable[[int, int], None]
+"""Hears how many lines and how many bytes have been read."""
+
+
+class Corpus:
+    """Documents by row. Made by :meth:`open` or :meth:`in_memory`; can be used by several threads.
+
+    Attributes:
+        fingerprint: SHA-256 of the lines, in hex: of the file's bytes.
+        path: the file, or None in memory.
+    """
+
+    def __init__(
+        self, text: bytes | mmap.mmap, offsets: npt.NDArray[np.int64], fingerprint: str, path: Path | None
+    ) -> None:
+        self._text = text
+        self._offsets = offsets
+        self.fingerprint = fingerprint
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, on_lines: OnLines | None = None) -> Corpus:
+        """Map a JSONL file.
+
+        Args:
+            path: the file; not compressed.
+            on_lines: progress of a first reading, which takes some three minutes for the 14 GB of wiki-18.
+
+        Raises:
+            SpearError: there is no such file, it is compressed or empty, or a line is no document; the message names
+                the line.
+        """
+        path = Path(path).absolute()
+        try:
+            with path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                kept = _read_offsets(path, stat)
+                offsets, fingerprint = _scan(file, str(path), on_lines) if kept is None else kept
+                text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise SpearError(f"there is no corpus {path}: check the path.") from None
+        except OSError as error:
+            raise SpearError(f"the corpus {path} cannot be read ({error.strerror}): check the path.") from error
+        if kept is None and stat.st_size >= KEPT_FROM:
+            _keep_offsets(path, stat, offsets, fingerprint)
+        return cls(text, offsets, fingerprint, path)
+
+    @classmethod
+    def in_memory(cls, documents: Sequence[Mapping[str, Any]]) -> Corpus:
+        """A corpus of documents at hand. Its fingerprint is that of the file it would be written to.
+
+        Raises:
+            SpearError: there is none, or one lacks ``id`` or ``contents``, or two have one id.
+        """
+        text = b"".join(_dump(row, document) for row, document in enumerate(documents))
+        offsets, fingerprint = _scan(BytesIO(text), "the corpus", None)
+        return cls(text, offsets, fingerprint, None)
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self._offsets) - 1
+
+    def raw(self, row: int) -> bytes:
+        """The document as one JSON object in UTF-8, as it stands in the file.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a corpus of {len(self)} documents")
+        return self._text[int(self._offsets[row]) : int(self._offsets[row + 1])].strip()
+
+    def document(self, row: int) -> dict[str, Any]:
+        """The document: at least ``id`` and ``contents``.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        return json.loads(self.raw(row))
+
+    def texts(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """``contents`` of the rows from ``start`` to before ``stop``, in order."""
+        for row in range(start, len(self) if stop is None else min(stop, len(self))):
+            yield self.document(row)["contents"]
+
+
+def _scan(file: BinaryIO, name: str, on_lines: OnLines | None) -> tuple[npt.NDArray[np.int64], str]:
+    """Where the lines begin (the end of the last added) and the SHA-256, after a look at every line."""
+    digest = hashlib.sha256()
+    offsets, hashes = array("q", [0]), array("q")
+    while line := file.readline(MAX_LINE):
+        number = len(offsets)
+        if number == 1:
+            _refuse_archive(line, name)
+        digest.update(line)
+        hashes.append(hash(_read_id(line, number, name)))
+        offsets.append(offsets[-1] + len(line))
+        if on_lines is not None and number % REPORTED_LINES == 0:
+            on_lines(number, offsets[-1])
+    lines = len(offsets) - 1
+    if not lines:
+        raise SpearError(f"{name} holds no documents: write one JSON object a line, with 'id' and 'contents'.")
+    _refuse_duplicates(file, name, offsets, hashes)
+    if on_lines is not None:
+        on_lines(lines, offsets[-1])
+    return np.frombuffer(offsets, np.int64), digest.hexdigest()
+
+
+def _refuse_archive(line: bytes, name: str) -> None:
+    for magic, command in ARCHIVES.items():
+        if line.startswith(magic):
+            raise SpearError(f"{name} is compressed, and a corpus is read in place: unpack it with '{command}' first.")
+
+
+def _read_id(line: bytes, number: int, name: str) -> str:
+    """The id of the document in a line."""
+    try:
+        document = _DECODER.decode(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # includes bytes that are not UTF-8
+        if len(line) == MAX_LINE:
+            fault = f"is longer than {MAX_LINE:,} bytes"
+        else:
+            fault = f"is no JSON ({error})" if line.strip() else "is blank"
+    else:
+        if not isinstance(document, dict):
+            fault = f"is no JSON object but a {type(document).__name__}"
+        elif not isinstance(document.get("contents"), str):
+            fault = "has no text under 'contents'"
+        elif isinstance(identifier := document.get("id"), str | int) and not isinstance(identifier, bool):
+            return str(identifier)
+        else:
+            fault = "has no text or whole number under 'id'"
+    raise SpearError(
+        f'{name}, line {number:,}, {fault}: write one object a line, {{"id": "…", "contents": "\\"Title\\"\\ntext"}}.'
+    )
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _refuse_duplicates(file: BinaryIO, name: str, offsets: Sequence[int], hashes: array[int]) -> None:
+    """Ids are compared only where their hashes are equal, so that twenty million ids need not lie in memory."""
+    values = np.frombuffer(hashes, np.int64)
+    order = np.argsort(values, kind="stable")
+    same = np.flatnonzero(values[order[1:]] == values[order[:-1]])
+    seen: dict[str, int] = {}
+    for row in np.unique(np.concatenate([order[same], order[same + 1]])).tolist():
+        file.seek(offsets[row])
+        identifier = _read_id(file.readline(), row + 1, name)
+        if identifier in seen:
+            raise SpearError(
+                f"{name}: lines {seen[identifier]:,} and {row + 1:,} have the id {identifier[:80]!r}: give each document "
+                "one of its own."
+            )
+        seen[identifier] = row + 1
+
+
+def _dump(row: int, document: Mapping[str, Any]) -> bytes:
+    try:
+        line = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpearError(
+            f"document {row} cannot be written as JSON ({error}): give a dictionary of plain data."
+        ) from error
+    try:
+        return line.encode("utf-8") + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
+        return json.dumps(document).encode("ascii") + b"\n"
+
+
+def _name_kept(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lines")
+
+
+def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int64], str] | None:
+    """The kept offsets, mapped, and the fingerprint; None if there are none or they are of another state of the file."""
+    try:
+        with _name_kept(path).open("rb") as file:
+            header = json.loads(file.read(HEADER))
+            size = os.fstat(file.fileno()).st_size
+            if header["corpus"] != _identify(stat) or size != HEADER + 8 * (header["lines"] + 1):
+                return None
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return np.frombuffer(mapped, np.int64, offset=HEADER), str(header["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep_offsets(path: Path, stat: os.stat_result, offsets: npt.NDArray[np.int64], fingerprint: str) -> None:
+    """Write the offsets beside the corpus; where that is not allowed, the next reading takes its time again."""
+    header = {"corpus": _identify(stat), "lines": len(offsets) - 1, "sha256": fingerprint}
+    part = path.with_name(f"{path.name}.lines.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(json.dumps(header).encode("ascii").ljust(HEADER))
+            file.write(offsets.data)
+        part.replace(_name_kept(path))
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def _identify(stat: os.stat_result) -> list[Any]:
+    """What changes when a file is written to."""
+    return [FORMAT, stat.st_size, stat.st_mtime_ns]

@@ -189,8 +189,8 @@ def _refuse_duplicates(file: BinaryIO, name: str, offsets: Sequence[int], hashes
         identifier = _read_id(file.readline(), row + 1, name)
         if identifier in seen:
             raise SpearError(
-                f"{name}: lines {seen[identifier]:,} and {row + 1:,} have the id {identifier[:80]!r}: give each document "
-                "one of its own."
+                f"{name}: lines {seen[identifier]:,} and {row + 1:,} have the id {identifier[:80]!r}: give each "
+                "document one of its own."
             )
         seen[identifier] = row + 1
 
@@ -213,7 +213,7 @@ def _name_kept(path: Path) -> Path:
 
 
 def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int64], str] | None:
-    """The kept offsets, mapped, and the fingerprint; None if there are none or they are of another state of the file."""
+    """The kept offsets, mapped, and the fingerprint; None if none are of this state of the file."""
     try:
         with _name_kept(path).open("rb") as file:
             header = json.loads(file.read(HEADER))

@@ -20,7 +20,7 @@ class Retriever(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for retrievers that give the same results, hex: of the corpus, the index, the model and the settings."""
+        """Equal for retrievers that give the same results: of corpus, index, model and settings."""
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
         """What each query costs in a batch, in tokens: a batch costs as many times its greatest as it has queries.

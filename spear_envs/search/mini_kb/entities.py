@@ -1,0 +1,112 @@
+"""What the invented worlds are made of: kinds of entities, the relations between them, and one entity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+__all__ = ["LINKS", "WITH_NAMESAKES", "Entity", "Kind", "Relation"]
+
+
+class Kind(str, Enum):
+    """What an entity is."""
+
+    COUNTRY = "country"
+    """Has a capital and a currency."""
+    CITY = "city"
+    """Lies in a country, on a river."""
+    PERSON = "person"
+    """Has a trade; was born in a city, taught by a person, married to one."""
+    ORGANISATION = "organisation"
+    """Was founded by a person and has its seat in a city; some are presses."""
+    WORK = "work"
+    """Was written by a person and issued by a press."""
+    RIVER = "river"
+    """A name alone: it has no passage of its own."""
+    CURRENCY = "currency"
+    """A name alone: it has no passage of its own."""
+
+
+class Relation(str, Enum):
+    """What a passage says of its entity; each has one value at most."""
+
+    CAPITAL = "capital"
+    """Country to city, which lies in it."""
+    CURRENCY = "currency"
+    """Country to currency."""
+    COUNTRY = "country"
+    """City to country."""
+    RIVER = "river"
+    """City to river."""
+    BIRTHPLACE = "birthplace"
+    """Person to city."""
+    TEACHER = "teacher"
+    """Person to an older person."""
+    SPOUSE = "spouse"
+    """Person to person, both ways."""
+    FOUNDER = "founder"
+    """Organisation to person."""
+    SEAT = "seat"
+    """Organisation to city."""
+    AUTHOR = "author"
+    """Work to person."""
+    PUBLISHER = "publisher"
+    """Work to a press."""
+
+
+LINKS: Mapping[Kind, tuple[tuple[Relation, Kind], ...]] = MappingProxyType(
+    {
+        Kind.COUNTRY: ((Relation.CAPITAL, Kind.CITY), (Relation.CURRENCY, Kind.CURRENCY)),
+        Kind.CITY: ((Relation.COUNTRY, Kind.COUNTRY), (Relation.RIVER, Kind.RIVER)),
+        Kind.PERSON: (
+            (Relation.BIRTHPLACE, Kind.CITY),
+            (Relation.TEACHER, Kind.PERSON),
+            (Relation.SPOUSE, Kind.PERSON),
+        ),
+        Kind.ORGANISATION: ((Relation.FOUNDER, Kind.PERSON), (Relation.SEAT, Kind.CITY)),
+        Kind.WORK: ((Relation.AUTHOR, Kind.PERSON), (Relation.PUBLISHER, Kind.ORGANISATION)),
+        Kind.RIVER: (),
+        Kind.CURRENCY: (),
+    }
+)
+"""The relations of each kind, and the kind they lead to."""
+WITH_NAMESAKES = frozenset({Kind.PERSON, Kind.WORK})
+"""Kinds of which another bearer of the same name may have a passage, told apart by the label."""
+
+
+@dataclass(eq=False)
+class Entity:
+    """One entity of an invented world. Filled while the world is drawn, and only read afterwards."""
+
+    kind: Kind
+    name: str
+    aliases: tuple[str, ...] = ()
+    """Other names, which only the entity's own passage explains."""
+    label: str = ""
+    """Trade of a person, form of a work, type of an organisation."""
+    year: int = 0
+    """Of birth, foundation or publication."""
+    has_namesake: bool = False
+    """Whether another bearer of the name has a passage, so that the name alone does not say who is meant."""
+    links: dict[Relation, Entity] = field(default_factory=dict)
+    mentions: dict[Relation, str] = field(default_factory=dict)
+    """How the entity's passage calls what each relation leads to."""
+    row: int = -1
+    """Number of its passage in the corpus; -1 where it has none."""
+
+    @property
+    def answers(self) -> list[str]:
+        """The name, then the aliases."""
+        return [self.name, *self.aliases]
+
+    @property
+    def short_name(self) -> str:
+        """The name with its article, as it stands inside a sentence."""
+        return f"the {self.name}" if self.kind is Kind.ORGANISATION else self.name
+
+    @property
+    def full_name(self) -> str:
+        """The short name and what tells it from a namesake."""
+        return f"the {self.label} {self.name}" if self.kind in WITH_NAMESAKES else self.short_name

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.retriever import Retriever
 
-__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "Searcher"]
+__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "Searcher", "check_match", "find_document_fault"]
 
 
 class FaultKind(str, Enum):
@@ -64,9 +65,7 @@ class LocalSearcher:
     """
 
     def __init__(self, corpus: Corpus, retriever: Retriever) -> None:
-        from spear_envs.retrieval.checks import check_lengths
-
-        check_lengths(corpus, retriever)
+        check_match(corpus, retriever)
         self._corpus = corpus
         self._retriever = retriever
 
@@ -90,3 +89,16 @@ def find_document_fault(document: object) -> str | None:
     if not isinstance(document.get("contents"), str):
         return "a document has no 'contents'"
     return None
+
+
+def check_match(corpus: Corpus, retriever: Retriever) -> None:
+    """Refuse a retriever whose rows cannot be those of the corpus: its hits would be other passages.
+
+    Raises:
+        SpearError: they differ in length.
+    """
+    if retriever.rows != len(corpus):
+        raise SpearError(
+            f"the index has {retriever.rows:,} passages and the corpus {len(corpus):,}: give the corpus that the "
+            "index was built from, or build the index anew with 'spear index build'."
+        )

@@ -1,0 +1,311 @@
+"""Many concurrent searches made into few calls of a retriever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from spear_envs.retrieval.cache import HitCache
+from spear_envs.retrieval.tally import Tally
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.retriever import Hit, Retriever
+
+__all__ = ["BatchLimits", "DeadlineError", "MicroBatcher", "OverloadedError", "RetrieverError", "WorkerThread"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How queries are admitted and put together."""
+
+    pending: int = 4096
+    """Distinct queries that wait or are computed; a request that would make them more is turned away."""
+    deadline_s: float = 30.0
+    batch_queries: int = 16
+    batch_tokens: int = 512
+    """Queries of a batch times tokens of its longest, which is what an encoder computes."""
+    window: int = 256
+    """Queries that are sorted by length together. Windows follow in the order of arrival, so no query starves."""
+    depths: tuple[int, ...] = (10, 100)
+    """How many hits are asked of the retriever: the least depth that covers ``k``. What a query gets then depends
+    neither on its neighbours in the batch nor on what is in the cache, and one entry answers several ``k``."""
+
+
+class OverloadedError(Exception):
+    """Too many queries wait already."""
+
+
+class DeadlineError(Exception):
+    """No result within the deadline."""
+
+
+class RetrieverError(Exception):
+    """The retriever raised an error; it is the cause."""
+
+
+class WorkerThread:
+    """One thread for everything that touches a retriever: threads of OpenMP are set for each calling thread anew.
+
+    A daemon, so that a retriever that hangs cannot keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="retriever", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a function that raises nothing, after those submitted before."""
+        self._jobs.put((function, args))
+
+    def close(self) -> None:
+        """End after the jobs submitted so far."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            function, args = job
+            function(*args)
+
+
+class _Ticket:
+    """A request that waits for some entries."""
+
+    __slots__ = ("future", "missing")
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+        self.missing = 0
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Entry:
+    """A query that waits or is computed, and who waits for it."""
+
+    __slots__ = ("depth", "hits", "query", "tickets")
+
+    def __init__(self, query: str, depth: int) -> None:
+        self.query = query
+        self.depth = depth
+        self.tickets: list[_Ticket] = []
+        self.hits: list[Hit] = []
+
+
+class MicroBatcher:
+    """Searches for many callers of one event loop, on one worker thread.
+
+    A query that is asked twice at a time is computed once. There is no waiting window: while a window of queries is
+    computed, the next one gathers.
+
+    Args:
+        retriever: its ``search`` and ``lengths`` are called on ``worker`` only.
+        worker: closed by its owner.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        worker: WorkerThread,
+        limits: BatchLimits,
+        cache: HitCache,
+        tally: Tally,
+    ) -> None:
+        self._retriever = retriever
+        self._worker = worker
+        self._limits = limits
+        self._cache = cache
+        self._tally = tally
+        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._queue: deque[_Entry] = deque()
+        self._busy = False
+
+    @property
+    def pending(self) -> int:
+        """Distinct queries that wait or are computed now."""
+        return len(self._entries)
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Hits of each query, in order, at most ``k``.
+
+        A caller that is cancelled leaves nothing behind: what only it waited for is not computed.
+
+        Raises:
+            OverloadedError: the queue is full; nothing was admitted.
+            DeadlineError: it took too long.
+            RetrieverError: the retriever failed on one of the queries.
+        """
+        depth = next(depth for depth in self._limits.depths if depth >= k)
+        found: dict[str, list[Hit]] = {}
+        distinct = dict.fromkeys(queries)
+        for query in distinct:
+            hits = self._cache.get(query, depth)
+            if hits is not None:
+                found[query] = hits
+        missing = [query for query in distinct if query not in found]
+        self._admit(queries, found, missing, depth)
+        if missing:
+            found.update(await self._wait(missing, depth))
+        return [found[query][:k] for query in queries]
+
+    def _admit(self, queries: Sequence[str], found: dict[str, list[Hit]], missing: list[str], depth: int) -> None:
+        fresh = sum((query, depth) not in self._entries for query in missing)
+        if len(self._entries) + fresh > self._limits.pending:
+            self._tally.rejected += 1
+            raise OverloadedError(
+                f"{len(self._entries)} queries are waiting and {fresh} more were asked; "
+                f"at most {self._limits.pending} may wait. Try again later."
+            )
+        hits = sum(query in found for query in queries)
+        self._tally.queries += len(queries)
+        self._tally.hits += hits
+        self._tally.joined += len(queries) - hits - fresh
+
+    async def _wait(self, queries: list[str], depth: int) -> dict[str, list[Hit]]:
+        loop = asyncio.get_running_loop()
+        ticket = _Ticket(loop.create_future())
+        entries = [self._join(query, depth, ticket) for query in queries]
+        deadline = f"no result within {self._limits.deadline_s:g} s; {len(self._entries)} queries were waiting."
+        timer = loop.call_later(self._limits.deadline_s, ticket.fail, DeadlineError(deadline))
+        self._send(loop)
+        try:
+            await ticket.future
+        except DeadlineError:
+            self._tally.timeouts += 1
+            raise
+        finally:
+            timer.cancel()
+            if ticket.missing:
+                self._leave(entries, ticket)
+        return {entry.query: entry.hits for entry in entries}
+
+    def _join(self, query: str, depth: int, ticket: _Ticket) -> _Entry:
+        entry = self._entries.get((query, depth))
+        if entry is None:
+            entry = self._entries[query, depth] = _Entry(query, depth)
+            self._queue.append(entry)
+        entry.tickets.append(ticket)
+        ticket.missing += 1
+        return entry
+
+    def _leave(self, entries: list[_Entry], ticket: _Ticket) -> None:
+        for entry in entries:
+            if ticket in entry.tickets:
+                entry.tickets.remove(ticket)
+                if not entry.tickets:
+                    # Nobody can join it any more, so whoever computes it may skip it at any time.
+                    self._entries.pop((entry.query, entry.depth), None)
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the worker the next window, if it has none."""
+        if self._busy:
+            return
+        window: list[_Entry] = []
+        while self._queue and len(window) < self._limits.window:
+            entry = self._queue.popleft()
+            if entry.tickets:
+                window.append(entry)
+            else:
+                self._tally.skipped += 1
+        if window:
+            self._busy = True
+            self._worker.submit(self._compute, window, loop)
+
+    def _compute(self, window: list[_Entry], loop: asyncio.AbstractEventLoop) -> None:
+        """Search for a window, on the worker thread; hand over each batch when it is done."""
+        for batch in self._plan(window):
+            wanted = [entry for entry in batch if entry.tickets]
+            if wanted:
+                results = self._search(wanted)
+                _call(loop, self._deliver, wanted, results)
+            if len(wanted) < len(batch):
+                _call(loop, self._count_skipped, len(batch) - len(wanted))
+        _call(loop, self._finish, loop)
+
+    def _plan(self, window: list[_Entry]) -> list[list[_Entry]]:
+        try:
+            lengths = self._retriever.lengths([entry.query for entry in window])
+            return plan_batches(window, lengths, self._limits)
+        except Exception:
+            logger.exception("the lengths of %d queries cannot be found; each is searched alone", len(window))
+            return [[entry] for entry in window]
+
+    def _search(self, batch: list[_Entry]) -> list[list[Hit] | RetrieverError]:
+        """Hits of each entry; where the batch fails, an error for those that fail alone as well."""
+        try:
+            hits = self._retriever.search([entry.query for entry in batch], batch[0].depth)
+            if len(hits) != len(batch):
+                raise RuntimeError(f"the retriever gave {len(hits)} lists of hits for {len(batch)} queries")
+            return list(hits)
+        except Exception as error:
+            if len(batch) > 1:
+                return [result for entry in batch for result in self._search([entry])]
+            logger.exception("the retriever failed on a query of %d characters", len(batch[0].query))
+            failure = RetrieverError(f"the retriever failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return [failure]
+
+    def _deliver(self, batch: list[_Entry], results: list[list[Hit] | RetrieverError]) -> None:
+        self._tally.batches += 1
+        self._tally.batch_queries.add(len(batch))
+        self._tally.failed_batches += any(isinstance(result, RetrieverError) for result in results)
+        for entry, result in zip(batch, results, strict=True):
+            # Another entry may have taken the place of one whose callers had all left.
+            if self._entries.get((entry.query, entry.depth)) is entry:
+                del self._entries[entry.query, entry.depth]
+            tickets, entry.tickets = entry.tickets, []
+            if isinstance(result, RetrieverError):
+                for ticket in tickets:
+                    ticket.missing -= 1
+                    ticket.fail(result)
+                continue
+            self._cache.put(entry.query, entry.depth, result)
+            entry.hits = result
+            for ticket in tickets:
+                ticket.missing -= 1
+                if not ticket.missing and not ticket.future.done():
+                    ticket.future.set_result(None)
+
+    def _count_skipped(self, number: int) -> None:
+        self._tally.skipped += number
+
+    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._busy = False
+        self._send(loop)
+
+
+def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:
+    """Batches of one depth each, of queries of about one length, within the limits of queries and tokens.
+
+    A query longer than the limit of tokens has a batch of its own.
+    """
+    batches: list[list[_Entry]] = []
+    order = sorted(zip(window, lengths, strict=True), key=lambda pair: (pair[0].depth, pair[1]))
+    for _, pairs in groupby(order, key=lambda pair: pair[0].depth):
+        batch: list[_Entry] = []
+        for entry, length in pairs:
+            if len(batch) >= limits.batch_queries or (len(batch) + 1) * length > limits.batch_tokens:
+                if batch:
+                    batches.append(batch)
+                batch = []
+            batch.append(entry)
+        batches.append(batch)
+    return batches
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
+        logger.debug("results came after the end of the service")

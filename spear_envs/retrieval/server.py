@@ -1,0 +1,260 @@
+"""The retrieval service: ``POST /retrieve``, ``GET /health`` and ``GET /metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+# FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import canonical_json
+from spear_envs.retrieval.batching import (
+    BatchLimits,
+    DeadlineError,
+    MicroBatcher,
+    OverloadedError,
+    RetrieverError,
+    WorkerThread,
+)
+from spear_envs.retrieval.cache import HitCache
+from spear_envs.retrieval.metrics import CONTENT_TYPE, MetricsPage
+from spear_envs.retrieval.searcher import check_match
+from spear_envs.retrieval.tally import Tally
+from spear_envs.retrieval.wire import BadRequestError, RequestLimits, read_request, write_result
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.corpus import Corpus
+    from spear_envs.retrieval.retriever import Retriever
+
+__all__ = ["RetrievalService", "ServiceSettings", "make_app"]
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+PATIENCE_S = 0.25
+"""How long an unanswered request waits until it is first looked whether the one who asked is still there."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Everything but the corpus and the retriever."""
+
+    requests: RequestLimits = field(default_factory=RequestLimits)
+    batches: BatchLimits = field(default_factory=BatchLimits)
+    cache_bytes: int = 64 << 20
+    token: str | None = field(default=None, repr=False)
+    """What ``/retrieve`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    corpus: Corpus
+    retriever: Retriever
+    batcher: MicroBatcher
+
+
+class RetrievalService:
+    """One corpus and one retriever behind the contract of Search-R1.
+
+    Args:
+        load: opens them; called once, on the thread that searches later.
+        settings: limits, cache, token.
+    """
+
+    def __init__(self, load: Callable[[], tuple[Corpus, Retriever]], settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.tally = Tally()
+        self.metrics = MetricsPage(self.tally, lambda: self._ready.batcher.pending if self._ready else 0)
+        self._load = load
+        self._ready: _Ready | None = None
+        self._worker: WorkerThread | None = None
+
+    def start(self) -> asyncio.Future[None]:
+        """Begin to load; requests are turned away until the future that is returned is done.
+
+        What keeps the service from starting is the future's exception.
+        """
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[None] = loop.create_future()
+        self._worker = WorkerThread()
+        self._worker.submit(self._open, self._worker, loop, loaded)
+        return loaded
+
+    def close(self) -> None:
+        """Let the thread end."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def _open(self, worker: WorkerThread, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
+        """Load, on the worker thread."""
+        try:
+            corpus, retriever = self._load()
+            check_match(corpus, retriever)
+            cache = HitCache(self.settings.cache_bytes)
+            batcher = MicroBatcher(retriever, worker, self.settings.batches, cache, self.tally)
+            self._ready = _Ready(corpus, retriever, batcher)
+        except Exception as error:
+            _settle(loop, loaded, error)
+        else:
+            _settle(loop, loaded, None)
+
+    def check_token(self, request: Request) -> None:
+        """Refuse a request without the token, if there is one."""
+        token = self.settings.token
+        if token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            detail = "this service wants its token: send the header 'Authorization: Bearer <token>'."
+            raise HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
+
+    async def retrieve(self, request: Request) -> Response:
+        """Answer ``POST /retrieve``."""
+        start = time.perf_counter()
+        try:
+            response = await self._retrieve(request)
+        except HTTPException as error:
+            self._count(error.status_code, start)
+            raise
+        self._count(response.status_code, start)
+        return response
+
+    def _count(self, status: int, start: float) -> None:
+        self.tally.answers[status] += 1
+        self.tally.request_seconds.add(time.perf_counter() - start)
+
+    async def _retrieve(self, request: Request) -> Response:
+        self.check_token(request)
+        try:
+            body = await _read_body(request, self.settings.requests.body_bytes)
+            asked = read_request(body, self.settings.requests)
+            if (ready := self._ready) is None:
+                raise OverloadedError("the index is being loaded: try again in a moment.")
+            search = asyncio.ensure_future(ready.batcher.search(asked.queries, asked.topk))
+            rows = await _wait(search, request)
+            content = write_result(rows, ready.corpus.raw, asked.return_scores)
+        except BadRequestError as error:
+            raise HTTPException(422, str(error)) from None
+        except OverloadedError as error:
+            raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
+        except DeadlineError as error:
+            raise HTTPException(504, str(error)) from None
+        except RetrieverError as error:
+            raise HTTPException(500, str(error)) from error
+        return Response(content, media_type="application/json")
+
+    def describe(self) -> tuple[int, dict[str, Any]]:
+        """Status and content of ``GET /health``."""
+        if self._ready is None:
+            return 503, {"status": "loading", "detail": "the index is being loaded: try again in a moment."}
+        corpus, retriever = self._ready.corpus, self._ready.retriever
+        tally = self.tally
+        return 200, {
+            "status": "ok",
+            "passages": len(corpus),
+            "fingerprint": retriever.fingerprint,
+            "corpus": corpus.fingerprint,
+            "retriever": retriever.describe(),
+            "limits": {**asdict(self.settings.requests), **asdict(self.settings.batches)},
+            "cache_bytes": self.settings.cache_bytes,
+            "queries": tally.queries,
+            "hit_share": round(tally.hits / tally.queries, 4) if tally.queries else 0.0,
+            "joined_share": round(tally.joined / tally.queries, 4) if tally.queries else 0.0,
+            "waiting": self._ready.batcher.pending,
+        }
+
+
+def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | None], None]) -> FastAPI:
+    """The ASGI application of a service; its lifespan begins the loading.
+
+    Args:
+        service: not started yet.
+        on_loaded: hears that the service is ready, or what keeps it from starting.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loaded = service.start()
+        loaded.add_done_callback(lambda future: on_loaded(future.exception()))
+        try:
+            yield
+        finally:
+            service.close()
+
+    app = FastAPI(title="Passages for search agents", lifespan=lifespan, openapi_url=None)
+    app.add_route("/retrieve", service.retrieve, methods=["POST"])
+    app.add_exception_handler(404, _explain_path)
+    app.add_exception_handler(405, _explain_method)
+    app.add_exception_handler(500, _explain_bug)
+
+    @app.get("/health")
+    async def health() -> Response:
+        status, content = service.describe()
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+        return _say(status, content, headers)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        service.check_token(request)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    return app
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise BadRequestError(f"the body has more than {limit} bytes: send fewer queries in one request.")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _wait(search: asyncio.Future[Any], request: Request) -> Any:
+    """The search's result; it is cancelled if the one who asked goes away."""
+    try:
+        while not (await asyncio.wait({search}, timeout=PATIENCE_S))[0]:
+            if await request.is_disconnected():
+                raise HTTPException(499, "the one who asked is gone.")
+    finally:
+        search.cancel()
+    return search.result()
+
+
+def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: Exception | None) -> None:
+    def settle() -> None:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:  # the service was stopped meanwhile
+        logger.debug("loading ended after the end of the service")
+
+
+def _say(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return Response(canonical_json(content), status, headers, media_type="application/json")
+
+
+async def _explain_path(request: Request, _: Exception) -> Response:
+    detail = f"there is no {request.url.path} here: ask POST /retrieve, GET /health or GET /metrics."
+    return _say(404, {"detail": detail})
+
+
+async def _explain_method(request: Request, error: Exception) -> Response:
+    headers = dict(getattr(error, "headers", None) or {})
+    allowed = headers.get("Allow", "another method")
+    return _say(405, {"detail": f"{request.method} is not answered at {request.url.path}: use {allowed}."}, headers)
+
+
+async def _explain_bug(_: Request, error: Exception) -> Response:
+    return _say(500, {"detail": f"the service failed on this request: {type(error).__name__}."})

@@ -1,0 +1,52 @@
+"""What the service counts; plain numbers, so that counting costs next to nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+__all__ = ["Histogram", "Tally"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+class Histogram:
+    """Counts of values by upper bound, as Prometheus has them."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass
+class Tally:
+    """Counts since the start of the service."""
+
+    queries: int = 0
+    """Queries of admitted requests, repeated ones included."""
+    hits: int = 0
+    """Of them, those that the cache answered."""
+    joined: int = 0
+    """Of them, those that wait for the same query of another, or of the same request."""
+    batches: int = 0
+    failed_batches: int = 0
+    """Batches in which the retriever raised an error."""
+    skipped: int = 0
+    """Queries that were not computed because nobody waited for them any more."""
+    rejected: int = 0
+    """Requests that the full queue turned away."""
+    timeouts: int = 0
+    """Requests that were not answered within the deadline."""
+    batch_queries: Histogram = field(default_factory=lambda: Histogram(SIZES))
+    request_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    """Of ``/retrieve``, whatever its answer."""
+    answers: Counter[int] = field(default_factory=Counter)
+    """Answers of ``/retrieve`` by HTTP status."""

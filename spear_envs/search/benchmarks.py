@@ -1,0 +1,137 @@
+"""The seven benchmarks of the paper and Search-R1's training questions: which files they are, and panels of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data import data_folder
+from spear_envs.search.question_files import RawQuestion, read_questions
+from spear_envs.search.tasks import Question, QuestionTaskSet
+
+__all__ = [
+    "ALL",
+    "BENCHMARKS",
+    "DATASETS",
+    "PANEL_SALT",
+    "Benchmark",
+    "choose_panel",
+    "list_splits",
+    "locate_file",
+    "open_benchmark",
+]
+
+ALL = "all"
+"""The one split of a file of questions."""
+SEVEN = "seven"
+TRAINING = "nq_hotpotqa"
+PANEL_SALT = "spear-panel-1"
+"""Goes into the hash that draws panels; another one would draw others."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark as FlashRAG publishes it. All figures are those of Search-R1's evaluation."""
+
+    name: str
+    test: str
+    """Name of the file that is evaluated on: some publish no answers to their test set."""
+    count: int
+    """Questions in it."""
+    train: bool = False
+    """Whether there is a file to train on."""
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Split to path below FlashRAG's data sets."""
+        train = {"train": f"{self.name}/train.jsonl"} if self.train else {}
+        return {**train, "test": f"{self.name}/{self.test}.jsonl"}
+
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    Benchmark("nq", "test", 3_610, train=True),
+    Benchmark("triviaqa", "test", 11_313, train=True),
+    Benchmark("popqa", "test", 14_267),
+    Benchmark("hotpotqa", "dev", 7_405, train=True),
+    Benchmark("2wikimultihopqa", "dev", 12_576, train=True),
+    Benchmark("musique", "dev", 2_417, train=True),
+    Benchmark("bamboogle", "test", 125),
+)
+"""In the order of the paper's tables."""
+
+DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        **{item.name: {split: (f"flashrag/{path}",) for split, path in item.files.items()} for item in BENCHMARKS},
+        SEVEN: {"test": tuple(f"flashrag/{item.files['test']}" for item in BENCHMARKS)},
+        TRAINING: {"train": ("search-r1/train.parquet",), "test": ("search-r1/test.parquet",)},
+    }
+)
+"""Name, split, and files below the folder ``search`` of the data folder."""
+
+
+def list_splits(dataset: str) -> tuple[str, ...]:
+    """Splits of one of :data:`DATASETS`."""
+    return tuple(DATASETS[dataset])
+
+
+def locate_file(path: str) -> Path:
+    """Where a file of :data:`DATASETS` lies: as fetched, or packed by xz or gzip."""
+    plain = data_folder() / "search" / path
+    packed = (plain.with_name(f"{plain.name}{ending}") for ending in (".xz", ".gz"))
+    return next((one for one in (plain, *packed) if one.is_file()), plain)
+
+
+def open_benchmark(dataset: str, split: str, panel: int | None = None) -> QuestionTaskSet:
+    """The questions of a benchmark, or of a file.
+
+    Args:
+        dataset: one of :data:`DATASETS`, or the path of a file.
+        split: one of its splits.
+        panel: only so many questions of each benchmark, see :func:`choose_panel`.
+
+    Raises:
+        SpearError: a file is not there or cannot be read.
+    """
+    groups: list[Sequence[RawQuestion]] = []
+    if dataset in DATASETS:
+        for path in DATASETS[dataset][split]:
+            found = locate_file(path)
+            if not found.is_file():
+                what = "train" if dataset == TRAINING or split == "train" else "questions"
+                raise SpearError(f"{found} is not there: 'spear data get search {what}' fetches it.")
+            groups.append(list(read_questions(found, path.split("/")[1] if path.startswith("flashrag/") else dataset)))
+        name = dataset
+    else:
+        groups.append(list(read_questions(Path(dataset))))
+        name = Path(dataset).name.partition(".")[0]
+    if panel is not None:
+        groups = [choose_panel(part, panel) for whole in groups for part in _by_benchmark(whole)]
+    return QuestionTaskSet(name, split, [_make_question(raw) for group in groups for raw in group])
+
+
+def _by_benchmark(questions: Iterable[RawQuestion]) -> list[list[RawQuestion]]:
+    parts: dict[str, list[RawQuestion]] = {}
+    for raw in questions:
+        parts.setdefault(raw.benchmark, []).append(raw)
+    return list(parts.values())
+
+
+def choose_panel(questions: Sequence[RawQuestion], size: int) -> list[RawQuestion]:
+    """``size`` questions (all, if there are no more), always the same ones, in their order in the file.
+
+    They are those whose salted hash of benchmark and text is lowest: the order of the file and its ids do not matter,
+    and a larger panel holds every smaller one.
+    """
+    keys = [
+        hashlib.sha256(f"{PANEL_SALT}\0{raw.benchmark}\0{raw.question}".encode("utf-8", "replace")).digest()
+        for raw in questions
+    ]
+    return [questions[i] for i in sorted(sorted(range(len(keys)), key=keys.__getitem__)[:size])]
+
+
+def _make_question(raw: RawQuestion) -> Question:
+    return Question(raw.question, raw.golden_answers, raw.benchmark)

@@ -1,0 +1,280 @@
+"""The environment ``spear/SearchR1-v0``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.parsing import ResponseFormat
+from spear_envs.core.prompts import PromptTemplate
+from spear_envs.core.rewards import Schedule
+from spear_envs.core.tasks import Task, canonical_json
+from spear_envs.retrieval.searcher import LocalSearcher
+from spear_envs.search.grading import exact_match, f1_score
+from spear_envs.search.grammar import (
+    ResponseKind,
+    SearchParser,
+    find_peer_action,
+    read_action,
+    render_information,
+    write_action,
+)
+from spear_envs.search.opening import (
+    EMBEDDED,
+    MINI,
+    RetrieverChoice,
+    find_splits,
+    list_texts,
+    open_searcher,
+    open_tasks,
+)
+from spear_envs.search.prompts import LAST_TURN, compress_observation, make_templates
+
+__all__ = ["Outcome", "Preset", "SearchR1Env"]
+
+MAX_QUERY = 8_192
+"""Most characters of a query, as the retrieval service has it."""
+MAX_TOPK = 100
+MAX_TURNS = 32
+
+
+class Outcome(str, Enum):
+    """What the outcome term of the reward is."""
+
+    EXACT_MATCH = "exact_match"
+    """+1 for a right answer, -1 for all else."""
+    GRADED_FORMAT = "graded_format"
+    """As Search-R1 v0.3 grades: right 1, right in bad form 0.8, wrong in good form 0.2, wrong in bad form 0.1, else 0.
+    The form is good if every response of the episode was."""
+
+
+class Preset(str, Enum):
+    """Settings of others under one name."""
+
+    SEARCH_R1 = "search_r1"
+    """Search-R1's own: at most 4 turns. Its prompt is the template of the same name."""
+
+
+class SearchR1Env(SpearEnv[str]):
+    """Search-R1: a question, a search engine, and an answer that is graded by exact match; one response is one action.
+
+    Actions are ``<search>query</search>`` and ``<answer>text</answer>``. An answer ends the episode: ``won``, ``score``
+    and the native reward are its exact match, and ``reward_terms["f1"]`` its F1, for evaluation only. ``tool_calls``
+    counts searches that returned, with hits or without. The prediction is the content of the answer that ended the
+    episode; nothing is looked for in what was said before. The first observation is the question, later ones are the
+    passages; before the last turn they say that it is the last. The anchor digests the task and the passages read.
+    ``info`` has the keys of ``StepInfo``, ``passages`` (ids of those found in this turn) and ``answer`` (None until it
+    is given).
+
+    Args:
+        dataset: ``"mini"`` (embedded), ``"mini-small"`` (the same for word-level models), the name of a benchmark
+            fetched by ``spear data get search``, ``"seven"`` for all seven, or the path of a file of questions.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
+        panel: so many questions of each benchmark, always the same ones; None for all.
+        retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
+            or a list of them, or any :class:`~spear_envs.retrieval.searcher.Searcher`.
+        corpus: JSON lines to search in this process; by default the embedded base.
+        index: folder that ``spear index build`` wrote for the corpus.
+        topk: passages of a search, 1 to 100.
+        preset: ``"search_r1"`` for the turn limit of Search-R1.
+        max_turns: responses after which the episode is truncated; by default 32, or the preset's.
+        observation_chars: most characters of an observation's passages, tags included.
+        observation_tokens: most tokens of them, where the policy's tokenizer is known (see :meth:`set_text_measure`).
+        outcome: ``"exact_match"`` or ``"graded_format"``.
+        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
+        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. ``"plain"`` takes the same tags and
+            asks for no thought.
+
+    Raises:
+        SpearError: a keyword without a valid value, or data that is not there.
+    """
+
+    metadata: dict[str, Any]  # type: ignore[misc]
+    splits: tuple[str, ...] = find_splits(MINI)  # type: ignore[misc]
+    templates: Mapping[str, PromptTemplate] = make_templates(SearchParser(), topk=3)  # type: ignore[misc]
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str] = MINI,
+        split: str | None = None,
+        panel: int | None = None,
+        retriever: RetrieverChoice = "bm25",
+        corpus: str | os.PathLike[str] | None = None,
+        index: str | os.PathLike[str] | None = None,
+        topk: int = 3,
+        preset: str | None = None,
+        max_turns: int | None = None,
+        observation_chars: int = 2_000,
+        observation_tokens: int = 500,
+        outcome: str = "exact_match",
+        history: int = 2,
+        response_format: str = "tags",
+        reward: str = "spear",
+        on_malformed: str = "explain",
+        mu: str | float | Schedule = "constant",
+        render_mode: str | None = None,
+    ) -> None:
+        _require_number("history", history, 0)
+        _require_number("topk", topk, 1, MAX_TOPK)
+        _require_number("observation_chars", observation_chars, 64)
+        _require_number("observation_tokens", observation_tokens, 16)
+        if panel is not None:
+            _require_number("panel", panel, 1)
+        if preset is not None:
+            choose_member(Preset, preset, "preset")
+        name = os.fspath(dataset)
+        parser = SearchParser(choose_member(ResponseFormat, response_format, "response_format"))
+        self.outcome = choose_member(Outcome, outcome, "outcome")
+        self.history = history
+        self.topk = topk
+        self.dataset = name
+        self.splits = find_splits(name)
+        tasks = open_tasks(name, split, panel)
+        self.searcher = open_searcher(retriever, corpus, index, name)
+        super().__init__(
+            tasks,
+            max_turns=(4 if preset else MAX_TURNS) if max_turns is None else max_turns,
+            parser=parser,
+            response_format=response_format,
+            reward=reward,
+            on_malformed=on_malformed,
+            mu=mu,
+            render_mode=render_mode,
+        )
+        self.templates = make_templates(parser, topk)
+        self._budgets = (observation_chars, observation_tokens)
+        self._measure: Callable[[str], int] | None = None
+        self._seen: dict[str, None] = {}
+        self._asked: list[str] = []
+        self._found: list[str] = []
+        self._answer: str | None = None
+        if not isinstance(self.searcher, LocalSearcher):
+            self.metadata = {**self.metadata, "blocking": True}
+
+    def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
+        """Measure observations in the tokens of the policy that plays, or with None in characters."""
+        self._measure = measure
+
+    # ---------------------------------------------------------------- hooks of SpearEnv
+
+    def _start(self, task: Task) -> None:
+        self._seen, self._asked, self._found, self._answer = {}, [], [], None
+        self._extra_terms["f1"] = 0.0
+        if self.outcome is Outcome.GRADED_FORMAT:
+            self._outcome = 0.0
+
+    def _act(self, action: str) -> ActionResult:
+        kind, content = read_action(action)
+        if kind is ResponseKind.ANSWER:
+            return self._grade(content)
+        if kind is ResponseKind.INVALID or not content:
+            return self._malformed("There is neither a search nor an answer between its tags.")
+        if len(content) > MAX_QUERY:
+            self._found = []
+            told = f"The query has {len(content):,} characters, and at most {MAX_QUERY:,} are searched: ask for less."
+            return ActionResult(False, message=self._warn(told), details=self._details())
+        # Lone surrogates cannot be sent; a model that writes them gets no hit for them either way.
+        query = content.encode("utf-8", "replace").decode("utf-8")
+        documents = self.searcher.search(query, self.topk)
+        self._asked.append(content)
+        self._found = [str(document["id"]) for document in documents]
+        self._seen.update(dict.fromkeys(self._found))
+        return ActionResult(
+            True, message=self._warn(self._render(documents)), tool_calls=1, details=self._details(), action=action
+        )
+
+    def _grade(self, answer: str) -> ActionResult:
+        golds = self.task.content["golden_answers"]
+        score = exact_match(answer, golds)
+        self._found, self._answer = [], answer
+        graded = None
+        if self.outcome is Outcome.GRADED_FORMAT:
+            right, wrong = (1.0, 0.2) if self._well_formed else (0.8, 0.1)
+            graded = right if score else wrong
+        return ActionResult(
+            True,
+            score,
+            won=score == 1.0,
+            done=True,
+            message="Your answer is right." if score else "Your answer is not right.",
+            details=self._details(),
+            terms={"f1": f1_score(answer, golds)},
+            outcome=graded,
+        )
+
+    def _render(self, documents: list[dict[str, Any]]) -> str:
+        chars, tokens = self._budgets
+        if self._measure is None:
+            return render_information(documents, chars)
+        return render_information(documents, tokens, self._measure)
+
+    def _malformed(self, problem: str) -> ActionResult:
+        self._found = []
+        return ActionResult(False, message=self._warn(f"{problem} {self.parser.hint}"), details=self._details())
+
+    def _warn(self, message: str) -> str:
+        """The message, and before the last turn that it is the last."""
+        return f"{message}\n\n{LAST_TURN}" if self.turn == self.max_turns - 1 else message
+
+    def peer_action(self, text: str) -> str:
+        """What verl-agent would play for a malformed response."""
+        return find_peer_action(text)
+
+    def _details(self) -> dict[str, Any]:
+        return {"passages": list(self._found), "answer": self._answer}
+
+    def _observe(self, message: str) -> str:
+        return message or self._warn(f"Question: {self.task.instruction}")
+
+    def _world(self) -> dict[str, Any]:
+        return {
+            "seen": list(self._seen),
+            "asked": list(self._asked),
+            "found": list(self._found),
+            "answer": self._answer,
+        }
+
+    def _restore_world(self, state: Mapping[str, Any]) -> None:
+        self._seen = dict.fromkeys(state["seen"])
+        self._asked, self._found = list(state["asked"]), list(state["found"])
+        self._answer = state["answer"]
+
+    def _anchor(self) -> str:
+        return hashlib.sha256(canonical_json([self.task.id, sorted(self._seen)]).encode()).hexdigest()[:32]
+
+    def expert_plan(self) -> list[str]:
+        """The next action: the query of the first gold passage not read yet, else the answer; empty at the end.
+
+        A query that was asked before is not asked again, so that the plan ends with any retriever; on the last turn
+        only the answer is left. Questions without known queries are answered at once.
+        """
+        if self.done:
+            return []
+        content = self.task.content
+        if self.turn < self.max_turns - 1:
+            steps = zip(content.get("gold_passages", ()), content.get("oracle_queries", ()), strict=True)
+            for passage, query in steps:
+                if passage not in self._seen and query not in self._asked:
+                    return [write_action(ResponseKind.SEARCH, query)]
+        return [write_action(ResponseKind.ANSWER, content["golden_answers"][0])]
+
+    def lexicon(self) -> Iterator[str]:
+        """Every passage and question of an embedded base in the compact form; nothing for others."""
+        if self.dataset in EMBEDDED:
+            passages, questions = list_texts(self.dataset)
+            yield from (compress_observation(render_information([passage], 10_000)) for passage in passages)
+            yield from (f" {question}" for question in questions)
+
+
+def _require_number(keyword: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse what is no whole number of at least ``least`` and at most ``most``."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
+    if not fits:
+        limits = f"of at least {least}" if most is None else f"between {least} and {most}"
+        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number {limits}.")

@@ -1,0 +1,162 @@
+"""Questions and passages by the names that a user gives them. What was opened is shared within a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.tasks import TaskSet, check_split
+from spear_envs.retrieval.searcher import LocalSearcher, Searcher
+from spear_envs.search.benchmarks import ALL, DATASETS, list_splits, open_benchmark
+from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
+from spear_envs.search.tasks import Question, QuestionTaskSet
+
+__all__ = ["EMBEDDED", "MINI", "RetrieverChoice", "find_splits", "list_texts", "open_searcher", "open_tasks"]
+
+MINI = "mini"
+EMBEDDED = {MINI: "standard", "mini-small": "small"}
+"""Embedded data sets, and the size of the knowledge base behind each."""
+KINDS = ("bm25", "dense", "hybrid")
+
+RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
+"""``"bm25"``, ``"dense"``, ``"hybrid"``, the address of a retrieval service or several, or a searcher."""
+
+
+def _build(dataset: str) -> KnowledgeBase:
+    return build(size=EMBEDDED[dataset])
+
+
+def list_texts(dataset: str) -> tuple[list[dict[str, str]], list[str]]:
+    """All passages and all questions of an embedded data set."""
+    base = _build(dataset)
+    return base.corpus, [asked.question for questions in base.questions.values() for asked in questions]
+
+
+def find_splits(dataset: str) -> tuple[str, ...]:
+    """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
+
+    Raises:
+        SpearError: there is no such data set.
+    """
+    if dataset in EMBEDDED:
+        return SPLITS
+    if _is_file(dataset):
+        return (ALL,)
+    if dataset not in DATASETS:
+        known = [*EMBEDDED, *DATASETS]
+        raise SpearError(
+            f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
+            f" .parquet file.{suggest_name(dataset, known)}"
+        )
+    return list_splits(dataset)
+
+
+def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> TaskSet:
+    """The questions of a split as tasks.
+
+    Args:
+        dataset: a name, or the path of a file of questions, which has the one split ``all``.
+        split: its name; by default the first.
+        panel: only so many questions of each benchmark, see :func:`~spear_envs.search.benchmarks.choose_panel`.
+
+    Raises:
+        SpearError: no such data set or split, or its file is not there or cannot be read.
+    """
+    splits = find_splits(dataset)
+    chosen = check_split(splits[0] if split is None else split, splits)
+    return _open_tasks(os.path.abspath(dataset) if _is_file(dataset) else dataset, chosen, panel)
+
+
+@lru_cache(maxsize=16)
+def _open_tasks(dataset: str, split: str, panel: int | None) -> TaskSet:
+    if dataset not in EMBEDDED:
+        return open_benchmark(dataset, split, panel)
+    if panel is not None:
+        raise SpearError(f"panel={panel!r}: {dataset} is small enough to be played whole; leave panel out.")
+    questions = tuple(
+        Question(
+            asked.question,
+            tuple(asked.golden_answers),
+            f"{asked.hops}hop",
+            tuple(asked.gold_passages),
+            tuple(asked.oracle_queries),
+        )
+        for asked in _build(dataset).questions[split]
+    )
+    return QuestionTaskSet(dataset, split, questions)
+
+
+def _is_file(dataset: str) -> bool:
+    return dataset.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet"))
+
+
+def open_searcher(
+    retriever: RetrieverChoice,
+    corpus: str | os.PathLike[str] | None,
+    index: str | os.PathLike[str] | None,
+    dataset: str = MINI,
+) -> Searcher:
+    """What finds passages for the questions of ``dataset``.
+
+    Args:
+        retriever: see :data:`RetrieverChoice`.
+        corpus: JSON lines to search in this process; by default the embedded base of an embedded data set.
+        index: folder that ``spear index build`` wrote for the corpus.
+        dataset: whose passages are searched where no corpus is given.
+
+    Raises:
+        SpearError: a value that is not valid, a corpus that is needed and not given, files that cannot be read.
+    """
+    if not isinstance(retriever, str):
+        if hasattr(retriever, "search"):
+            served = False
+        elif retriever and all(isinstance(url, str) and _is_url(url) for url in retriever):
+            served = True
+        else:
+            raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.")
+    elif retriever in KINDS:
+        if corpus is None and dataset not in EMBEDDED:
+            raise SpearError(
+                f"dataset={dataset!r} has no passages of its own: give the address of a retrieval service, such as"
+                " retriever='http://127.0.0.1:8000', or a corpus to search in this process, corpus=FILE"
+                " ('spear data get search wiki-18' fetches Search-R1's)."
+            )
+        path = None if corpus is None else os.path.abspath(corpus)
+        folder = None if index is None else os.path.abspath(index)
+        return _open_local(retriever, path, folder, dataset if corpus is None else "")
+    elif _is_url(retriever):
+        served, retriever = True, (retriever,)
+    else:
+        raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.{suggest_name(retriever, KINDS)}")
+    for name, value in (("corpus", corpus), ("index", index)):
+        if value is not None:
+            raise SpearError(f"{name} is for a retriever in this process: leave it out, the other one has its own.")
+    return _open_client(tuple(retriever)) if served else retriever  # type: ignore[arg-type, return-value]
+
+
+_CHOICES = "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, or a searcher"
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+@lru_cache(maxsize=4)
+def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str) -> Searcher:
+    # Late: dense retrievers are heavy, and a client needs none of it.
+    from spear_envs.retrieval.corpus import Corpus
+    from spear_envs.retrieval.opening import open_retriever
+
+    documents = Corpus.in_memory(_build(dataset).corpus) if corpus is None else Corpus.open(Path(corpus))
+    return LocalSearcher(documents, open_retriever(kind, documents, None if index is None else Path(index)))
+
+
+@lru_cache(maxsize=16)
+def _open_client(urls: tuple[str, ...]) -> Searcher:
+    from spear_envs.retrieval.client import RetrieverClient
+
+    return RetrieverClient(urls)

@@ -1,0 +1,161 @@
+"""Reading files of questions: FlashRAG's JSON lines, and the parquet files of Search-R1, verl and DeepResearcher."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["ANSWER_SPLIT", "RawQuestion", "read_questions"]
+
+ANSWER_SPLIT = "<|answer_split|>"
+"""Stands between the gold answers in DeepResearcher's files."""
+_QUESTION_MARK = "Question:"
+"""The question is what stands behind the last of these in a prompt."""
+_ROWS = 1_024
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}  # type: ignore[dict-item]
+
+
+class RawQuestion(NamedTuple):
+    """A question as a file has it."""
+
+    id: str
+    question: str
+    golden_answers: tuple[str, ...]
+    benchmark: str
+
+
+class _MalformedError(Exception):
+    """A row that is no question; the message is a clause."""
+
+
+def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQuestion]:
+    """The questions of a file, in order.
+
+    A ``.jsonl`` file (also packed as ``.xz`` or ``.gz``) has rows ``{"id", "question", "golden_answers"}``, as FlashRAG
+    writes them; a ``.parquet`` file has ``reward_model.ground_truth``, which is ``{"target": [...]}`` (Search-R1, verl)
+    or one string with the golds joined by ``<|answer_split|>`` (DeepResearcher), and the question in a column, in
+    ``extra_info`` or at the end of ``prompt``. Golds are stripped; blank ones and repeated ones are left out.
+
+    Args:
+        path: the file.
+        benchmark: what the questions are of; by default what each row says, else the file's name.
+
+    Raises:
+        SpearError: the file cannot be read, or a row is no question; the message names the row.
+    """
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
+    number = 0
+    for number, row in enumerate(rows, 1):
+        try:
+            if not isinstance(row, Mapping):
+                raise _MalformedError("it is no object")
+            golds = _clean(_find_golds(row))
+            if not golds:
+                raise _MalformedError("it has no gold answer")
+            yield RawQuestion(
+                str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
+                _find_question(row),
+                golds,
+                benchmark or _find_benchmark(row) or path.name.partition(".")[0],
+            )
+        except _MalformedError as error:
+            raise SpearError(f"{path}, row {number}: this is no question ({error}). {_FORMS}") from None
+    if number == 0:
+        raise SpearError(f"{path} has no questions: fetch or write it again.")
+
+
+_FORMS = 'A row of .jsonl looks like {"id": "1", "question": "…", "golden_answers": ["…"]}.'
+
+
+def _read_lines(path: Path) -> Iterator[Any]:
+    opener = _OPENERS.get(path.suffix)
+    if opener is None:
+        raise SpearError(f"{path} is no file of questions: give a .jsonl (also .jsonl.xz, .jsonl.gz) or .parquet file.")
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SpearError(
+            f"{path}, line {max(number, 1)} cannot be read ({reason}): fetch or write it again."
+        ) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise SpearError(f"parquet files need a package ({error}): pip install -e '.[search]' brings it.") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
+
+
+def _dig(row: Any, *keys: str) -> Any:
+    """The value at a path of keys; None where there is none."""
+    for key in keys:
+        row = row.get(key) if isinstance(row, Mapping) else None
+    return row
+
+
+def _first_present(*values: Any) -> Any:
+    return next((value for value in values if value not in (None, "")), None)
+
+
+def _find_golds(row: Mapping[str, Any]) -> Any:
+    if row.get("golden_answers") is not None:
+        return row["golden_answers"]
+    truth = _first_present(_dig(row, "reward_model", "ground_truth"), row.get("ground_truth"))
+    return truth.get("target") if isinstance(truth, Mapping) else truth
+
+
+def _clean(golds: Any) -> tuple[str, ...]:
+    if isinstance(golds, str):
+        golds = golds.split(ANSWER_SPLIT)
+    if golds is None:
+        return ()
+    if not isinstance(golds, Sequence) or not all(isinstance(gold, str) for gold in golds):
+        raise _MalformedError("its gold answers are no list of strings")
+    return tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
+
+
+def _find_question(row: Mapping[str, Any]) -> str:
+    found = _first_present(row.get("question"), _dig(row, "extra_info", "question"))
+    if found is None:
+        found = _find_in_prompt(row.get("prompt"))
+    if not isinstance(found, str) or not found.strip():
+        raise _MalformedError("it has no question")
+    return found.strip()
+
+
+def _find_in_prompt(prompt: Any) -> str | None:
+    """What stands behind the last mark of a prompt's last message, which is a list of messages or a text."""
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        prompt = _dig(prompt[-1], "content") if prompt else None
+    if not isinstance(prompt, str):
+        return None
+    return prompt.rpartition(_QUESTION_MARK)[2]
+
+
+def _find_benchmark(row: Mapping[str, Any]) -> str:
+    """What a row says of its origin: verl writes ``searchR1_nq``."""
+    found = _first_present(_dig(row, "metadata", "benchmark"), row.get("data_source"))
+    return found.removeprefix("searchR1_") if isinstance(found, str) else ""

@@ -40,6 +40,7 @@ EXTRAS = {
     "ijson": "data",
     "onnxruntime": "search",
     "prometheus_client": "search",
+    "pyarrow": "search",
     "sentence_transformers": "search",
     "spacy": "webshop",
     "textworld": "alfworld",

@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "hydra": ("training/*",),
     "omegaconf": ("training/*",),
     "yaml": ("training/*",),
+    "pyarrow": ("spear_envs/search/question_files.py",),
     "tensorboard": ("training/*",),
     "matplotlib": ("training/plots*",),
 }

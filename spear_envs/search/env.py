@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from spear_envs.core.env import ActionResult, SpearEnv

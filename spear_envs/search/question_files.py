@@ -19,7 +19,7 @@ ANSWER_SPLIT = "<|answer_split|>"
 _QUESTION_MARK = "Question:"
 """The question is what stands behind the last of these in a prompt."""
 _ROWS = 1_024
-_OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}  # type: ignore[dict-item]
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}
 
 
 class RawQuestion(NamedTuple):
@@ -78,17 +78,16 @@ def _read_lines(path: Path) -> Iterator[Any]:
     opener = _OPENERS.get(path.suffix)
     if opener is None:
         raise SpearError(f"{path} is no file of questions: give a .jsonl (also .jsonl.xz, .jsonl.gz) or .parquet file.")
-    number = 0
+    number = 1
     try:
         with opener(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 if line.strip():
                     yield json.loads(line)
+                number += 1
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpearError(
-            f"{path}, line {max(number, 1)} cannot be read ({reason}): fetch or write it again."
-        ) from error
+        raise SpearError(f"{path}, line {number} cannot be read ({reason}): fetch or write it again.") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error

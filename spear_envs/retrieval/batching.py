@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from queue import SimpleQueue
@@ -18,9 +18,20 @@ from spear_envs.retrieval.tally import Tally
 if TYPE_CHECKING:
     from spear_envs.retrieval.retriever import Hit, Retriever
 
-__all__ = ["BatchLimits", "DeadlineError", "MicroBatcher", "OverloadedError", "RetrieverError", "WorkerThread"]
+__all__ = [
+    "BatchLimits",
+    "CallerGoneError",
+    "DeadlineError",
+    "MicroBatcher",
+    "OverloadedError",
+    "RetrieverError",
+    "WorkerThread",
+]
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.25
+"""How often it is looked whether a caller that waits is still there."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,10 @@ class OverloadedError(Exception):
 
 class DeadlineError(Exception):
     """No result within the deadline."""
+
+
+class CallerGoneError(Exception):
+    """The caller did not wait for the result."""
 
 
 class RetrieverError(Exception):
@@ -136,14 +151,22 @@ class MicroBatcher:
         """Distinct queries that wait or are computed now."""
         return len(self._entries)
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    async def search(
+        self, queries: Sequence[str], k: int, is_gone: Callable[[], Awaitable[bool]] | None = None
+    ) -> list[list[Hit]]:
         """Hits of each query, in order, at most ``k``.
 
-        A caller that is cancelled leaves nothing behind: what only it waited for is not computed.
+        A caller that is cancelled or gone leaves nothing behind: what only it waited for is not computed.
+
+        Args:
+            queries: any text.
+            k: at most the greatest depth of the limits.
+            is_gone: whether the caller has given up; asked now and then.
 
         Raises:
             OverloadedError: the queue is full; nothing was admitted.
             DeadlineError: it took too long.
+            CallerGoneError: ``is_gone`` said so.
             RetrieverError: the retriever failed on one of the queries.
         """
         depth = next(depth for depth in self._limits.depths if depth >= k)
@@ -156,7 +179,16 @@ class MicroBatcher:
         missing = [query for query in distinct if query not in found]
         self._admit(queries, found, missing, depth)
         if missing:
-            found.update(await self._wait(missing, depth))
+            loop = asyncio.get_running_loop()
+            ticket = _Ticket(loop.create_future())
+            entries = [self._join(query, depth, ticket) for query in missing]
+            self._send(loop)
+            try:
+                await self._wait(ticket, is_gone)
+            finally:
+                if ticket.missing:
+                    self._leave(entries, ticket)
+            found.update((entry.query, entry.hits) for entry in entries)
         return [found[query][:k] for query in queries]
 
     def _admit(self, queries: Sequence[str], found: dict[str, list[Hit]], missing: list[str], depth: int) -> None:
@@ -172,23 +204,20 @@ class MicroBatcher:
         self._tally.hits += hits
         self._tally.joined += len(queries) - hits - fresh
 
-    async def _wait(self, queries: list[str], depth: int) -> dict[str, list[Hit]]:
+    async def _wait(self, ticket: _Ticket, is_gone: Callable[[], Awaitable[bool]] | None) -> None:
         loop = asyncio.get_running_loop()
-        ticket = _Ticket(loop.create_future())
-        entries = [self._join(query, depth, ticket) for query in queries]
-        deadline = f"no result within {self._limits.deadline_s:g} s; {len(self._entries)} queries were waiting."
-        timer = loop.call_later(self._limits.deadline_s, ticket.fail, DeadlineError(deadline))
-        self._send(loop)
-        try:
-            await ticket.future
-        except DeadlineError:
-            self._tally.timeouts += 1
-            raise
-        finally:
-            timer.cancel()
-            if ticket.missing:
-                self._leave(entries, ticket)
-        return {entry.query: entry.hits for entry in entries}
+        end = loop.time() + self._limits.deadline_s
+        while not ticket.future.done():
+            left = end - loop.time()
+            if left <= 0:
+                self._tally.timeouts += 1
+                raise DeadlineError(
+                    f"no result within {self._limits.deadline_s:g} s; {len(self._entries)} queries wait."
+                )
+            await asyncio.wait({ticket.future}, timeout=min(left, PATIENCE_S))
+            if is_gone is not None and not ticket.future.done() and await is_gone():
+                raise CallerGoneError
+        ticket.future.result()
 
     def _join(self, query: str, depth: int, ticket: _Ticket) -> _Entry:
         entry = self._entries.get((query, depth))
@@ -224,14 +253,15 @@ class MicroBatcher:
 
     def _compute(self, window: list[_Entry], loop: asyncio.AbstractEventLoop) -> None:
         """Search for a window, on the worker thread; hand over each batch when it is done."""
-        for batch in self._plan(window):
+        batches = self._plan(window)
+        for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
             wanted = [entry for entry in batch if entry.tickets]
-            if wanted:
-                results = self._search(wanted)
-                _call(loop, self._deliver, wanted, results)
-            if len(wanted) < len(batch):
-                _call(loop, self._count_skipped, len(batch) - len(wanted))
-        _call(loop, self._finish, loop)
+            results = self._search(wanted) if wanted else []
+            try:
+                loop.call_soon_threadsafe(self._deliver, wanted, results, len(batch) - len(wanted), left == 0, loop)
+            except RuntimeError:  # the loop was closed meanwhile
+                logger.debug("results came after the end of the service")
+                return
 
     def _plan(self, window: list[_Entry]) -> list[list[_Entry]]:
         try:
@@ -256,10 +286,20 @@ class MicroBatcher:
             failure.__cause__ = error
             return [failure]
 
-    def _deliver(self, batch: list[_Entry], results: list[list[Hit] | RetrieverError]) -> None:
-        self._tally.batches += 1
-        self._tally.batch_queries.add(len(batch))
-        self._tally.failed_batches += any(isinstance(result, RetrieverError) for result in results)
+    def _deliver(
+        self,
+        batch: list[_Entry],
+        results: list[list[Hit] | RetrieverError],
+        skipped: int,
+        is_last: bool,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Take a batch's results, on the loop; after the last batch of a window send the next window."""
+        self._tally.skipped += skipped
+        if batch:
+            self._tally.batches += 1
+            self._tally.batch_queries.add(len(batch))
+            self._tally.failed_batches += any(isinstance(result, RetrieverError) for result in results)
         for entry, result in zip(batch, results, strict=True):
             # Another entry may have taken the place of one whose callers had all left.
             if self._entries.get((entry.query, entry.depth)) is entry:
@@ -276,13 +316,9 @@ class MicroBatcher:
                 ticket.missing -= 1
                 if not ticket.missing and not ticket.future.done():
                     ticket.future.set_result(None)
-
-    def _count_skipped(self, number: int) -> None:
-        self._tally.skipped += number
-
-    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._busy = False
-        self._send(loop)
+        if is_last:
+            self._busy = False
+            self._send(loop)
 
 
 def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:
@@ -302,10 +338,3 @@ def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: Batch
             batch.append(entry)
         batches.append(batch)
     return batches
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:  # the loop was closed meanwhile: nobody waits any more
-        logger.debug("results came after the end of the service")

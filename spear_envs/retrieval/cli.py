@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.retriever import Retriever
 
-__all__ = ["TOKEN_VARIABLE", "retriever"]
-
-TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
+__all__ = ["retriever"]
 
 # The knowledge base of an environment; named, since this folder knows none, and imported only when it is served.
 EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.mini_kb:build", "spear.corpora")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.retriever import Retriever
 
-__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "Searcher", "check_match", "find_document_fault"]
+__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "Searcher", "check_match"]
 
 
 class FaultKind(str, Enum):
@@ -78,17 +77,6 @@ class LocalSearcher:
         """See :class:`Searcher`."""
         (hits,) = self._retriever.search([query], topk)
         return [self._corpus.document(row) for row, _ in hits]
-
-
-def find_document_fault(document: object) -> str | None:
-    """What keeps ``document`` from being one that a searcher may return; None if nothing does."""
-    if not isinstance(document, Mapping):
-        return "a document is not an object"
-    if not isinstance(document.get("id"), (str, int)):
-        return "a document has no 'id'"
-    if not isinstance(document.get("contents"), str):
-        return "a document has no 'contents'"
-    return None
 
 
 def check_match(corpus: Corpus, retriever: Retriever) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 
-from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
 from spear_envs.retrieval.batching import (
     BatchLimits,
+    CallerGoneError,
     DeadlineError,
     MicroBatcher,
     OverloadedError,
@@ -39,8 +39,6 @@ __all__ = ["RetrievalService", "ServiceSettings", "make_app"]
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-PATIENCE_S = 0.25
-"""How long an unanswered request waits until it is first looked whether the one who asked is still there."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,7 @@ class RetrievalService:
             asked = read_request(body, self.settings.requests)
             if (ready := self._ready) is None:
                 raise OverloadedError("the index is being loaded: try again in a moment.")
-            search = asyncio.ensure_future(ready.batcher.search(asked.queries, asked.topk))
-            rows = await _wait(search, request)
+            rows = await ready.batcher.search(asked.queries, asked.topk, request.is_disconnected)
             content = write_result(rows, ready.corpus.raw, asked.return_scores)
         except BadRequestError as error:
             raise HTTPException(422, str(error)) from None
@@ -147,6 +144,8 @@ class RetrievalService:
             raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
+        except CallerGoneError:
+            raise HTTPException(499, "the one who asked is gone.") from None
         except RetrieverError as error:
             raise HTTPException(500, str(error)) from error
         return Response(content, media_type="application/json")
@@ -217,17 +216,6 @@ async def _read_body(request: Request, limit: int) -> bytes:
             raise BadRequestError(f"the body has more than {limit} bytes: send fewer queries in one request.")
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-async def _wait(search: asyncio.Future[Any], request: Request) -> Any:
-    """The search's result; it is cancelled if the one who asked goes away."""
-    try:
-        while not (await asyncio.wait({search}, timeout=PATIENCE_S))[0]:
-            if await request.is_disconnected():
-                raise HTTPException(499, "the one who asked is gone.")
-    finally:
-        search.cancel()
-    return search.result()
 
 
 def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: Exception | None) -> None:

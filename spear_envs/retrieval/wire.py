@@ -1,4 +1,4 @@
-"""What goes over the wire: Search-R1's ``/retrieve``, read strictly and written without parsing documents."""
+"""What goes over the wire: Search-R1's ``/retrieve``, both ends of it, read strictly."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spear_envs.retrieval.retriever import Hit
 
-__all__ = ["DEFAULT_TOPK", "BadRequestError", "Query", "RequestLimits", "read_request", "write_result"]
+__all__ = [
+    "DEFAULT_TOPK",
+    "TOKEN_VARIABLE",
+    "BadReplyError",
+    "BadRequestError",
+    "Query",
+    "RequestLimits",
+    "read_request",
+    "read_result",
+    "write_request",
+    "write_result",
+]
 
+TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
+"""Variable of the environment with the bearer token, for the service and for its clients."""
 DEFAULT_TOPK = 3
 SHOWN_CHARACTERS = 40
 
@@ -30,6 +43,10 @@ class RequestLimits:
 
 class BadRequestError(Exception):
     """The body is not a request; the message is the sentence that the sender gets."""
+
+
+class BadReplyError(Exception):
+    """The body is not an answer; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -130,3 +147,46 @@ def write_result(rows: Sequence[Sequence[Hit]], raw: Callable[[int], bytes], ret
     else:
         lists = (b",".join(raw(row) for row, _ in hits) for hits in rows)
     return b'{"result":[%b]}' % b",".join(b"[%b]" % items for items in lists)
+
+
+def write_request(queries: Sequence[str], topk: int) -> bytes:
+    """The body of a request.
+
+    It asks for scores, since Search-R1's own server answers single queries only with them.
+    """
+    return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
+
+
+def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any]]]:
+    """The documents of each query, from an answer with or without scores.
+
+    Args:
+        body: as it came.
+        queries: how many were asked.
+        topk: how many documents were asked for each.
+
+    Raises:
+        BadReplyError: it is no answer to that.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadReplyError(f"the answer is not JSON: {error}") from None
+    rows = data.get("result") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or len(rows) != queries:
+        raise BadReplyError(f"the answer has no list 'result' with {queries} rows")
+    return [_read_row(row, topk) for row in rows]
+
+
+def _read_row(row: object, topk: int) -> list[dict[str, Any]]:
+    if not isinstance(row, list) or len(row) > topk:
+        raise BadReplyError(f"a row of the answer is no list of at most {topk} documents")
+    documents = []
+    for item in row:
+        document = item.get("document", item) if isinstance(item, dict) else item
+        if not isinstance(document, dict):
+            raise BadReplyError("a document of the answer is no object")
+        if not isinstance(document.get("contents"), str) or not isinstance(document.get("id"), str | int):
+            raise BadReplyError("a document of the answer lacks 'id' or 'contents'")
+        documents.append(document)
+    return documents

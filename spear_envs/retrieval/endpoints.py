@@ -1,0 +1,106 @@
+"""Several servers of one service: whose turn it is, and who is left out for a while."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["Backoff", "Endpoint", "EndpointRing", "read_urls"]
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Seconds that a server is left out after failures in a row: doubling from ``first`` up to ``longest``."""
+
+    first: float = 0.1
+    longest: float = 5.0
+    jitter: float = 0.5
+    """Share that is taken off at random, so that many clients do not come back at once."""
+
+    def choose_wait(self, failures: int, rng: random.Random) -> float:
+        """After the given number of failures in a row, at least 1."""
+        full = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        return full * (1 - self.jitter * rng.random())
+
+
+class Endpoint:
+    """One server, and how it did lately."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.failures = 0
+        self.free_from = 0.0
+        """Time of the loop before which others are asked first."""
+
+
+class EndpointRing:
+    """Servers taken in turn. Belongs to one thread.
+
+    Args:
+        urls: at least one.
+        backoff: how long a failing server is left out.
+        rng: draws the jitter.
+    """
+
+    def __init__(self, urls: Sequence[str], backoff: Backoff, rng: random.Random) -> None:
+        self._endpoints = [Endpoint(url) for url in urls]
+        self._backoff = backoff
+        self._rng = rng
+        # Clients of many processes should not all begin with the first.
+        self._next = rng.randrange(len(self._endpoints))
+
+    def choose(self, now: float) -> Endpoint:
+        """The next server that is not left out; if all are, the one that comes back first."""
+        count = len(self._endpoints)
+        turns = [self._endpoints[(self._next + step) % count] for step in range(count)]
+        chosen = min(turns, key=lambda endpoint: max(endpoint.free_from, now))
+        self._next = (self._endpoints.index(chosen) + 1) % count
+        return chosen
+
+    def choose_delay(self) -> float:
+        """Seconds that one of many who wait for the same server waits longer than the others."""
+        return self._backoff.first * self._rng.random()
+
+    def note_success(self, endpoint: Endpoint) -> None:
+        """It answered: nothing is held against it any more."""
+        endpoint.failures = 0
+        endpoint.free_from = 0.0
+
+    def note_failure(self, endpoint: Endpoint, now: float, retry_after: float | None = None) -> None:
+        """It failed: leave it out for a while, and for as long as it asked for itself.
+
+        Requests that were under way when it failed first fail with it, which makes the failure no worse.
+        """
+        wait = retry_after or 0.0
+        if now >= endpoint.free_from:
+            endpoint.failures += 1
+            wait = max(wait, self._backoff.choose_wait(endpoint.failures, self._rng))
+        endpoint.free_from = max(endpoint.free_from, now + wait)
+
+
+def read_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
+    """Base URLs, or those of ``/retrieve`` itself, without a slash at the end.
+
+    Raises:
+        SpearError: there is none, or one is no HTTP address.
+    """
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
+        raise SpearError("no address of a retrieval service was given: write, for instance, http://127.0.0.1:8000.")
+    return tuple(dict.fromkeys(_read_url(str(url)) for url in given))
+
+
+def _read_url(url: str) -> str:
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise SpearError(f"{url!r} is no address of a retrieval service: write, for instance, http://127.0.0.1:8000.")
+    path = parts.path.rstrip("/").removesuffix("/retrieve").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"

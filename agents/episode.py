@@ -45,7 +45,7 @@ async def play_episode(
         engine: answers the prompts; must know ``prompts.tokenizer``'s ids.
         prompts: shared between episodes.
         task_id: task to reset to.
-        sampling: how responses are drawn.
+        sampling: how responses are drawn; its stop strings are those of ``prompts``.
         seed: of the environment and of the sampling.
         env_id: for the record.
 
@@ -55,6 +55,8 @@ async def play_episode(
     """
     core: Any = env.unwrapped
     blocking = bool(core.metadata.get("blocking"))
+    sampling = replace(sampling, stop_strings=prompts.stop_strings)
+    core.set_text_measure(prompts.measure)
     try:
         if blocking:
             observation, info = await asyncio.to_thread(env.reset, seed=seed, options={"task": task_id})

@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from agents.engines.base import Finish
+from agents.engines.bytes import ByteTokenizer
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 
 Message = Mapping[str, str]
 _Key = TypeVar("_Key", str, tuple[int, ...])
@@ -66,7 +67,9 @@ class PromptBuilder:
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or :class:`agents.engines.bytes.ByteTokenizer`.
-        template: an environment's prompt template (``env.unwrapped.templates``).
+        template: an environment's prompt template (``env.unwrapped.templates``). The conversation of a
+            :class:`~spear_envs.core.prompts.RunningTemplate` goes on without the chat template's frame, except behind
+            a response in which the model itself ended its message.
         layout: see :class:`~agents.trajectory.Layout`.
         history: pairs of observation and action shown in ``per_turn`` prompts (the paper shows 2).
         max_prompt_tokens: longest sequence sent to the engine; None for no limit.
@@ -90,6 +93,7 @@ class PromptBuilder:
             raise ValueError(f"history must be >= 0, got {history}")
         self.tokenizer = tokenizer
         self.template = template
+        self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
         self.history = history
         self.max_prompt_tokens = max_prompt_tokens
@@ -123,11 +127,19 @@ class PromptBuilder:
     def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
         text = self.template.follow_up(context)
+        if self.stop_strings and finish is not Finish.STOP:
+            ids = self._encode(text)
+            return Prompt(ids, ids, "<image>" in text)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
             added = added.removeprefix(self._end_mark)
         ids = self._encode(added)
         return Prompt(ids, ids, "<image>" in text)
+
+    @property
+    def measure(self) -> Callable[[str], int] | None:
+        """Counts the tokens of a text; None for bytes, which are no measure of what a policy can read."""
+        return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self._encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:
         """Text of a response without its closing stop token; other special tokens stay visible."""

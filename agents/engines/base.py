@@ -18,6 +18,8 @@ class Finish(str, Enum):
     """The policy produced a stop token (it is the last of ``token_ids``)."""
     LENGTH = "length"
     """``max_tokens`` were produced without a stop token."""
+    STRING = "string"
+    """The response reached a stop string, which is part of it; no stop token follows."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class Sampling:
     """How one response is drawn.
 
     ``top_k`` 0 and ``top_p`` 1 switch those filters off; ``temperature`` 0 is greedy.  ``stop_token_ids`` end a
-    response besides the model's own end tokens.  With ``seed`` the response depends on the prompt, the weights and
-    the seed alone, not on the batch in which it is computed.
+    response besides the model's own end tokens, and so does the first of ``stop_strings`` that it holds, which stays
+    part of it.  With ``seed`` the response depends on the prompt, the weights and the seed alone, not on the batch in
+    which it is computed.
     """
 
     temperature: float = 1.0
@@ -34,6 +37,7 @@ class Sampling:
     top_k: int = 0
     max_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +49,8 @@ class Sampling:
             raise ValueError(f"top_k must be >= 0 (0 switches it off), got {self.top_k}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if "" in self.stop_strings:
+            raise ValueError("a stop string must not be empty")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from agents.engines.base import Finish, Generation, Request
 from agents.engines.batching import MicroBatcher
 from agents.engines.sampling import draw_tokens, uniform_at
+from agents.engines.stops import StopFinder
 from spear_envs.core.errors import SpearError
 
 _COMPACT_BELOW = 0.75
@@ -70,6 +71,13 @@ class HFModel:
         self.path = folder
         self.model = model.eval()
         self._seeds = np.random.Generator(np.random.Philox(seed))
+        self._finders: dict[tuple[str, ...], StopFinder] = {}
+
+    def _find_stops(self, strings: tuple[str, ...]) -> StopFinder | None:
+        """What looks for these stop strings in responses; None for none. Only this needs the folder's tokenizer."""
+        if strings and strings not in self._finders:
+            self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
+        return self._finders.get(strings)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -121,7 +129,7 @@ class HFModel:
         """Answers requests in their order, all in one batch.
 
         Equal prompts are computed once.  Prompts of unequal length are padded on the left; where all are equal, no
-        mask is built.  A row stops at a stop token or at its own ``max_tokens``.
+        mask is built.  A row stops at a stop token, at a stop string or at its own ``max_tokens``.
 
         Raises:
             SpearError: a request carries images, an empty prompt, or does not fit the model's context.
@@ -129,7 +137,8 @@ class HFModel:
         if not requests:
             return []
         self._check(requests)
-        batch = _Batch(requests, self.stop_token_ids, self._seeds)
+        finders = [self._find_stops(request.sampling.stop_strings) for request in requests]
+        batch = _Batch(requests, self.stop_token_ids, self._seeds, finders)
         prompts: dict[tuple[int, ...], int] = {}
         source = [prompts.setdefault(tuple(request.prompt_ids), len(prompts)) for request in requests]
         ids, mask = _pad_left(list(prompts), self.model.device)
@@ -204,7 +213,13 @@ class HFEngine(MicroBatcher):
 class _Batch:
     """The sampling side of one batch: what each row may still produce and what it has produced, on the CPU."""
 
-    def __init__(self, requests: Sequence[Request], end_ids: tuple[int, ...], seeds: np.random.Generator) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        end_ids: tuple[int, ...],
+        seeds: np.random.Generator,
+        finders: Sequence[StopFinder | None],
+    ) -> None:
         samplings = [request.sampling for request in requests]
         count = len(samplings)
         self.temperature = torch.tensor([s.temperature for s in samplings], dtype=torch.float64)
@@ -222,6 +237,9 @@ class _Batch:
         self.running = torch.ones(count, dtype=torch.bool)
         self.length = torch.zeros(count, dtype=torch.long)
         self.stopped = torch.zeros(count, dtype=torch.bool)
+        self.finders = {i: finder for i, finder in enumerate(finders) if finder is not None}
+        self.written: dict[int, list[int]] = {i: [] for i in self.finders}
+        self.at_string: set[int] = set()
         self.tokens: list[torch.Tensor] = []
         self.log_probs: list[torch.Tensor] = []
         self.count = count
@@ -237,6 +255,8 @@ class _Batch:
         self.position += 1
         stop = (tokens[:, None] == self.stops).any(-1) & self.running
         end = (stop | (self.limit <= self.position)) & self.running
+        if self.finders:
+            end |= self._find_strings(tokens) & self.running & ~stop
         left = len(end)
         if bool(end.any()):
             gone = self.rows[end]
@@ -260,13 +280,31 @@ class _Batch:
         self.tokens.append(tokens)
         self.log_probs.append(log_probs)
 
+    def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows, as the batch runs now, that reached a stop string with their newest token."""
+        reached = torch.zeros(len(self.rows), dtype=torch.bool)
+        for place, (row, token) in enumerate(zip(self.rows.tolist(), tokens.tolist(), strict=True)):
+            finder = self.finders.get(row)
+            if finder is None or not self.running[place]:
+                continue
+            self.written[row].append(token)
+            if finder.is_reached(self.written[row]):
+                self.at_string.add(row)
+                reached[place] = True
+        return reached
+
     def results(self) -> list[Generation]:
         tokens = torch.stack(self.tokens, 1).tolist()
         log_probs = torch.stack(self.log_probs, 1).tolist()
         return [
-            Generation(tuple(t[:n]), tuple(p[:n]), Finish.STOP if s else Finish.LENGTH)
-            for t, p, n, s in zip(tokens, log_probs, self.length.tolist(), self.stopped.tolist(), strict=True)
+            Generation(tuple(t[:n]), tuple(p[:n]), self._find_finish(row))
+            for row, (t, p, n) in enumerate(zip(tokens, log_probs, self.length.tolist(), strict=True))
         ]
+
+    def _find_finish(self, row: int) -> Finish:
+        if self.stopped[row]:
+            return Finish.STOP
+        return Finish.STRING if row in self.at_string else Finish.LENGTH
 
 
 def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 
 from agents.engines.base import Finish, Generation, Sampling
 from agents.engines.bytes import ByteTokenizer
+from agents.engines.stops import cut_at_stop
 from agents.prompting import Tokenizer
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptTemplate
@@ -39,10 +40,11 @@ class ScriptedEngine:
     ) -> Generation:
         """The policy's response; ``sampling.max_tokens`` does not bind a script."""
         prompt = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        ids = self._tokenizer.encode(self._policy(prompt, random.Random(sampling.seed)), add_special_tokens=False)
-        if self._tokenizer.eos_token_id is not None:
+        written, cut = cut_at_stop(self._policy(prompt, random.Random(sampling.seed)), sampling.stop_strings)
+        ids = self._tokenizer.encode(written, add_special_tokens=False)
+        if self._tokenizer.eos_token_id is not None and not cut:
             ids = [*ids, self._tokenizer.eos_token_id]
-        return Generation(tuple(ids), (0.0,) * len(ids), Finish.STOP)
+        return Generation(tuple(ids), (0.0,) * len(ids), Finish.STRING if cut else Finish.STOP)
 
 
 class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):

@@ -13,7 +13,7 @@ from spear_envs.core.parsing import (
     TagParser,
     make_parser,
 )
-from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.core.registration import register_env
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import (
@@ -46,6 +46,7 @@ __all__ = [
     "ResponseParser",
     "RewardMode",
     "RewardTerms",
+    "RunningTemplate",
     "SpearEnv",
     "SpearError",
     "StepInfo",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -327,6 +327,13 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def set_training_step(self, step: int) -> None:
         """Tell the schedule of mu the global training step, which starts at 1."""
         self.training_step = int(step)
+
+    def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
+        """Tell how long a text is for the policy that plays, in its tokens; None if that is not known.
+
+        An environment that cuts what it shows overrides this; the default does nothing. Members of a group must be told
+        the same.
+        """
 
     def render(self) -> Any:
         """The text of the present observation (``render_mode="ansi"``); None without a render mode."""

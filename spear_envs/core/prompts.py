@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from spear_envs.core.parsing import ResponseParser, TagParser
 
-__all__ = ["CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate"]
+__all__ = ["CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate", "RunningTemplate"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,19 @@ class PromptTemplate(Protocol):
 
     def respond(self, action: str, think: str = "") -> str:
         """The response an expert would write to play ``action``."""
+        ...
+
+
+@runtime_checkable
+class RunningTemplate(PromptTemplate, Protocol):
+    """A template whose conversation runs on within one message of the assistant.
+
+    A response ends at a stop string, which stays part of it, and the follow-up stands right behind it.
+    """
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end a response."""
         ...
 
 

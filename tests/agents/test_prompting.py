@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,44 @@ def test_a_conversation_grows_into_the_chat_template_s_text(
         sequence += sampled
         messages.append({"role": "assistant", "content": response})
         dialogue.add(observation, "go", sampled, Finish.STOP if stopped else Finish.LENGTH)
+
+
+@dataclass(frozen=True)
+class Running(CompactTemplate):
+    """A conversation within one message."""
+
+    stop_strings: tuple[str, ...] = ("</a>",)
+
+
+@pytest.mark.parametrize("finish", list(Finish))
+def test_a_running_conversation_leaves_the_chat_template_out(finish: Finish) -> None:
+    tokenizer = ChatBytes()
+    builder = PromptBuilder(tokenizer, Running(), Layout.CONVERSATION)
+    assert builder.stop_strings == ("</a>",)
+    dialogue = builder.begin()
+    first = dialogue.next(**see("o1"))
+    assert first is not None
+    sampled = (*b"<a>x</a>", *([256] if finish is Finish.STOP else []))
+    dialogue.add("o1", "x", sampled, finish)
+    second = dialogue.next(**see("o2", 2))
+    assert second is not None and second.ids == first.ids + sampled + second.new_ids
+    if finish is Finish.STOP:  # the model closed its message, so a new one follows
+        messages: list[Mapping[str, str]] = [
+            {"role": "user", "content": "walk\no1"},
+            {"role": "assistant", "content": "<a>x</a>"},
+            {"role": "user", "content": "o2"},
+        ]
+        assert tokenizer.decode(second.ids) == tokenizer.apply_chat_template(messages)
+    else:
+        assert tokenizer.decode(second.new_ids) == "o2"
+
+
+def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
+    assert measure is not None and measure("PPP_P_") == 1
+    assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
 
 
 def test_a_template_that_rewrites_responses_cannot_hold_a_conversation() -> None:

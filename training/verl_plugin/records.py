@@ -19,7 +19,7 @@ class RowRecord:
     response_length: int
     loss_tokens: int
     finished: bool
-    """The last response of the row ended with a stop token, not at the token limit."""
+    """The last response of the row ended with a stop token or a stop string, not at the token limit."""
     void: bool
     """Some turn of the row holds no action."""
     repetitive: bool
@@ -67,7 +67,7 @@ def record_episode(trajectory: Trajectory, group: str, sample: int, *, find_repe
                 prompt_length=len(row.prompt_ids),
                 response_length=len(row.response_ids),
                 loss_tokens=sum(row.response_mask),
-                finished=members[-1].finish.value == "stop",
+                finished=members[-1].finish.value != "length",
                 void=any(not turn.action for turn in members),
                 repetitive=find_repetition and any(has_repetition(turn.response_ids) for turn in members),
                 anchor=str(members[0].anchor),

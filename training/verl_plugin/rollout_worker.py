@@ -22,6 +22,7 @@ from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
 from agents.engines.base import Engine, Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
+from agents.engines.stops import Decoder, StopFinder
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
@@ -79,12 +80,14 @@ class ServerEngine:
     Args:
         client: verl's client of its rollout servers.
         end_ids: ids that end a response by themselves.
+        tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
     """
 
-    def __init__(self, client: Any, end_ids: Iterable[int], *, seeded: bool = True) -> None:
+    def __init__(self, client: Any, end_ids: Iterable[int], tokenizer: Decoder, *, seeded: bool = True) -> None:
         self._client = client
         self._end_ids = frozenset(end_ids)
+        self._tokenizer = tokenizer
         self._seeded = seeded
 
     async def generate(
@@ -103,6 +106,9 @@ class ServerEngine:
             parameters["seed"] = sampling.seed % 2**31
         if sampling.stop_token_ids:
             parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+        if sampling.stop_strings:
+            # A closing tag belongs to its action: without it every action would be unclosed.
+            parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
         output = await self._client.generate(
             request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
             prompt_ids=list(prompt_ids),
@@ -110,10 +116,12 @@ class ServerEngine:
             image_data=list(images) or None,
         )
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
-        stopped = bool(output.token_ids) and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids)
-        return Generation(
-            tuple(output.token_ids), tuple(output.log_probs or ()), Finish.STOP if stopped else Finish.LENGTH
-        )
+        finish = Finish.LENGTH
+        if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):
+            finish = Finish.STOP
+        elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
+            finish = Finish.STRING
+        return Generation(tuple(output.token_ids), tuple(output.log_probs or ()), finish)
 
 
 class RolloutWorker(AgentLoopWorker):
@@ -135,7 +143,7 @@ class RolloutWorker(AgentLoopWorker):
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            engine = ServerEngine(llm_client, self._find_end_ids(), seeded=bool(spear["deterministic"]))
+            engine = ServerEngine(llm_client, self._find_end_ids(), self.tokenizer, seeded=bool(spear["deterministic"]))
         self._engine = CountingEngine(engine)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)

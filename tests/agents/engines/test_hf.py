@@ -103,6 +103,28 @@ def test_answers_end_at_stop_tokens_and_limits(model: HFModel) -> None:
             assert after.log_probs == pytest.approx(before.log_probs, abs=1e-5)
 
 
+def test_answers_end_at_stop_strings_and_keep_them(model: HFModel, tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(tiny_model)
+    requests = make_requests(model, 48, lengths=(9, 5))
+    before = model.generate_batch(requests)
+    strings = ("go", "</action>")
+    # Every other request, so that rows with and without stop strings share a batch.
+    stopping = [
+        replace(r, sampling=replace(r.sampling, stop_strings=strings)) if i % 2 else r for i, r in enumerate(requests)
+    ]
+    ended = 0
+    for i, (plain, answer) in enumerate(zip(before, model.generate_batch(stopping), strict=True)):
+        texts = [tokenizer.decode(list(plain.token_ids[:n])) for n in range(len(plain.token_ids) + 1)]
+        length = next((n for n, text in enumerate(texts) if any(string in text for string in strings)), None)
+        if i % 2 and length is not None:
+            ended += 1
+            assert answer.token_ids == plain.token_ids[:length]
+            assert answer.finish is Finish.STRING
+        else:
+            assert (answer.token_ids, answer.finish) == (plain.token_ids, plain.finish)
+    assert 3 < ended < 24
+
+
 def test_limits_are_each_row_s_own(model: HFModel) -> None:
     requests = [Request((3, 4, 5), Sampling(max_tokens=n, seed=7), str(n)) for n in range(1, 9)]
     answers = model.generate_batch(requests)

@@ -53,7 +53,7 @@ def answer(ids: Sequence[int], reason: str = "completed") -> TokenOutput:
 
 
 def ask(client: FakeClient, sampling: Sampling | None = None, **options: Any) -> Generation:
-    engine = ServerEngine(client, [END], **options)
+    engine = ServerEngine(client, [END], ByteTokenizer(), **options)
     return asyncio.run(engine.generate((5, 6), sampling or Sampling(), request_id="task#7#0003"))
 
 
@@ -104,6 +104,18 @@ def test_the_requests_own_stop_ids_end_a_response() -> None:
     client = FakeClient(answer([7, STOP]))
     assert ask(client, Sampling(stop_token_ids=(STOP,))).finish is Finish.STOP
     assert ask(client, Sampling()).finish is Finish.LENGTH
+
+
+def test_stop_strings_stay_part_of_the_response() -> None:
+    written = list(b"<search>q</search>")
+    sampling = Sampling(stop_strings=("</search>", "</answer>"))
+    client = FakeClient(answer(written))
+    generation = ask(client, sampling)
+    parameters = client.calls[0]["sampling_params"]
+    assert parameters["stop"] == ["</search>", "</answer>"] and parameters["include_stop_str_in_output"] is True
+    assert generation.token_ids == tuple(written) and generation.finish is Finish.STRING
+    assert ask(FakeClient(answer(written[:-1])), sampling).finish is Finish.LENGTH
+    assert ask(FakeClient(answer([*written, END])), sampling).finish is Finish.STOP
 
 
 def test_an_aborted_request_gives_an_empty_response() -> None:

@@ -1,0 +1,56 @@
+"""Stop strings: texts at which a response ends, such as a closing tag that the environment answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_SPARE = 4
+"""Tokens looked at beside those that a stop string can have, since some tokens have no text."""
+
+
+class Decoder(Protocol):
+    """What is needed of a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+class StopFinder:
+    """Tells whether the last token of a response completes a stop string.
+
+    A token may hold more than the end of the string, as ``>\\n`` does: it stays whole, since it was sampled as it is.
+
+    Args:
+        tokenizer: of the response.
+        strings: any of them ends a response.
+    """
+
+    def __init__(self, tokenizer: Decoder, strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._strings = tuple(strings)
+        self._ends = frozenset(string[-1] for string in strings)
+        self._window = max((len(string.encode("utf-8")) for string in strings), default=0) + _SPARE
+        self._may_end: dict[int, bool] = {}
+
+    def is_reached(self, token_ids: Sequence[int]) -> bool:
+        """Whether ``token_ids``, which reached no stop string before, reach one with their last token."""
+        if not token_ids or not self._strings:
+            return False
+        last = token_ids[-1]
+        may_end = self._may_end.get(last)
+        if may_end is None:
+            piece = self._tokenizer.decode([last], skip_special_tokens=False)
+            # Part of a character shows as U+FFFD.
+            may_end = self._may_end[last] = "\ufffd" in piece or not self._ends.isdisjoint(piece)
+        if not may_end:
+            return False
+        text = self._tokenizer.decode(list(token_ids[-self._window :]), skip_special_tokens=False)
+        return any(string in text for string in self._strings)
+
+
+def cut_at_stop(text: str, strings: Sequence[str]) -> tuple[str, bool]:
+    """The text up to its first stop string, which stays part of it, and whether there is one."""
+    ends = [at + len(string) for string in strings if (at := text.find(string)) >= 0]
+    return (text[: min(ends)], True) if ends else (text, False)

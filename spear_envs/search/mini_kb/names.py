@@ -55,8 +55,8 @@ BYNAMES = ("Captain", "Old", "Brother", "Doctor", "Master", "Aunt")
 class InventedNames:
     """Names made of invented words; no word is given out twice or occurs inside another one."""
 
-    ONSETS = tuple("b c d f g h j k l m n p r s t v z br cr dr fl gr kl pr st tr th sh ch gl kn".split())
-    VOWELS = tuple("a e i o u a e i o u ae ia ei ou".split())
+    ONSETS = (*"bcdfghjklmnprstvz", "br", "cr", "dr", "fl", "gr", "kl", "pr", "st", "tr", "th", "sh", "ch", "gl", "kn")
+    VOWELS = (*"aeiouaeiou", "ae", "ia", "ei", "ou")
     CODAS = ("", "", "n", "r", "l", "k", "m", "x")
     LEAST = 4
     """Letters that a word must have, so that chance does not put it into English text."""
@@ -130,8 +130,8 @@ class PairedNames:
             ),
             Kind.PERSON: (
                 "Ada Ben Cora Dan Eva Finn Gwen Hugo Ida Jon Kit Lena Max Nora Otto Pia Ralph Sara Tom Vera",
-                "Archer Baker Carver Draper Fisher Glover Harper Joiner Keeper Mason Parker Potter Sawyer Shepherd Smith "
-                "Tanner Taylor Turner Walker Weaver",
+                "Archer Baker Carver Draper Fisher Glover Harper Joiner Keeper Mason Parker Potter Sawyer Shepherd "
+                "Smith Tanner Taylor Turner Walker Weaver",
             ),
             Kind.ORGANISATION: (
                 "Amber Bronze Copper Coral Crystal Ebony Golden Ivory Jade Onyx Pearl Silver",

@@ -1,4 +1,4 @@
-"""Questions of one world: chains of relations, put into words, and kept if the base lets them be what they should be."""
+"""Questions of one world: chains of relations in words, kept if they need the searches they are made for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["HOPS", "Chain", "ask_questions", "list_chains"]
 
 HOPS = (1, 2, 3)
 TOPK = 3
-"""Passages of a search that a question is checked with; the environment's default."""
+"""Passages of a search; the environment's default."""
+WALKED = 2
+"""How far up a query must bring its passage: one place less than ``TOPK`` leaves room for other rankings."""
 Find = Callable[[str, int], Sequence[int]]
 """A search: query and number of hits in, rows out."""
 Chain = tuple[Kind, tuple[Relation, ...]]
@@ -50,9 +52,9 @@ def ask_questions(
 ) -> list[Draft]:
     """Up to ``count`` questions, the chains in turn.
 
-    A question is kept if each of its queries finds the passage it is for among the best three, if its answer is named
-    neither in the question nor in a passage before the last, and if, for two and three hops, a search with the question
-    itself brings no name of the answer. A query takes its words from the question and the passages read before.
+    A question is kept if each of its queries finds the passage it is for, if its answer is named neither in the
+    question nor in a passage before the last, and if a search with the question itself is enough for one hop and brings
+    no name of the answer for more. A query takes its words from the question and the passages read before.
 
     Args:
         world: of one split, with passages.
@@ -70,9 +72,8 @@ def ask_questions(
     while open_chains and len(kept) < count:
         for chain in tuple(open_chains):
             (_, relations), entities = chain
-            draft = next(
-                filter(None, (_ask(entity, relations, wording, texts, find, dice) for entity in entities)), None
-            )
+            drafts = (_ask(entity, relations, wording, texts, find, dice) for entity in entities)
+            draft = next(filter(None, drafts), None)
             if draft is None:
                 open_chains.remove(chain)
             elif len(kept) < count:
@@ -114,6 +115,9 @@ def _is_sound(draft: Draft, texts: Sequence[str], find: Find) -> bool:
 
     if names_answer(draft.text.lower()) or any(names_answer(texts[entity.row]) for entity in draft.path[:-1]):
         return False
-    if any(entity.row not in find(query, TOPK) for entity, query in zip(draft.path, draft.queries, strict=True)):
+    if any(entity.row not in find(query, WALKED) for entity, query in zip(draft.path, draft.queries, strict=True)):
         return False
-    return len(draft.path) == 1 or not any(names_answer(texts[row]) for row in find(draft.text, TOPK))
+    found = find(draft.text, TOPK)
+    if len(draft.path) == 1:
+        return draft.path[0].row in found
+    return not any(names_answer(texts[row]) for row in found)

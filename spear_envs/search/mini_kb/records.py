@@ -36,4 +36,4 @@ class KnowledgeBase:
     corpus: list[dict[str, str]]
     """``{"id": "17", "contents": '"Title"\\ntext'}``; the id is the row."""
     questions: Mapping[str, list[Question]]
-    """By split: ``train``, ``valid``, ``test``. One, two and three hops take turns, so that any beginning is balanced."""
+    """By split: ``train``, ``valid``, ``test``. One, two and three hops take turns: any beginning is balanced."""

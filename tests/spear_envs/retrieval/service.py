@@ -1,0 +1,172 @@
+"""Retrieval services for tests: the real command in a process, or the real application over a retriever of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spear_envs.retrieval.corpus import Corpus
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.retriever import Hit, Retriever
+    from spear_envs.retrieval.server import RetrievalService, ServiceSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 60.0
+COLOURS = ("amber", "black", "copper", "dun", "emerald", "fawn", "grey", "hazel")
+BEASTS = ("ant", "bear", "crow", "deer", "eel", "fox", "goat", "heron", "ibex")
+
+
+def make_documents() -> list[dict[str, str]]:
+    """72 passages, each about one colour and one beast; text that JSON must escape among them."""
+    pairs = [(colour, beast) for colour in COLOURS for beast in BEASTS]
+    return [
+        {
+            "id": f"d{row}",
+            "contents": f'"The {colour} {beast}"\nA {beast} that is {colour}, seen à Zürich — 北京 “{row}”.',
+        }
+        for row, (colour, beast) in enumerate(pairs)
+    ]
+
+
+def write_corpus(path: Path) -> Path:
+    """The documents as a corpus file, not in ASCII."""
+    lines = [json.dumps(document, ensure_ascii=False) for document in make_documents()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+class ScriptedRetriever:
+    """Finds row i for the query ``"i"``, the next rows after it; waits, fails and counts as a test wants."""
+
+    fingerprint = "scripted"
+
+    def __init__(self, rows: int = 1000) -> None:
+        self.rows = rows
+        self.batches: list[list[str]] = []
+        self.depths: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.seconds = 0.0
+
+    @property
+    def computed(self) -> list[str]:
+        return [query for batch in self.batches for query in batch]
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        if "unmeasurable" in queries:
+            raise ValueError("cannot be measured")
+        return [len(query) for query in queries]
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        self.batches.append(list(queries))
+        self.depths.append(k)
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        time.sleep(self.seconds)
+        return [self._search(query, k) for query in queries]
+
+    def _search(self, query: str, k: int) -> list[Hit]:
+        if query == "poison":
+            raise RuntimeError("the retriever choked")
+        first = int(query) if query.isdecimal() else len(query)
+        return [(row, 1 / (1 + row - first)) for row in range(first, min(first + k, self.rows))]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "scripted"}
+
+
+def make_rows(number: int = 1000) -> Corpus:
+    """A corpus for a :class:`ScriptedRetriever`: row i says so."""
+    return Corpus.in_memory([{"id": str(row), "contents": f'"Row {row}"\ntext {row}'} for row in range(number)])
+
+
+def make_service(retriever: Retriever, corpus: Corpus | None = None, **settings: Any) -> RetrievalService:
+    from spear_envs.retrieval.server import RetrievalService, ServiceSettings
+
+    corpus = corpus or make_rows(retriever.rows)
+    made: ServiceSettings = ServiceSettings(**settings)
+    return RetrievalService(lambda: (corpus, retriever), made)
+
+
+@contextmanager
+def run_service(service: RetrievalService, *, wait: bool = True) -> Iterator[str]:
+    """Serve from a thread of this process; yields the base URL."""
+    import uvicorn
+
+    from spear_envs.retrieval.server import make_app
+    from spear_envs.retrieval.serving import bind_socket
+
+    loaded: list[BaseException | None] = []
+    listener = bind_socket("127.0.0.1", 0)
+    app = make_app(service, loaded.append)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread.start()
+    try:
+        if wait:
+            wait_until(lambda: bool(loaded))
+            if loaded[0] is not None:
+                raise loaded[0]
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)
+
+
+@dataclass
+class RunningCommand:
+    """``spear retriever serve`` that has said it is ready."""
+
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+def spawn_command(*args: str, **variables: str) -> subprocess.Popen[str]:
+    """``spear retriever serve``, not yet ready."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "spear_envs.cli", "retriever", "serve", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+    )
+
+
+@contextmanager
+def run_command(*args: str, **variables: str) -> Iterator[RunningCommand]:
+    """The real command in a process of its own, on a free port unless told otherwise."""
+    process = spawn_command(*(() if "--port" in args else ("--port", "0")), *args, **variables)
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline().strip()
+        assert line.startswith("ready: "), line + process.stderr.read()
+        yield RunningCommand(process, line.rpartition(" at ")[2].removesuffix("/retrieve"), line)
+    finally:
+        process.kill()
+        process.communicate()

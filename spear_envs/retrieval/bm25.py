@@ -10,6 +10,7 @@ from typing import Any
 from spear_envs.bm25.index import K1, B, SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.manifest import POSTINGS, Part, open_manifest
 from spear_envs.retrieval.retriever import Hit
 
 __all__ = ["BM25Retriever"]
@@ -25,16 +26,16 @@ class BM25Retriever:
 
     Args:
         corpus: what is searched.
-        index: folder of its postings, written by ``spear index build``; None indexes the corpus in memory.
+        index: folder with the part ``bm25``, written by ``spear index build``; None indexes the corpus in memory.
 
     Raises:
-        SpearError: the index is of a corpus of another length, or cannot be read; or the corpus is too large to be
-            indexed in memory.
+        SpearError: the index is of another corpus, or cannot be read; or the corpus is too large to be indexed in
+            memory.
     """
 
     def __init__(self, corpus: Corpus, index: Path | None = None) -> None:
         if index is not None:
-            self._index = SearchIndex.open(index)
+            self._index = SearchIndex.open(open_manifest(index, Part.BM25, corpus).folder / POSTINGS)
         elif len(corpus) <= IN_MEMORY_ROWS:
             self._index = SearchIndex.in_memory(corpus.texts())
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.manifest import Part
 from spear_envs.retrieval.retriever import Retriever
 
 __all__ = ["RetrieverKind", "open_retriever"]
@@ -24,18 +25,41 @@ class RetrieverKind(Enum):
     """By both, fused by reciprocal rank."""
 
 
-def open_retriever(kind: str | RetrieverKind, corpus: Corpus, index: Path | None = None) -> Retriever:
+def open_retriever(
+    kind: str | RetrieverKind,
+    corpus: Corpus,
+    index: Path | None = None,
+    *,
+    encoder: str | Path | None = None,
+    ef_search: int | None = None,
+    nprobe: int | None = None,
+    threads: int = 1,
+) -> Retriever:
     """Open the retriever of a corpus.
 
     Args:
         kind: ``"bm25"``, ``"dense"`` or ``"hybrid"``.
         corpus: what is searched.
         index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
+        encoder, ef_search, nprobe, threads: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
 
     Raises:
         SpearError: no such kind; the index is missing, damaged, or of another corpus or model.
+        ModuleNotFoundError: a dense one without the extra ``search``.
     """
     kind = choose_member(RetrieverKind, kind, "retriever")
     if kind is RetrieverKind.BM25:
         return BM25Retriever(corpus, index)
-    raise SpearError("dense and hybrid are being built")
+    if index is None:
+        raise SpearError(
+            f"retriever={kind.value!r} needs an index: make one with 'spear index build', and name its folder."
+        )
+    from spear_envs.retrieval.dense import DenseRetriever
+
+    dense = DenseRetriever(corpus, index, encoder=encoder, ef_search=ef_search, nprobe=nprobe, threads=threads)
+    if kind is RetrieverKind.DENSE:
+        return dense
+    from spear_envs.retrieval.hybrid import HybridRetriever
+
+    has_words = (Path(index) / Part.BM25.value).is_dir()
+    return HybridRetriever([BM25Retriever(corpus, index if has_words else None), dense])

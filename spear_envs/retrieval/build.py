@@ -1,0 +1,236 @@
+"""Building the parts of an index: postings of words, or vectors in a faiss index.
+
+Everything grows beside its place under another name and is renamed when it is complete. A build that was cut off goes
+on when the same command is given again: finished chunks of postings and finished shards of vectors are kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from spear_envs.bm25.build import build_index
+from spear_envs.core.errors import SpearError
+from spear_envs.data.processes import hold_folder
+from spear_envs.data.space import check_space
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.encoders import EXPORT_FILES, TorchEncoder, export_onnx
+from spear_envs.retrieval.kinds import EF_CONSTRUCTION, IndexType
+from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MANIFEST, POSTINGS, Part, write_manifest
+from spear_envs.retrieval.models import EncoderSpec
+from spear_envs.retrieval.plan import require_memory
+from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
+
+__all__ = [
+    "DenseBuild",
+    "Progress",
+    "assemble_index",
+    "build_bm25",
+    "build_dense",
+]
+
+MARGIN = 2**26
+"""Bytes of disk beside index and vectors."""
+
+Progress = Callable[[str, int, int], None]
+"""Hears what is being done, and how many rows of how many are done."""
+
+
+def _ignore(what: str, done: int, total: int) -> None:
+    pass
+
+
+def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: Progress = _ignore) -> None:
+    """Build the part ``bm25`` of an index folder.
+
+    Raises:
+        SpearError: another process builds there, the disk is full, or a building process was killed.
+    """
+    folder = _prepare_folder(index) / Part.BM25.value
+    folder.mkdir(exist_ok=True)
+    build_index(
+        corpus.texts(),
+        folder / POSTINGS,
+        processes=processes,
+        on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
+    )
+    write_manifest(folder, Part.BM25, corpus, {}, {"built": _now()}, [f"{POSTINGS}/{MANIFEST}"])
+
+
+@dataclass(frozen=True)
+class DenseBuild:
+    """How the part ``dense`` is built."""
+
+    type: IndexType
+    model: Path
+    spec: EncoderSpec
+    device: str = "cpu"
+    """Of torch. The processor runs the model's export for ONNX Runtime, if it has one."""
+    processes: int = 2
+    """That encode; also the threads that link an HNSW graph."""
+    memory: int | None = None
+    """Bytes that may be used; by default four fifths of what is free."""
+    vectors: Path | None = None
+    """Folder that keeps the vectors, to build other types of them; by default they are deleted in the end."""
+    ef_construction: int = EF_CONSTRUCTION
+    seed: int = 0
+    """Of the sample that codes and lists are fitted to."""
+
+
+def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Progress = _ignore) -> None:
+    """Build the part ``dense`` of an index folder.
+
+    Raises:
+        SpearError: the index would not fit into memory or on the disk, the kept vectors are of another corpus or model,
+            another process builds there, or a building process was killed.
+        ModuleNotFoundError: the extra ``search`` is not installed.
+    """
+    folder = _prepare_folder(index) / Part.DENSE.value
+    work = folder.with_name(f"{folder.name}.partial")
+    with _explain_faults(folder), hold_folder(work):
+        reason, dimension = _prepare_export(build, work / EXPORT)
+        kind = build.type.resolve(len(corpus), dimension)
+        require_memory(kind, len(corpus), dimension, build.memory)
+        check_space(index, _find_disk(kind, len(corpus), dimension), f"the index {index}")
+        if build.device == "cpu" and not reason:
+            source = EncoderSource(work / EXPORT, build.spec, exported=True)
+        else:
+            source = EncoderSource(build.model, build.spec, exported=False, device=build.device)
+        vectors = encode_corpus(
+            corpus,
+            build.vectors or work / "vectors",
+            source,
+            processes=build.processes if build.device == "cpu" else 1,
+            on_rows=lambda rows: on_progress("encode", rows, len(corpus)),
+        )
+        fresh = work / "index"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        assemble_index(vectors, kind, fresh, build, on_progress=on_progress)
+        files = [INDEX, *([EXACT] if kind.needs_exact else [])]
+        if not reason:
+            shutil.copytree(work / EXPORT, fresh / EXPORT, ignore=shutil.ignore_patterns("complete"))
+            files += [f"{EXPORT}/{name}" for name in EXPORT_FILES]
+        settings = {
+            "type": kind.name,
+            "dimension": dimension,
+            "metric": "inner product",
+            "ef_construction": build.ef_construction,
+            "seed": build.seed,
+            "encoder": asdict(build.spec),
+        }
+        notes = {"built": _now(), "model_folder": str(build.model), "device": build.device, "no_export": reason}
+        write_manifest(fresh, Part.DENSE, corpus, settings, notes, files)
+        _replace_folder(fresh, folder, work)
+        shutil.rmtree(work)
+
+
+def assemble_index(
+    vectors: VectorFiles, kind: IndexType, folder: Path, build: DenseBuild, *, on_progress: Progress = _ignore
+) -> None:
+    """Make the faiss index of finished vectors in ``folder``; memory holds the index, a shard and a training sample."""
+    import faiss
+
+    faiss.omp_set_num_threads(build.processes)
+    index = kind.make(vectors.dimension, build.ef_construction)
+    if size := kind.training_vectors(vectors.rows):
+        on_progress("train", 0, vectors.rows)
+        index.train(vectors.sample(size, build.seed))
+    for shard in vectors.shards():
+        for part in np.array_split(shard, max(len(shard) // ADDED_ROWS, 1)):
+            index.add(part)
+            on_progress("add", index.ntotal, vectors.rows)
+    on_progress("write", 0, vectors.rows)
+    faiss.write_index(index, str(folder / INDEX))
+    if kind.needs_exact:
+        with (folder / EXACT).open("wb") as file:
+            for path in vectors.paths:
+                with path.open("rb") as shard_file:
+                    shutil.copyfileobj(shard_file, file)
+    on_progress("write", vectors.rows, vectors.rows)
+
+
+ADDED_ROWS = 1_000
+"""Vectors that are added together: a graph of many takes seconds for so many, and progress should be seen."""
+
+
+def _prepare_export(build: DenseBuild, folder: Path) -> tuple[str, int]:
+    """Make the export for ONNX Runtime, or find that of an earlier try.
+
+    Returns:
+        Why there is none, or an empty string; and the dimension of the vectors.
+    """
+    # In a process of its own: torch would keep half a gigabyte for the rest of the build.
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_export_model, build, folder).result()
+
+
+def _export_model(build: DenseBuild, folder: Path) -> tuple[str, int]:
+    mark = folder / "complete"
+    if mark.is_file() and mark.read_text("utf-8") == build.spec.fingerprint:
+        return "", EncoderSource(folder, build.spec, True).open().dimension
+    encoder = TorchEncoder(build.model, build.spec)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        export_onnx(encoder, folder)
+    except SpearError as error:
+        return str(error), encoder.dimension
+    mark.write_text(build.spec.fingerprint, "utf-8")
+    return "", encoder.dimension
+
+
+def _prepare_folder(index: Path) -> Path:
+    index = Path(index).absolute()
+    try:
+        index.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SpearError(f"{index} is a file: name a folder for the index.") from None
+    strangers = sorted(path.name for path in index.iterdir() if path.name.partition(".")[0] not in _OWN)
+    if strangers:
+        raise SpearError(f"{index} holds files that are no index ({strangers[0]} …): name another folder.")
+    return index
+
+
+_OWN = {part.value for part in Part}
+
+
+def _replace_folder(fresh: Path, folder: Path, work: Path) -> None:
+    replaced = work / "replaced"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    fresh.rename(folder)
+
+
+@contextmanager
+def _explain_faults(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise SpearError(
+            f"a process that built {folder} ended (killed for want of memory? a script without `if __name__ == "
+            '"__main__":`?): mend that and run the same command again; finished vectors are kept.'
+        ) from error
+    except (OSError, RuntimeError) as error:  # faiss knows only the latter
+        raise SpearError(
+            f"{folder} could not be built ({error}): mend that and run the same command again; finished vectors are "
+            "kept."
+        ) from error
+
+
+def _find_disk(kind: IndexType, rows: int, dimension: int) -> int:
+    vectors = 2 * dimension * rows
+    return round(kind.index_bytes(rows, dimension)) + vectors * (2 if kind.needs_exact else 1) + MARGIN
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,261 @@
+"""Texts to vectors: sentence-transformers on torch, or its export on ONNX Runtime, which needs no torch to run.
+
+Vectors are float32 of length 1. Texts are cut and padded alike on both ways; what they give differs by rounding alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.models import EncoderSpec
+
+__all__ = ["Encoder", "OnnxEncoder", "TorchEncoder", "Vectors", "export_onnx"]
+
+Vectors = npt.NDArray[np.float32]
+"""(N, D)."""
+CHARACTERS_PER_TOKEN = 32
+"""A text is cut at so many characters for each token that is read, lest a tokenizer reads a book for its first page."""
+MODEL, TOKENIZER, SETTINGS = "model.onnx", "tokenizer.json", "encoder.json"
+EXPORT_FILES = (MODEL, TOKENIZER, SETTINGS)
+"""What an export consists of."""
+OPSET = 17
+PROBE = (
+    "Ada Lovelace",
+    "where is the river that gave the city its name",
+    "“Ça va?” – Zürich, Łódź, 東京 and the RMS Titanic (1912), " * 12,
+)
+"""Texts on which an export must agree with the model: short, middling, longer than most, not only ASCII."""
+
+
+class Encoder(Protocol):
+    """Makes vectors of texts."""
+
+    spec: EncoderSpec
+    dimension: int
+    """D."""
+    backend: str
+    """What computes, for people."""
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """Tokens that the model reads of each query."""
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of queries as one batch."""
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """Vectors of passages as one batch."""
+
+
+def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:
+    limit = spec.max_length * CHARACTERS_PER_TOKEN
+    # Half a surrogate pair, which JSON can bring, is no text for a tokenizer.
+    return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
+
+
+def _normalize(vectors: npt.NDArray[Any]) -> Vectors:
+    vectors = np.asarray(vectors, np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+
+
+class TorchEncoder:
+    """A model of sentence-transformers as it is.
+
+    Args:
+        folder: of the model.
+        spec: of the same model.
+        device: of torch; in half precision on everything but ``"cpu"``.
+        threads: of the processor.
+
+    Raises:
+        SpearError: sentence-transformers cannot load the folder.
+        ModuleNotFoundError: the extra ``search`` is not installed.
+    """
+
+    def __init__(self, folder: Path, spec: EncoderSpec, *, device: str = "cpu", threads: int = 1) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        # It draws a bar for each model that it loads, whoever asked for it.
+        drawn = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            # Plain attention can be exported, and gives the same sums however a batch is padded.
+            arguments: dict[str, Any] = {"attn_implementation": "eager"} if device == "cpu" else {"dtype": "float16"}
+            self._model = SentenceTransformer(
+                str(folder), device=device, local_files_only=True, model_kwargs=arguments
+            ).eval()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            message = (str(error).splitlines() or [type(error).__name__])[0]
+            raise SpearError(
+                f"{folder} cannot be loaded as a sentence-transformers model on {device} ({message}): check the folder "
+                "and the device."
+            ) from error
+        finally:
+            if drawn:
+                logging.enable_progress_bar()
+        self._torch = torch
+        self._threads = threads
+        self._model.max_seq_length = spec.max_length
+        self.spec = spec
+        self.backend = f"torch {device}"
+        self.dimension = self._encode("", ["probe"]).shape[1]
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """See :class:`Encoder`."""
+        texts = _prepare(self.spec.query_prefix, queries, self.spec)
+        found = self._model.tokenizer(texts, truncation=True, max_length=self.spec.max_length)
+        return [len(ids) for ids in found["input_ids"]]
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """See :class:`Encoder`."""
+        return self._encode(self.spec.query_prefix, texts)
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """See :class:`Encoder`."""
+        return self._encode(self.spec.passage_prefix, texts)
+
+    def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.empty((0, self.dimension), np.float32)
+        self._torch.set_num_threads(self._threads)  # counts for the thread that calls
+        prepared = _prepare(prefix, texts, self.spec)
+        # An empty prompt, or a default one of the model's would come before our prefix.
+        return _normalize(
+            self._model.encode(prepared, prompt="", batch_size=max(len(prepared), 1), show_progress_bar=False)
+        )
+
+    def export(self, folder: Path) -> None:
+        """See :func:`export_onnx`."""
+        import torch
+
+        model = self._model
+        backend = getattr(model.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise SpearError("its tokenizer has no form that runs without transformers")
+        found = model.tokenizer(["a b c d", "e"], padding=True, return_tensors="pt")
+        names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in found]
+
+        class Pipeline(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, *inputs: Any) -> Any:
+                return self.model(dict(zip(names, inputs, strict=True)))["sentence_embedding"]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about branches of the model that no input takes
+            torch.onnx.export(
+                Pipeline(),
+                tuple(found[name] for name in names),
+                str(folder / MODEL),
+                input_names=names,
+                output_names=["vectors"],
+                dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names} | {"vectors": {0: "batch"}},
+                opset_version=OPSET,
+                dynamo=False,  # the newer exporter needs a package more, and tens of seconds
+            )
+        backend.no_truncation()
+        backend.no_padding()
+        backend.save(str(folder / TOKENIZER))
+        settings = {"pad_id": int(model.tokenizer.pad_token_id or 0)}
+        (folder / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+
+def export_onnx(encoder: TorchEncoder, folder: Path, *, threads: int = 1) -> OnnxEncoder:
+    """Write a model for ONNX Runtime into ``folder``, and make sure that it gives the same vectors.
+
+    Raises:
+        SpearError: the model or the packages at hand do not allow it, or the vectors differ: use torch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        encoder.export(folder)
+        exported = OnnxEncoder(folder, encoder.spec, threads=threads)
+        for texts in (PROBE, PROBE[:1]):
+            same = (exported.encode_queries(texts) * encoder.encode_queries(texts)).sum(axis=1)
+            if same.min() < 0.9999:
+                raise SpearError(f"its vectors differ from the model's (cosine {same.min():.4f})")
+    except Exception as error:  # an exporter fails in as many ways as there are models
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpearError(f"{encoder.spec.model} has no export for ONNX Runtime: {message}") from error
+    return exported
+
+
+class OnnxEncoder:
+    """An export of a model, with its tokenizer.
+
+    Args:
+        folder: that :func:`export_onnx` wrote.
+        spec: of the model that was exported.
+        threads: of the processor.
+
+    Raises:
+        SpearError: the files are missing or damaged.
+        ModuleNotFoundError: the extra ``search`` is not installed.
+    """
+
+    def __init__(self, folder: Path, spec: EncoderSpec, *, threads: int = 1) -> None:
+        # Read at each call: threads of its own would fight over the processor with those of the caller.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # A thread that spins while it waits takes its core from the others.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._pad = int(json.loads((folder / SETTINGS).read_text("utf-8"))["pad_id"])
+            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            self._session = onnxruntime.InferenceSession(
+                str(folder / MODEL), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # neither library has a base class for what it raises
+            raise SpearError(f"the encoder in {folder} cannot be loaded ({error}): build the index again.") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(spec.max_length)
+        self._inputs = [item.name for item in self._session.get_inputs()]
+        self.spec = spec
+        self.backend = "onnxruntime"
+        self.dimension = self._encode("", ["probe"]).shape[1]
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """See :class:`Encoder`."""
+        texts = _prepare(self.spec.query_prefix, queries, self.spec)
+        return [len(found) for found in self._tokenizer.encode_batch_fast(texts)]
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """See :class:`Encoder`."""
+        return self._encode(self.spec.query_prefix, texts)
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """See :class:`Encoder`."""
+        return self._encode(self.spec.passage_prefix, texts)
+
+    def _encode(self, prefix: str, texts: Sequence[str]) -> Vectors:
+        if not texts:
+            return np.empty((0, self.dimension), np.float32)
+        found = self._tokenizer.encode_batch_fast(_prepare(prefix, texts, self.spec))
+        shape = (len(texts), max(map(len, found)))
+        inputs = {
+            "input_ids": np.full(shape, self._pad, np.int64),
+            "attention_mask": np.zeros(shape, np.int64),
+            "token_type_ids": np.zeros(shape, np.int64),
+        }
+        for row, tokens in enumerate(found):
+            inputs["input_ids"][row, : len(tokens)] = tokens.ids
+            inputs["attention_mask"][row, : len(tokens)] = 1
+        return _normalize(self._session.run(None, {name: inputs[name] for name in self._inputs})[0])

@@ -1,0 +1,160 @@
+"""What an index was made of, written beside it: nothing is searched with an index of another corpus or model.
+
+An index folder holds a part for each way of searching, ``bm25/`` and ``dense/``; each is complete with its manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import digest_file
+from spear_envs.retrieval.corpus import Corpus
+
+__all__ = [
+    "EXACT",
+    "EXPORT",
+    "INDEX",
+    "MANIFEST",
+    "POSTINGS",
+    "Manifest",
+    "Part",
+    "check_digests",
+    "open_manifest",
+    "write_manifest",
+]
+
+MANIFEST = "manifest.json"
+POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
+"""Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""
+FORMAT = "spear-index"
+VERSION = 1
+SMALL_FILE = 1 << 22
+"""Bytes up to which a file is compared by its checksum, not its length alone, whenever the index is opened."""
+MEND = "build the index again ('spear index build')"
+
+
+class Part(Enum):
+    """One way of searching an index folder."""
+
+    BM25 = "bm25"
+    """Postings of words."""
+    DENSE = "dense"
+    """Vectors and their encoder."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a part."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    """What results depend on, as plain data."""
+    notes: Mapping[str, Any]
+    """What they do not depend on: when and by what it was built."""
+    files: Mapping[str, Mapping[str, Any]]
+    """``bytes`` and ``sha256`` by path in the folder."""
+    fingerprint: str
+    """SHA-256 in hex, of the corpus, the settings and the files."""
+
+
+def write_manifest(
+    folder: Path, part: Part, corpus: Corpus, settings: Mapping[str, Any], notes: Mapping[str, Any], files: list[str]
+) -> None:
+    """Make a folder with these files a part of an index."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "part": part.value,
+        "corpus": {"sha256": corpus.fingerprint, "lines": len(corpus)},
+        "settings": dict(settings),
+        "files": {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": digest_file(folder / name)} for name in files
+        },
+    }
+    temporary = folder / f"{MANIFEST}.part"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({**content, "notes": dict(notes)}, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / MANIFEST)
+
+
+def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
+    """Read the manifest of a part and hold it against the corpus and the files.
+
+    Large files are compared by length; :func:`check_digests` compares every byte.
+
+    Raises:
+        SpearError: the folder has no such part, it is damaged or of another version, or it is of another corpus.
+    """
+    folder = Path(index) / part.value
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise SpearError(_explain_absence(Path(index), part)) from None
+    except (OSError, ValueError) as error:
+        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("part") != part.value:
+        raise SpearError(f"{path} is no manifest of an index: {MEND}.")
+    if content.get("version") != VERSION:
+        raise SpearError(f"{folder} is of version {content.get('version')}, and this is version {VERSION}: {MEND}.")
+    try:
+        notes = content.pop("notes")
+        manifest = Manifest(
+            folder=folder,
+            settings=dict(content["settings"]),
+            notes=dict(notes),
+            files={str(name): dict(entry) for name, entry in content["files"].items()},
+            fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest(),
+        )
+        found, lines = content["corpus"]["sha256"], int(content["corpus"]["lines"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SpearError(f"{path} is damaged ({error!r}): {MEND}.") from error
+    if found != corpus.fingerprint:
+        raise SpearError(
+            f"{folder} is an index of another corpus ({lines:,} documents, SHA-256 {str(found)[:12]}…) than the one at "
+            f"hand ({len(corpus):,} documents, SHA-256 {corpus.fingerprint[:12]}…): give that corpus, or {MEND}."
+        )
+    for name, entry in manifest.files.items():
+        _check_file(folder, name, entry, whole=False)
+    return manifest
+
+
+def check_digests(manifest: Manifest) -> None:
+    """Compare every byte of a part with its manifest.
+
+    Raises:
+        SpearError: a file is not as it was written.
+    """
+    for name, entry in manifest.files.items():
+        _check_file(manifest.folder, name, entry, whole=True)
+
+
+def _check_file(folder: Path, name: str, entry: Mapping[str, Any], *, whole: bool) -> None:
+    path = folder / name
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise SpearError(f"{path} is missing from the index ({error.strerror}): {MEND}.") from None
+    if size != entry.get("bytes"):
+        raise SpearError(f"{path} has {size:,} bytes and should have {entry.get('bytes')}: {MEND}.")
+    if (whole or size <= SMALL_FILE) and digest_file(path) != entry.get("sha256"):
+        raise SpearError(f"{path} is damaged: its checksum is another than was written; {MEND}.")
+
+
+def _explain_absence(index: Path, part: Part) -> str:
+    if not index.is_dir():
+        return f"there is no index folder {index}: check the path, or build one with 'spear index build --out {index}'."
+    others = [other.value for other in Part if (index / other.value / MANIFEST).is_file()]
+    example = "bm25" if part is Part.BM25 else "hnsw"
+    found = f"only the part {others[0]!r}" if others else "no finished index"
+    return f"{index} holds {found}: 'spear index build --type {example} --out {index}' adds the part {part.value!r}."

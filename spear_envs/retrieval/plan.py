@@ -1,0 +1,155 @@
+"""How much memory, disk and time an index takes, before it is built.
+
+Sizes follow from the types of index (:mod:`spear_envs.retrieval.kinds`). Times are extrapolated from measurements on
+one core and say no more than an order of magnitude; encoding can be measured on the spot.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.space import format_bytes
+from spear_envs.retrieval.kinds import Code, Family, IndexType, parse_type
+
+__all__ = [
+    "PLANNED",
+    "WIKI18_ROWS",
+    "Estimate",
+    "choose_type",
+    "estimate_index",
+    "find_memory",
+    "require_memory",
+]
+
+WIKI18_ROWS = 21_015_324
+PLANNED = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-sq8", "ivf-pq96")
+FLAT_ROWS = 50_000
+"""Documents up to which every vector is compared: a millisecond or two a query."""
+PROCESS_BYTES = 500 * 10**6
+"""Python, faiss, ONNX Runtime and what they keep for reuse."""
+SHARE = 0.8
+"""Of the memory that is free: the rest is for the others and the disk's cache."""
+# CPU seconds for one vector of 384 dimensions in a graph of 100,000, efConstruction 200. They grow with the logarithm
+# of the graph's size, and with the dimension.
+LINK_SECONDS = {Code.FLAT: 1.1e-3, Code.SQ8: 1.1e-3}
+LINK_ROWS, LINK_DIMENSION = 100_000, 384
+COMPARE_SECONDS = 1e-10
+"""For one dimension of one comparison with a list's centre."""
+TRAINING_ROUNDS = 11
+"""Of k-means, and one to assign a vector at last."""
+GROWTH = 2.0
+"""faiss doubles an array that is full: for a moment there are the old one and the new."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one type of index takes."""
+
+    type: IndexType
+    index_bytes: int
+    """The file, and the memory of a search that touches all of it; processes share it."""
+    build_bytes: int
+    """Memory at the peak of the build."""
+    disk_bytes: int
+    """At the peak of the build: the index, and the vectors in float16."""
+    build_seconds: float
+    """CPU time of training and adding, without encoding."""
+
+
+def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
+    """What an index of ``rows`` vectors takes.
+
+    Raises:
+        SpearError: the type does not fit the corpus or the vectors.
+    """
+    kind = kind.resolve(rows, dimension)
+    size = kind.index_bytes(rows, dimension)
+    sample = 4 * dimension * kind.training_vectors(rows)
+    seconds = 0.0
+    if kind.family is Family.HNSW:
+        size_factor = math.log(max(rows, 2)) / math.log(LINK_ROWS)
+        seconds = rows * LINK_SECONDS[kind.code] * size_factor * dimension / LINK_DIMENSION
+    elif kind.family is Family.IVF:
+        compared = rows + TRAINING_ROUNDS * kind.training_vectors(rows)
+        seconds = compared * kind.lists * dimension * COMPARE_SECONDS
+    return Estimate(
+        type=kind,
+        index_bytes=round(size),
+        build_bytes=round(max(GROWTH * size, size + sample) + PROCESS_BYTES),
+        disk_bytes=round(size + 2 * dimension * rows * (2 if kind.needs_exact else 1)),
+        build_seconds=seconds,
+    )
+
+
+def find_memory() -> int:
+    """Bytes of memory that are free for a build: four fifths of what the system, or the control group, has left."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        limit, used = (
+            int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current")
+        )
+        free = min(free, limit - used)
+    except (OSError, ValueError):  # no control group, or "max"
+        pass
+    return max(int(SHARE * free), 0)
+
+
+def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | None = None) -> None:
+    """Refuse a build that would not fit.
+
+    Args:
+        kind: what is to be built.
+        rows, dimension: of the vectors.
+        memory: bytes that may be used; by default :func:`find_memory`.
+
+    Raises:
+        SpearError: it would not; the message has the estimate, and what would fit.
+    """
+    limit = find_memory() if memory is None else memory
+    needed = estimate_index(kind, rows, dimension).build_bytes
+    if needed <= limit:
+        return
+    smaller = [
+        name
+        for name in PLANNED
+        if _fits(name, rows, dimension) and estimate_index(parse_type(name), rows, dimension).build_bytes <= limit
+    ]
+    advice = f"take --type {smaller[0]}" if smaller else "take --type bm25"
+    raise SpearError(
+        f"{kind.name} of {rows:,} vectors of {dimension} dimensions needs {format_bytes(needed)} of memory to build, "
+        f"and {format_bytes(limit)} may be used: {advice}, or give more with --memory."
+    )
+
+
+def choose_type(rows: int, dimension: int, memory: int | None = None) -> IndexType:
+    """The type for a corpus: every vector compared if they are few, else a graph, with coarser vectors if need be.
+
+    Raises:
+        SpearError: no graph fits into memory.
+    """
+    if rows <= FLAT_ROWS:
+        return parse_type("flat")
+    limit = find_memory() if memory is None else memory
+    exact, coarse = parse_type("hnsw"), parse_type("hnsw-sq8")
+    if estimate_index(exact, rows, dimension).build_bytes <= limit:
+        return exact
+    require_memory(coarse, rows, dimension, limit)
+    return coarse
+
+
+def _fits(name: str, rows: int, dimension: int) -> bool:
+    try:
+        parse_type(name).resolve(rows, dimension)
+    except SpearError:
+        return False
+    return True

@@ -161,7 +161,7 @@ def test_the_deadline_ends_a_wait_and_leaves_nothing_behind() -> None:
     async def work() -> None:
         bench = Bench(deadline_s=0.05)
         blocked = await bench.block()
-        with pytest.raises(DeadlineError, match="no result within 0.05 s"):
+        with pytest.raises(DeadlineError, match=r"no result within 0\.05 s"):
             await bench.batcher.search(["1", "2"], 3)
         with pytest.raises(DeadlineError):
             await blocked

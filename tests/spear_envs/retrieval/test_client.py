@@ -1,0 +1,351 @@
+"""The client against a server of the test that answers by a script, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx", reason="the client needs httpx (extra 'search' or 'data')")
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+from spear_envs.retrieval import session
+from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.endpoints import Backoff
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+
+QUICK = Backoff(first=0.01, longest=0.05)
+Answer = Callable[[str, dict[str, str], bytes], bytes | None]
+
+
+def reply(status: int, content: Any, **headers: str) -> bytes:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def answer_rows(_: str, __: dict[str, str], body: bytes) -> bytes:
+    """As the service would: a document that repeats the query."""
+    asked = json.loads(body)
+    rows = [[{"document": {"id": q, "contents": f'"T"\n{q}'}, "score": 1.0}][: asked["topk"]] for q in asked["queries"]]
+    return reply(200, {"result": rows})
+
+
+class Torn(bytes):
+    """An answer after which the connection is closed, whatever was promised."""
+
+
+class ScriptedServer:
+    """Answers the n-th request by the n-th entry of a script, the last of which repeats."""
+
+    def __init__(self, *script: Answer | bytes | None) -> None:
+        self.script = list(script)
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.connections = 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        with connection, stream:
+            while line := stream.readline().decode().strip():
+                headers = {}
+                while header := stream.readline().decode().strip():
+                    name, _, value = header.partition(":")
+                    headers[name.lower()] = value.strip()
+                body = stream.read(int(headers.get("content-length", 0)))
+                step = self.script[min(len(self.requests), len(self.script) - 1)]
+                self.requests.append((line, headers, body))
+                answer = step(line, headers, body) if callable(step) else step
+                if answer is None:
+                    return  # the connection is closed without a word
+                try:
+                    connection.sendall(answer)
+                except OSError:
+                    return
+                if isinstance(answer, Torn):
+                    return
+
+
+@contextmanager
+def serve(*script: Answer | bytes | None) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(*script)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def make_client(*servers: ScriptedServer | str, **keywords: Any) -> RetrieverClient:
+    urls = [server if isinstance(server, str) else server.url for server in servers]
+    return RetrieverClient(urls, **{"backoff": QUICK, "deadline_s": 20.0, **keywords})
+
+
+def test_a_search_sends_the_contract_and_reads_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with serve(answer_rows) as server:
+        client = make_client(server)
+        assert client.search("à 北京", 3) == [{"id": "à 北京", "contents": '"T"\nà 北京'}]
+        line, headers, body = server.requests[0]
+    assert line == "POST /retrieve HTTP/1.1"
+    assert headers["content-type"] == "application/json" and "authorization" not in headers
+    assert json.loads(body) == {"queries": ["à 北京"], "topk": 3, "return_scores": True}
+
+
+def test_connections_are_used_again_by_all_clients_and_loops() -> None:
+    with serve(answer_rows) as server:
+        for _ in range(3):
+            make_client(server).search("a", 1)
+            assert asyncio.run(make_client(server).search_async(["b", "c"], 1))[1][0]["id"] == "c"
+        assert len(server.requests) == 6 and server.connections == 1
+
+
+def test_answers_of_many_threads_and_of_a_loop_do_not_mix() -> None:
+    found: dict[str, str] = {}
+    with serve(answer_rows) as server:
+        client = make_client(server)
+
+        def ask(name: str) -> None:
+            found[name] = client.search(name, 1)[0]["id"]
+
+        threads = [threading.Thread(target=ask, args=(f"t{i}",)) for i in range(24)]
+        for thread in threads:
+            thread.start()
+
+        async def ask_many() -> list[str]:
+            rows = await asyncio.gather(*(client.search_async([f"l{i}"], 1) for i in range(24)))
+            return [row[0][0]["id"] for row in rows]
+
+        assert asyncio.run(ask_many()) == [f"l{i}" for i in range(24)]
+        for thread in threads:
+            thread.join()
+    assert found == {f"t{i}": f"t{i}" for i in range(24)}
+
+
+def test_the_token_comes_from_the_keyword_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(answer_rows) as server:
+        make_client(server, token="abc").search("a", 1)
+        monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", "xyz")
+        make_client(server).search("a", 1)
+        sent = [headers["authorization"] for _, headers, _ in server.requests]
+    assert sent == ["Bearer abc", "Bearer xyz"]
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_passing_failures_are_tried_again(status: int) -> None:
+    with serve(reply(status, {"detail": "soon"}), None, answer_rows) as server:
+        assert make_client(server).search("a", 1)[0]["id"] == "a"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_honoured(form: str) -> None:
+    later = datetime.now(timezone.utc) + timedelta(seconds=2)
+    value = "1" if form == "seconds" else format_datetime(later, usegmt=True)
+    with serve(reply(503, {}, Retry_After=value), answer_rows) as server:
+        start = time.monotonic()
+        make_client(server).search("a", 1)
+        assert time.monotonic() - start >= 0.9
+
+
+def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
+    with serve(reply(503, {"detail": "full"}, Retry_After="60")) as server:
+        start = time.monotonic()
+        with pytest.raises(RetrieverFault, match=r"503: full; last of 2 tries"):
+            make_client(server).search("a", 1)
+        assert time.monotonic() - start < 5 and len(server.requests) == 1
+
+
+def test_nobody_there_is_unavailable() -> None:
+    client = make_client(f"http://127.0.0.1:{find_free_port()}", tries=3)
+    with pytest.raises(RetrieverFault, match=r"cannot be reached .* last of 3 tries") as caught:
+        client.search("a", 1)
+    assert caught.value.kind == "retriever_unavailable" and isinstance(caught.value, EnvFault)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "tries"),
+    [
+        (reply(503, {"detail": "full"}), FaultKind.UNAVAILABLE, 3),
+        (None, FaultKind.UNAVAILABLE, 3),
+        (Torn(b"HTTP/1.1 200 X\r\nContent-Length: 100\r\n\r\n{"), FaultKind.UNAVAILABLE, 3),
+        (reply(500, {"detail": "crash"}), FaultKind.UNAVAILABLE, 1),
+        (reply(504, {"detail": "late"}), FaultKind.TIMEOUT, 1),
+        (reply(200, b"<html>"), FaultKind.BAD_REPLY, 1),
+        (reply(200, {"result": [[], []]}), FaultKind.BAD_REPLY, 1),
+        (reply(200, {"result": [[{"id": "1"}]]}), FaultKind.BAD_REPLY, 1),
+        (reply(404, {"detail": "no"}), FaultKind.BAD_REPLY, 1),
+        (reply(302, b"", Location="http://127.0.0.1:1/"), FaultKind.BAD_REPLY, 1),
+    ],
+)
+def test_faults_have_kinds(answer: bytes | None, kind: FaultKind, tries: int) -> None:
+    with serve(answer) as server:
+        with pytest.raises(RetrieverFault) as caught:
+            make_client(server, tries=3, deadline_s=2.0).search("a", 1)
+        assert caught.value.kind == kind.value and server.url in caught.value.message
+        assert len(server.requests) == tries
+    assert pickle.loads(pickle.dumps(caught.value)).kind == kind.value
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [(422, "'topk' is 0"), (400, "refused"), (401, "SPEAR_RETRIEVER_TOKEN"), (403, "token")]
+)
+def test_what_a_user_must_mend_is_no_fault(status: int, word: str) -> None:
+    with serve(reply(status, {"detail": "'topk' is 0"})) as server:
+        with pytest.raises(SpearError, match=word) as caught:
+            make_client(server).search("a", 0)
+        assert not isinstance(caught.value, EnvFault) and len(server.requests) == 1
+
+
+def test_the_deadline_covers_all_tries() -> None:
+    def hang(*_: Any) -> bytes:
+        time.sleep(3)
+        return reply(200, {})
+
+    with serve(reply(503, {}), hang) as server:
+        start = time.monotonic()
+        with pytest.raises(RetrieverFault, match=r"within 0\.5 s, at try 2") as caught:
+            make_client(server, deadline_s=0.5).search("a", 1)
+        assert caught.value.kind == "retriever_timeout" and time.monotonic() - start < 2.5
+
+
+def test_a_dead_server_among_several_costs_no_answer() -> None:
+    dead = f"http://127.0.0.1:{find_free_port()}"
+    with serve(answer_rows) as one, serve(answer_rows) as two:
+        client = make_client(dead, one, two, backoff=Backoff(first=30.0, longest=30.0))
+        for i in range(20):
+            assert client.search(str(i), 1)[0]["id"] == str(i)
+        assert abs(len(one.requests) - len(two.requests)) <= 1 and len(one.requests) + len(two.requests) == 20
+
+
+def test_a_server_that_comes_back_is_asked_again() -> None:
+    with serve(reply(503, {}), answer_rows) as one, serve(answer_rows) as two:
+        client = make_client(one, two)
+        for i in range(6):
+            client.search(str(i), 1)
+            time.sleep(0.06)
+        assert len(one.requests) >= 2
+
+
+def test_a_cancelled_search_closes_its_connection() -> None:
+    seen = threading.Event()
+
+    def wait_for_the_end(*_: Any) -> bytes:
+        seen.set()
+        time.sleep(0.5)
+        return reply(200, {})
+
+    async def work(client: RetrieverClient) -> None:
+        task = asyncio.create_task(client.search_async(["a"], 1))
+        await asyncio.to_thread(seen.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with serve(wait_for_the_end, answer_rows) as server:
+        asyncio.run(work(make_client(server)))
+        assert make_client(server).search("b", 1)[0]["id"] == "b"
+        assert server.connections == 2
+
+
+def search_in_child(client: RetrieverClient, pipe: Any) -> None:
+    pipe.send((os.getpid(), client.search("child", 1)[0]["id"]))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_client_works_in_child_processes(method: str) -> None:
+    with serve(answer_rows) as server:
+        client = make_client(server)
+        client.search("parent", 1)
+        context = multiprocessing.get_context(method)
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=search_in_child, args=(client, send))
+        child.start()
+        assert receive.poll(60)
+        pid, found = receive.recv()
+        child.join(10)
+        assert child.exitcode == 0 and pid != os.getpid() and found == "child"
+        assert client.search("parent again", 1)[0]["id"] == "parent again"
+
+
+def test_a_fork_while_the_session_is_being_made_does_not_hang() -> None:
+    with session._lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if session._lock.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_pickles_are_whole_and_small() -> None:
+    with serve(answer_rows) as server:
+        client = make_client(server, token="t")
+        client.search("a", 1)
+        copy = pickle.loads(pickle.dumps(client))
+        assert copy.search("b", 1)[0]["id"] == "b" and copy.urls == client.urls
+
+
+def health(fingerprint: str | None) -> bytes:
+    return reply(200, {"status": "ok"} if fingerprint is None else {"fingerprint": fingerprint})
+
+
+def test_the_fingerprint_is_the_services() -> None:
+    with serve(reply(503, {"status": "loading"}, Retry_After="0"), health("f1")) as one:
+        client = make_client(one)
+        assert client.fingerprint == client.fingerprint == "f1"
+        assert len(one.requests) == 2
+
+
+def test_servers_with_different_indexes_are_refused() -> None:
+    with serve(health("f1")) as one, serve(health("f2")) as two:
+        with pytest.raises(SpearError, match="do not have the same index"):
+            _ = make_client(one, two).fingerprint
+
+
+def test_a_service_that_says_nothing_of_itself_is_known_by_its_address() -> None:
+    with serve(reply(404, {"detail": "Not Found"})) as server:
+        assert make_client(server).fingerprint == f"unidentified:{server.url}"
+
+
+@pytest.mark.parametrize("keywords", [{"deadline_s": 0}, {"tries": 0}])
+def test_senseless_limits_are_refused(keywords: dict[str, Any]) -> None:
+    with pytest.raises(SpearError, match="at least 1 try"):
+        RetrieverClient("http://127.0.0.1:1", **keywords)
+
+
+def test_without_httpx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "httpx", None)
+    monkeypatch.setattr(session, "_session", None)
+    with pytest.raises(SpearError, match=r"pip install -e '\.\[search\]'"):
+        RetrieverClient("http://127.0.0.1:1").search("a", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ NO_PASSAGE = "No passage was found."
 
 _TAG = re.compile(rf"<(/?)({'|'.join(RESERVED_TAGS)})>")
 _OPEN, _CLOSE = "<information>", "</information>"
+_THOUGHT = "<think>"
 _SLACK = 60
 """Units that a cut may leave unused in order to end at a word."""
 
@@ -44,6 +45,9 @@ class ResponseKind(str, Enum):
     """The end of the episode, with this answer."""
     INVALID = "invalid"
     """Nothing that could be read."""
+
+
+_ACTIONS = (ResponseKind.SEARCH, ResponseKind.ANSWER)
 
 
 class Parsed(NamedTuple):
@@ -60,15 +64,6 @@ class Parsed(NamedTuple):
     """The first thought, stripped."""
 
 
-class _Tag(NamedTuple):
-    """A reserved tag of a text."""
-
-    closing: bool
-    name: str
-    start: int
-    end: int
-
-
 def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
     """Read a response; never raises, and takes time linear in its length.
 
@@ -81,98 +76,67 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
         text: the whole response.
         needs_thought: whether ``format_ok`` asks for a thought.
     """
-    tags = [_Tag(bool(m[1]), m[2], m.start(), m.end()) for m in _TAG.finditer(text)]
-    thoughts = _find_spans(tags, "think", len(text), preopened=True)
-    tags = _drop_within(tags, thoughts)
-    invented = _find_spans(tags, "information", len(text), preopened=False)
-    tags = _drop_within(tags, invented)
-    removed = sorted([*thoughts, *invented])
-    think = _strip_tags(text, thoughts[0]) if thoughts else ""
+    rest, thoughts = _take_out(text, "think", preopened=True)
+    rest, invented = _take_out(rest, "information", preopened=False)
+    think = thoughts[0].strip() if thoughts else ""
 
     def refuse(error: str) -> Parsed:
         return Parsed(ResponseKind.INVALID, "", False, error, think)
 
-    opening = next((i for i, tag in enumerate(tags) if not tag.closing and tag.name in ("search", "answer")), None)
-    if opening is None:
+    starts = [(at, kind) for kind in _ACTIONS if (at := rest.find(f"<{kind.value}>")) >= 0]
+    if not starts:
         return refuse(_explain_lack(text, thoughts))
-    begin = tags[opening]
-    end = next((tag for tag in tags[opening + 1 :] if tag.closing and tag.name == begin.name), None)
-    if end is None:
-        return refuse(f"The <{begin.name}> is never closed by </{begin.name}>.")
-    if tags[opening + 1] is not end:
-        return refuse(f"Another tag stands between <{begin.name}> and </{begin.name}>.")
-    content = "".join(_cut_out(text, begin.end, end.start, removed)).strip()
+    start, kind = min(starts)
+    begin, end = f"<{kind.value}>", f"</{kind.value}>"
+    content, closed, behind = rest[start + len(begin) :].partition(end)
+    if not closed:
+        return refuse(f"The {begin} is never closed by {end}.")
+    content = content.replace(_THOUGHT, "").replace(_OPEN, "").strip()
+    if _TAG.search(content):
+        return refuse(f"Another tag stands between {begin} and {end}.")
     if not content:
-        return refuse(f"There is nothing between <{begin.name}> and </{begin.name}>.")
-    in_front = len(thoughts) == 1 and thoughts[0][1] <= begin.start
-    format_ok = (
-        (in_front or (not thoughts and not needs_thought))
-        and not invented
-        and not any(part.strip() for part in _cut_out(text, 0, begin.start, removed))
-        and not text[end.end :].strip()
-    )
-    return Parsed(ResponseKind(begin.name), content, format_ok, "", think)
+        return refuse(f"There is nothing between {begin} and {end}.")
+    front = rest[:start].strip()
+    thought_ok = (front == _THOUGHT and len(thoughts) == 1) or not (needs_thought or front or thoughts)
+    return Parsed(kind, content, thought_ok and not invented and not behind.strip(), "", think)
 
 
-def _find_spans(tags: Sequence[_Tag], name: str, length: int, *, preopened: bool) -> list[tuple[int, int]]:
-    """Where the elements of a name begin and end, their tags included; one that is never closed reaches to the end.
+def _take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
+    """The text with its opening tag in the place of each element of a name, and what the elements held.
+
+    No other opening tag of this name is left. One that is never closed reaches to the end.
 
     Args:
         preopened: a closing tag that comes first closes an element that began with the text.
     """
-    found: list[tuple[int, int]] = []
-    begun: int | None = 0 if preopened else None
-    named = [tag for tag in tags if tag.name == name]
-    if named and not named[0].closing:
-        begun = None
-    for tag in named:
-        if tag.closing and begun is not None:
-            found.append((begun, tag.end))
-            begun = None
-        elif not tag.closing and begun is None:
-            begun = tag.start
-    return [*found, (begun, length)] if named and begun is not None else found
-
-
-def _drop_within(tags: Sequence[_Tag], spans: Sequence[tuple[int, int]]) -> list[_Tag]:
-    """The tags outside of some spans, which are in order and do not overlap."""
-    kept: list[_Tag] = []
+    begin, end = f"<{name}>", f"</{name}>"
+    kept: list[str] = []
+    held: list[str] = []
     position = 0
-    for tag in tags:
-        while position < len(spans) and spans[position][1] <= tag.start:
-            position += 1
-        if position == len(spans) or tag.start < spans[position][0]:
-            kept.append(tag)
-    return kept
+    if preopened and (closing := text.find(end)) >= 0 and not 0 <= text.find(begin) < closing:
+        kept.append("")
+        held.append(text[:closing])
+        position = closing + len(end)
+    while (opening := text.find(begin, position)) >= 0:
+        kept.append(text[position:opening])
+        closing = text.find(end, opening)
+        if closing < 0:
+            held.append(text[opening + len(begin) :])
+            return begin.join([*kept, ""]), held
+        held.append(text[opening + len(begin) : closing])
+        position = closing + len(end)
+    return begin.join([*kept, text[position:]]), held
 
 
-def _cut_out(text: str, start: int, end: int, removed: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """The parts of ``text[start:end]`` outside of the spans in ``removed``, which may nest."""
-    for first, last in removed:
-        if last <= start:
-            continue
-        if first >= end:
-            break
-        if first > start:
-            yield text[start:first]
-        start = max(start, last)
-    if start < end:
-        yield text[start:end]
-
-
-def _strip_tags(text: str, span: tuple[int, int]) -> str:
-    return text[slice(*span)].removeprefix("<think>").removesuffix("</think>").strip()
-
-
-def _explain_lack(text: str, thoughts: Sequence[tuple[int, int]]) -> str:
+def _explain_lack(text: str, thoughts: Sequence[str]) -> str:
     """Why there is no action, the most helpful reason first."""
     if not text.strip():
         return "The response is empty."
-    if thoughts and thoughts[-1][1] == len(text) and not text.endswith("</think>"):
+    if text.rfind(_THOUGHT) > text.rfind("</think>"):
         return "The <think> is never closed by </think>."
-    if thoughts and _holds_action(text[thoughts[0][0] : thoughts[-1][1]]):
+    if any(map(_holds_action, thoughts)):
         return "The search or answer stands within the thoughts, where it does not count."
-    if "<search" not in text and "<answer" not in text and _holds_action(text.lower()):
+    if not _holds_action(text) and _holds_action(text.lower()):
         return "Tags are written in lower case."
     return "There is neither a search nor an answer between its tags."
 
@@ -188,7 +152,7 @@ def write_action(kind: ResponseKind, content: str) -> str:
 
 def read_action(action: str) -> tuple[ResponseKind, str]:
     """Kind and content of an action in plain form; what is none is of the kind ``invalid``."""
-    for kind in (ResponseKind.SEARCH, ResponseKind.ANSWER):
+    for kind in _ACTIONS:
         begin, end = f"<{kind.value}>", f"</{kind.value}>"
         if action.startswith(begin) and action.endswith(end):
             return kind, action[len(begin) : -len(end)]
@@ -206,7 +170,7 @@ def find_peer_action(text: str) -> str:
             text = head + closed
             break
     folded = text.translate(_LOWER)
-    for kind in (ResponseKind.SEARCH, ResponseKind.ANSWER):
+    for kind in _ACTIONS:
         begin = folded.find(f"<{kind.value}>")
         end = folded.find(f"</{kind.value}>", begin) if begin >= 0 else -1
         if end >= 0:

@@ -114,7 +114,7 @@ def open_searcher(
     if not isinstance(retriever, str):
         if hasattr(retriever, "search"):
             served = False
-        elif retriever and all(isinstance(url, str) and _is_url(url) for url in retriever):
+        elif isinstance(retriever, Sequence) and retriever and all(map(_is_url, retriever)):
             served = True
         else:
             raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.")
@@ -141,8 +141,8 @@ def open_searcher(
 _CHOICES = "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, or a searcher"
 
 
-def _is_url(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
+def _is_url(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 @lru_cache(maxsize=4)

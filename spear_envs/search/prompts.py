@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptContext, PromptTemplate
-from spear_envs.search.grammar import SearchParser
+from spear_envs.search.grammar import SearchParser, read_action, write_action
 
 __all__ = [
     "LAST_TURN",
@@ -135,8 +135,10 @@ _INFORMATION = re.compile(r"<information>(.*)</information>", re.DOTALL)
 class CompactSearchTemplate:
     """The question, then bare passages: short sequences for tiny models with a word-level tokenizer.
 
-    A passage is a line that begins with ``>`` and its title; a response that could not be read is answered by a line
-    ``!``; ``#`` ends each prompt. Thoughts are empty. Responses end with the model's own end token.
+    A passage is a line that begins with ``>``, with its title in front unless it begins with that anyway; a response
+    that could not be read is answered by a line ``!``; ``#`` ends each prompt. Thoughts are empty, and a blank stands
+    in front of each query and answer, so that a name is the same tokens there as in a passage. Responses end with the
+    model's own end token.
 
     Args:
         parser: writes responses in the form that the environment reads.
@@ -156,7 +158,7 @@ class CompactSearchTemplate:
         if context.turn > 1:
             first = context.turn - len(context.history)
             for turn, (seen, action) in enumerate(context.history, first):
-                parts += ["" if turn == 1 else compress_observation(seen), f"\n#{self.parser.respond(action)}"]
+                parts += ["" if turn == 1 else compress_observation(seen), f"\n#{self.respond(action)}"]
             parts.append(compress_observation(context.observation))
         return "".join([*parts, "\n#"])
 
@@ -165,8 +167,9 @@ class CompactSearchTemplate:
         return f"{compress_observation(context.observation)}\n#"
 
     def respond(self, action: str, think: str = "") -> str:
-        """The action in the form that the environment reads, with empty thoughts."""
-        return self.parser.respond(action)
+        """The action in the form that the environment reads, with empty thoughts and a blank before its content."""
+        kind, content = read_action(action)
+        return self.parser.respond(write_action(kind, f" {content}")) if content else self.parser.respond(action)
 
 
 def compress_observation(observation: str) -> str:
@@ -176,7 +179,11 @@ def compress_observation(observation: str) -> str:
         return "\n!"
     passages = _HEAD.split(found[1])[1:]
     lines = zip(passages[::2], passages[1::2], strict=True)
-    return "".join(f"\n> {title}: {' '.join(text.split())}" for title, text in lines) or "\n>"
+    return "".join(f"\n> {_join_title(title, ' '.join(text.split()))}" for title, text in lines) or "\n>"
+
+
+def _join_title(title: str, text: str) -> str:
+    return text if text.removeprefix("The ").startswith(title.removeprefix("The ")) else f"{title}: {text}"
 
 
 def make_templates(parser: ResponseParser, topk: int) -> Mapping[str, PromptTemplate]:

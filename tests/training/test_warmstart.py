@@ -275,7 +275,7 @@ def test_settings_out_of_range_are_refused(changes: dict[str, object], words: st
         replace(SMALL, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["demo", "alfworld", "webshop"])
+@pytest.mark.parametrize("name", ["demo", "alfworld", "search", "webshop"])
 def test_a_recipe_is_made_for_the_environment_of_its_training(name: str) -> None:
     pytest.importorskip("verl")
     from training.launch import compose_config

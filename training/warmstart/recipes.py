@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from agents.trajectory import Layout
 from training.warmstart.policy import PolicyShape, WarmStartSettings
 from training.warmstart.rows import Answers
 
@@ -42,6 +43,18 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 epochs=8,
                 learning_rate=2e-3,
                 panel_tasks=100,
+                target=0.05,
+            ),
+            # `spear train --config search`
+            WarmStartSettings(
+                "spear/SearchR1-v0",
+                {"dataset": "mini-small", "topk": 1, "max_turns": 6},
+                layout=Layout.CONVERSATION,
+                episodes=1440,
+                noise=0.0,
+                epochs=8,
+                learning_rate=2e-3,
+                panel_tasks=120,
                 target=0.05,
             ),
         )

@@ -146,22 +146,18 @@ class RunningCommand:
         return int(self.url.rpartition(":")[2])
 
 
-def spawn_command(*args: str, **variables: str) -> subprocess.Popen[str]:
-    """``spear retriever serve``, not yet ready."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "spear_envs.cli", "retriever", "serve", *args],
+@contextmanager
+def run_command(*args: str, **variables: str) -> Iterator[RunningCommand]:
+    """The real command in a process of its own, on a free port unless told otherwise."""
+    port = () if "--port" in args else ("--port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spear_envs.cli", "retriever", "serve", *port, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, **variables},
     )
-
-
-@contextmanager
-def run_command(*args: str, **variables: str) -> Iterator[RunningCommand]:
-    """The real command in a process of its own, on a free port unless told otherwise."""
-    process = spawn_command(*(() if "--port" in args else ("--port", "0")), *args, **variables)
     try:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline().strip()

@@ -329,8 +329,9 @@ def test_the_fingerprint_is_the_services() -> None:
 
 def test_servers_with_different_indexes_are_refused() -> None:
     with serve(health("f1")) as one, serve(health("f2")) as two:
+        client = make_client(one, two)
         with pytest.raises(SpearError, match="do not have the same index"):
-            _ = make_client(one, two).fingerprint
+            _ = client.fingerprint
 
 
 def test_a_service_that_says_nothing_of_itself_is_known_by_its_address() -> None:

@@ -1,0 +1,347 @@
+"""The service over HTTP, in this process: its contract, its limits, its faults and those of its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
+pytest.importorskip("uvicorn", reason="the service needs the extra 'search'")
+pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.batching import BatchLimits
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.opening import open_retriever
+from spear_envs.retrieval.wire import RequestLimits
+from tests.spear_envs.retrieval.service import (
+    ScriptedRetriever,
+    make_documents,
+    make_service,
+    run_service,
+    wait_until,
+)
+
+
+def ask(url: str, body: Any, method: str = "POST", path: str = "/retrieve", **headers: str) -> tuple[int, Any, Any]:
+    """Status, content and headers of one request; the content is read as JSON where it is."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    sent = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    try:
+        connection.request(method, path, sent, headers)
+        response = connection.getresponse()
+        content = response.read()
+    finally:
+        connection.close()
+    is_json = response.headers.get("content-type") == "application/json"
+    return response.status, json.loads(content) if is_json else content.decode(), response.headers
+
+
+def ids(row: list[dict[str, Any]]) -> list[str]:
+    return [item.get("document", item)["id"] for item in row]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """BM25 over the small corpus, without a cache."""
+    corpus = Corpus.in_memory(make_documents())
+    with run_service(make_service(open_retriever("bm25", corpus), corpus, cache_bytes=0)) as base:
+        yield base
+
+
+QUERIES = [
+    "amber fox",
+    "black bear",
+    "北京 heron",
+    "the copper crow or eel",
+    "dun",
+    "goat",
+    "no such words zzz",
+    "ibex",
+]
+
+
+class TestContract:
+    def test_query_and_queries_agree(self, url: str) -> None:
+        _, one, _ = ask(url, {"query": "amber fox", "topk": 5, "return_scores": True})
+        status, many, _ = ask(url, {"queries": ["amber fox"], "topk": 5, "return_scores": True})
+        assert status == 200 and one == many and len(one["result"]) == 1
+        assert one["result"][0][0]["document"] == make_documents()[5]
+
+    def test_a_batch_equals_its_parts_in_order(self, url: str) -> None:
+        _, batch, _ = ask(url, {"queries": QUERIES, "topk": 4})
+        parts = [ask(url, {"query": query, "topk": 4})[1]["result"][0] for query in QUERIES]
+        assert batch["result"] == parts and len({json.dumps(part) for part in parts}) == len(QUERIES)
+        _, backwards, _ = ask(url, {"queries": QUERIES[::-1], "topk": 4})
+        assert backwards["result"] == parts[::-1]
+
+    def test_few_hits_are_the_head_of_many(self, url: str) -> None:
+        _, three, _ = ask(url, {"queries": QUERIES, "topk": 3})
+        for topk in (10, 11, 100):
+            _, more, _ = ask(url, {"queries": QUERIES, "topk": topk})
+            assert [row[:3] for row in more["result"]] == three["result"]
+
+    def test_return_scores_changes_no_document(self, url: str) -> None:
+        _, bare, _ = ask(url, {"queries": QUERIES, "topk": 7})
+        _, scored, _ = ask(url, {"queries": QUERIES, "topk": 7, "return_scores": True})
+        assert [[item["document"] for item in row] for row in scored["result"]] == bare["result"]
+        for row in scored["result"]:
+            scores = [item["score"] for item in row]
+            assert scores == sorted(scores, reverse=True) and all(isinstance(score, float) for score in scores)
+
+    def test_documents_are_utf8_as_they_stand(self, url: str) -> None:
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
+        connection.request("POST", "/retrieve", json.dumps({"query": "amber fox", "topk": 1}))
+        response = connection.getresponse()
+        body = response.read()
+        assert "à Zürich — 北京 “5”.".encode() in body and response.headers["content-type"] == "application/json"
+
+    def test_rows_may_be_short_or_empty(self, url: str) -> None:
+        status, found, _ = ask(url, {"queries": ["zzz", "???", "amber fox"], "topk": 100})
+        assert status == 200 and [len(row) for row in found["result"]] == [0, 0, 16]
+
+    def test_many_queries_and_many_hits(self, url: str) -> None:
+        queries = [f"{i} fox" for i in range(512)]
+        status, found, _ = ask(url, {"queries": queries, "topk": 100})
+        assert status == 200 and len(found["result"]) == 512
+
+    def test_64_concurrent_requests_each_get_their_own_rows(self, url: str) -> None:
+        documents = {document["id"]: document["contents"] for document in make_documents()}
+        expected = {query: ids(ask(url, {"query": query, "topk": 100})[1]["result"][0]) for query in QUERIES}
+
+        def request(number: int) -> None:
+            topk = 1 + number % 40
+            queries = [QUERIES[(number + step) % len(QUERIES)] for step in range(1 + number % 3)]
+            status, found, _ = ask(url, {"queries": queries, "topk": topk, "return_scores": bool(number % 2)})
+            assert status == 200
+            assert [ids(row) for row in found["result"]] == [expected[query][:topk] for query in queries]
+            for item in (item for row in found["result"] for item in row):
+                document = item.get("document", item)
+                assert document["contents"] == documents[document["id"]]
+
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(request, range(256)))
+        assert ask(url, None, "GET", "/health")[0] == 200
+
+
+class TestFaultsOfPeers:
+    """What Search-R1's own server gets wrong, by name."""
+
+    def test_one_query_with_default_scores(self, url: str) -> None:
+        status, found, _ = ask(url, {"queries": ["amber fox"]})
+        assert status == 200 and len(found["result"]) == 1 and len(found["result"][0]) == 3
+
+    def test_two_queries_with_default_scores_lose_none(self, url: str) -> None:
+        status, found, _ = ask(url, {"queries": ["amber fox", "black bear"]})
+        assert status == 200 and [row[0]["id"] for row in found["result"]] == ["d5", "d10"]
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"queries": []},
+            {"queries": ["a"], "topk": -1},
+            {"queries": ["a"], "topk": 0},
+            {"queries": ["a"], "topk": 10**6},
+            {"queries": [" "]},
+            {"queries": ["a"], "return_scores": "true"},
+            {"query": "x" * 100_000},
+        ],
+    )
+    def test_bad_requests_are_refused_with_a_sentence(self, url: str, body: dict[str, Any]) -> None:
+        status, answer, _ = ask(url, body)
+        assert status == 422 and set(answer) == {"detail"} and answer["detail"].endswith(".")
+
+    def test_more_hits_than_passages_repeat_none(self, url: str) -> None:
+        _, found, _ = ask(url, {"query": "that is seen", "topk": 100, "return_scores": True})
+        rows = ids(found["result"][0])
+        assert len(rows) == len(set(rows)) == 72
+
+    def test_scores_are_cut_with_the_hits(self, url: str) -> None:
+        _, found, _ = ask(url, {"query": "fox", "topk": 2, "return_scores": True})
+        assert [set(item) for item in found["result"][0]] == [{"document", "score"}] * 2
+
+    def test_back_pressure(self) -> None:
+        retriever = ScriptedRetriever()
+        retriever.gate.clear()
+        with (
+            run_service(make_service(retriever, batches=BatchLimits(pending=8))) as base,
+            ThreadPoolExecutor(9) as pool,
+        ):
+            waiting = [pool.submit(ask, base, {"query": str(i)}) for i in range(8)]
+            wait_until(lambda: "spear_retriever_queue_length 8.0" in ask(base, None, "GET", "/metrics")[1])
+            status, answer, headers = ask(base, {"query": "9"})
+            assert status == 503 and headers["retry-after"] == "1" and "at most 8" in answer["detail"]
+            retriever.gate.set()
+            assert [future.result()[0] for future in waiting] == [200] * 8
+            assert ask(base, {"query": "9"})[0] == 200
+
+
+class TestOtherAnswers:
+    def test_paths_and_methods(self, url: str) -> None:
+        status, answer, headers = ask(url, None, "GET")
+        assert status == 405 and "use POST" in answer["detail"] and headers["allow"] == "POST"
+        status, answer, _ = ask(url, {"query": "a"}, path="/retrieve_all")
+        assert status == 404 and "/retrieve_all" in answer["detail"]
+        assert ask(url, {}, path="/health")[0] == 405
+        assert ask(url, None, "GET", "/docs")[0] == 404
+
+    def test_health_says_what_is_served(self, url: str) -> None:
+        status, health, _ = ask(url, None, "GET", "/health")
+        assert status == 200 and (health["status"], health["passages"]) == ("ok", 72)
+        assert health["retriever"]["kind"] == "bm25" and len(health["fingerprint"]) == 64
+        assert health["limits"]["pending"] == 4096
+
+    def test_a_body_larger_than_any_request_is_refused_while_it_comes(self) -> None:
+        limits = RequestLimits(body_bytes=10_000)
+        with run_service(make_service(ScriptedRetriever(), requests=limits)) as base:
+            status, answer, _ = ask(base, b'{"query": "' + b"x" * 9_000_000 + b'"}')
+            assert status == 422 and "more than 10000 bytes" in answer["detail"]
+            assert ask(base, {"query": "1"})[0] == 200
+
+    def test_a_full_queue_answers_at_once(self) -> None:
+        retriever = ScriptedRetriever(rows=10_000)
+        retriever.gate.clear()
+        batches = BatchLimits(pending=4096, deadline_s=20)
+        with run_service(make_service(retriever, batches=batches)) as base, ThreadPoolExecutor(9) as pool:
+            queries = [str(i) for i in range(4096)]
+            waiting = [pool.submit(ask, base, {"queries": queries[i : i + 512]}) for i in range(0, 4096, 512)]
+            wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 4096)
+            seconds = []
+            for _ in range(20):
+                start = time.perf_counter()
+                assert ask(base, {"query": "5000"})[0] == 503
+                seconds.append(time.perf_counter() - start)
+            # Other work on the machine can only add to it.
+            assert min(seconds) < 0.05
+            retriever.gate.set()
+            for number, future in enumerate(waiting):
+                status, found, _ = future.result()
+                assert status == 200 and [row[0]["id"] for row in found["result"]] == queries[512 * number :][:512]
+
+    def test_the_deadline_answers_504(self) -> None:
+        retriever = ScriptedRetriever()
+        retriever.gate.clear()
+        with run_service(make_service(retriever, batches=BatchLimits(deadline_s=0.2))) as base:
+            status, answer, _ = ask(base, {"query": "1"})
+            assert status == 504 and "0.2 s" in answer["detail"]
+            retriever.gate.set()
+            wait_until(lambda: ask(base, {"query": "2"})[0] == 200)
+
+    def test_a_retriever_that_fails_answers_500_to_its_own_request_only(self) -> None:
+        retriever = ScriptedRetriever()
+        retriever.gate.clear()
+        with run_service(make_service(retriever)) as base, ThreadPoolExecutor(3) as pool:
+            first = pool.submit(ask, base, {"query": "1"})
+            assert retriever.entered.wait(10)
+            futures = [pool.submit(ask, base, {"query": query}) for query in ("poison", "7")]
+            wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 3)
+            retriever.gate.set()
+            assert first.result()[0] == 200
+            (bad, answer, _), (good, _, _) = (future.result() for future in futures)
+            assert (bad, good) == (500, 200) and "RuntimeError: the retriever choked" in answer["detail"]
+
+    def test_callers_that_hang_up_are_not_computed(self) -> None:
+        retriever = ScriptedRetriever()
+        retriever.gate.clear()
+        service = make_service(retriever)
+        with run_service(service) as base, ThreadPoolExecutor(1) as pool:
+            first = pool.submit(ask, base, {"query": "1"})
+            assert retriever.entered.wait(10)
+            parts = urlsplit(base)
+            with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
+                body = b'{"query": "2"}'
+                caller.sendall(
+                    b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                )
+                wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 2)
+            wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 1)
+            retriever.gate.set()
+            assert first.result()[0] == 200
+            wait_until(lambda: service.tally.skipped == 1)
+            assert retriever.computed == ["1"]
+
+
+class TestToken:
+    def test_requests_without_the_token_are_refused(self) -> None:
+        with run_service(make_service(ScriptedRetriever(), token="s3cret")) as base:
+            for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
+                status, answer, sent = ask(base, {"query": "1"}, **headers)
+                assert status == 401 and "Bearer" in answer["detail"] and sent["www-authenticate"] == "Bearer"
+            assert ask(base, {"query": "1"}, Authorization="bearer s3cret")[0] == 200
+            assert ask(base, None, "GET", "/metrics")[0] == 401
+            assert ask(base, None, "GET", "/health")[0] == 200  # for load balancers
+
+    def test_the_token_is_in_no_description(self) -> None:
+        service = make_service(ScriptedRetriever(), token="s3cret")
+        assert "s3cret" not in repr(service.settings) and "s3cret" not in json.dumps(service.describe())
+
+
+class TestLoading:
+    def test_requests_are_turned_away_until_the_index_is_there(self) -> None:
+        service = make_service(ScriptedRetriever())
+        load, gate = service._load, threading.Event()
+        service._load = lambda: (gate.wait(10), load())[1]
+        with run_service(service, wait=False) as base:
+            status, answer, headers = ask(base, {"query": "1"})
+            assert status == 503 and "loaded" in answer["detail"] and headers["retry-after"] == "1"
+            assert ask(base, {"query": ""})[0] == 422
+            status, health, _ = ask(base, None, "GET", "/health")
+            assert (status, health["status"]) == (503, "loading")
+            gate.set()
+            wait_until(lambda: ask(base, {"query": "1"})[0] == 200)
+
+    def test_an_index_of_another_length_is_refused(self) -> None:
+        corpus = Corpus.in_memory(make_documents())
+        with (
+            pytest.raises(SpearError, match=r"the index has 1,000 passages and the corpus 72"),
+            run_service(make_service(ScriptedRetriever(), corpus)),
+        ):
+            pass
+
+
+class TestMetrics:
+    def test_counts_are_told(self) -> None:
+        with run_service(make_service(ScriptedRetriever())) as base:
+            ask(base, {"queries": ["1", "2", "1"]})
+            ask(base, {"queries": ["1"]})
+            ask(base, {})
+            status, page, headers = ask(base, None, "GET", "/metrics")
+        assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+        values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+        prefix = "spear_retriever_"
+        wanted = {"queries": 4, "hits": 1, "joined": 1, "batches": 1, "rejected": 0, "timeouts": 0}
+        assert {name: float(values[f"{prefix}{name}_total"]) for name in wanted} == wanted
+        assert float(values[f'{prefix}answers_total{{status="200"}}']) == 2
+        assert float(values[f'{prefix}answers_total{{status="422"}}']) == 1
+        assert float(values[f"{prefix}batch_queries_sum"]) == 2
+        assert float(values[f"{prefix}request_seconds_count"]) == 3
+        buckets = [float(value) for name, value in values.items() if name.startswith(f"{prefix}request_seconds_bucket")]
+        assert buckets == sorted(buckets) and buckets[-1] == 3
+        assert float(values["process_resident_memory_bytes"]) > 0
+
+
+def test_memory_stays_flat_without_a_cache() -> None:
+    """Entries, tickets and tasks of past requests are let go."""
+    from spear_envs.retrieval import batching
+
+    retriever = ScriptedRetriever()
+    with run_service(make_service(retriever, cache_bytes=0)) as base:
+        for _ in range(50):
+            ask(base, {"queries": [str(i) for i in range(50)]})
+        gc.collect()
+        alive = [item for item in gc.get_objects() if isinstance(item, batching._Entry | batching._Ticket)]
+        tasks = [item for item in gc.get_objects() if isinstance(item, asyncio.Task) and not item.done()]
+    assert len(alive) < 120 and len(tasks) < 10

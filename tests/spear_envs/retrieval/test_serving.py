@@ -1,0 +1,180 @@
+"""``spear retriever serve`` as a process: start, signals, ports, tokens, broken input, death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
+pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
+pytest.importorskip("httpx", reason="needs the extra 'search'")
+
+from spear_envs import cli
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.searcher import RetrieverFault
+from spear_envs.retrieval.serving import bind_socket, is_loopback
+from tests.spear_envs.retrieval.service import make_documents, run_command, write_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return str(write_corpus(tmp_path / "corpus.jsonl"))
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_serving_a_file_until_a_signal(corpus: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with run_command("--corpus", corpus) as running:
+            assert running.line.startswith("ready: 72 passages, bm25, at http://127.0.0.1:")
+            found = RetrieverClient(running.url).search("amber fox", 1)
+            assert found == [make_documents()[5]]
+            running.process.send_signal(number)
+            assert finish(running.process) == (0, "", "")
+
+
+def test_requests_under_way_are_answered_after_the_signal(corpus: str) -> None:
+    with run_command("--corpus", corpus) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as caller:
+            body = json.dumps({"query": "amber fox", "topk": 1}).encode()
+            head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            caller.sendall(head + body[:5])
+            time.sleep(0.3)
+            running.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            caller.sendall(body[5:])
+            caller.settimeout(20)
+            answer = caller.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 200") and b'"d5"' in answer
+        assert finish(running.process)[0] == 0
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The command in this process, for starts that fail: code, standard output and error."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["retriever", "serve", *arguments])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+class TestFailedStarts:
+    def test_a_taken_port_is_one_clear_error(self, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            found = run(capsys, "--corpus", corpus, "--port", str(port))
+        sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
+        assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+
+    def test_a_broken_corpus_ends_the_start_with_its_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "corpus.jsonl"
+        path.write_text('{"id": "1", "contents": "a"}\n{"id": "2"}\n')
+        code, out, err = run(capsys, "--corpus", str(path), "--port", "0")
+        assert (code, out) == (1, "") and err.startswith("Error: ") and err.count("\n") == 1 and "line 2" in err
+
+    def test_dense_without_an_index_is_one_clear_error(self, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(capsys, "--corpus", corpus, "--port", "0", "--retriever", "dense")
+        assert code == 1 and err.startswith("Error: ") and err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "arguments", [("--port", "70000"), ("--retriever", "magic"), ("--corpus", "/no/such/file"), ("--deadline", "0")]
+    )
+    def test_bad_arguments_are_usage_errors(
+        self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, _, err = run(capsys, *arguments)
+        assert code == 2 and arguments[0] in err
+
+    def test_a_token_that_no_header_carries_is_refused(
+        self, corpus: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", "ü x")
+        code, _, err = run(capsys, "--corpus", corpus, "--port", "0")
+        assert code == 1 and "SPEAR_RETRIEVER_TOKEN" in err
+
+
+def test_an_open_address_is_warned_of(corpus: str) -> None:
+    with run_command("--corpus", corpus, "--host", "0.0.0.0") as running:
+        running.process.terminate()
+        assert "Warning: whoever reaches" in finish(running.process)[2]
+
+
+def test_the_token_is_asked_for_and_given(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_command("--corpus", corpus, "--host", "0.0.0.0", SPEAR_RETRIEVER_TOKEN="s3cret") as running:
+        url = f"http://127.0.0.1:{running.port}"
+        with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN"):
+            RetrieverClient(url).search("fox", 1)
+        monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", "s3cret")
+        assert RetrieverClient(url).search("amber fox", 1)[0]["id"] == "d5"
+        running.process.terminate()
+        assert finish(running.process) == (0, "", "")  # nor is it warned of the open address
+
+
+def test_a_server_killed_during_a_request_is_a_fault_and_its_successor_answers(corpus: str) -> None:
+    with run_command("--corpus", corpus) as running:
+        port = running.port
+        client = RetrieverClient(running.url, tries=2, deadline_s=10)
+        assert client.search("amber fox", 1)[0]["id"] == "d5"
+        os.kill(running.process.pid, signal.SIGSTOP)  # so that the request is under way for certain
+        caught: list[BaseException] = []
+
+        def search() -> None:
+            try:
+                client.search("black bear", 1)
+            except RetrieverFault as fault:
+                caught.append(fault)
+
+        thread = threading.Thread(target=search)
+        thread.start()
+        time.sleep(0.3)
+        running.process.kill()
+        thread.join(30)
+    assert [fault.kind for fault in caught if isinstance(fault, RetrieverFault)] == ["retriever_unavailable"]
+    patient = RetrieverClient(f"http://127.0.0.1:{port}", deadline_s=30)
+    answers: list[str] = []
+    waiting = threading.Thread(target=lambda: answers.append(patient.search("black bear", 1)[0]["id"]))
+    waiting.start()
+    with run_command("--corpus", corpus, "--port", str(port)):
+        waiting.join(30)
+    assert answers == ["d10"]
+
+
+def test_a_server_that_hangs_is_a_timeout(corpus: str) -> None:
+    with run_command("--corpus", corpus) as running:
+        os.kill(running.process.pid, signal.SIGSTOP)
+        with pytest.raises(RetrieverFault) as caught:
+            RetrieverClient(running.url, deadline_s=0.5).search("fox", 1)
+        assert caught.value.kind == "retriever_timeout"
+        os.kill(running.process.pid, signal.SIGCONT)
+        assert RetrieverClient(running.url).search("amber fox", 1)[0]["id"] == "d5"
+
+
+def test_addresses() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    with bind_socket("localhost", 0) as listener:
+        assert listener.getsockname()[1] > 0
+    with pytest.raises(SpearError, match="no address of this machine"):
+        bind_socket("no-such-host.invalid", 0)
+    with pytest.raises(SpearError, match="choose another --port"):
+        bind_socket("192.0.2.1", 8000)

@@ -26,6 +26,7 @@ SUMMARIES = {
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
     "eval": "Play an environment's tasks with a policy and report its success.",
+    "index": "Plan, build and check the index of a corpus.",
     "retriever": "Serve passages to search agents over HTTP.",
     "train": "Train a policy with SPEAR, through verl.",
     "warmstart": "Build a small policy from an environment's expert.",

@@ -6,8 +6,9 @@ on when the same command is given again: finished chunks of postings and finishe
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,26 +24,28 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.processes import hold_folder
 from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.dense import DenseRetriever, read_type
 from spear_envs.retrieval.encoders import EXPORT_FILES, TorchEncoder, export_onnx
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, IndexType
-from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MANIFEST, POSTINGS, Part, write_manifest
+from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, Part, write_manifest
 from spear_envs.retrieval.models import EncoderSpec
-from spear_envs.retrieval.plan import require_memory
+from spear_envs.retrieval.plan import choose_type, require_memory
+from spear_envs.retrieval.progress import Progress
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
 __all__ = [
     "DenseBuild",
-    "Progress",
     "assemble_index",
     "build_bm25",
     "build_dense",
 ]
 
+COMPLETE = "complete"
+"""Mark in the folder of a finished export: the fingerprint of its encoder."""
 MARGIN = 2**26
 """Bytes of disk beside index and vectors."""
-
-Progress = Callable[[str, int, int], None]
-"""Hears what is being done, and how many rows of how many are done."""
+ADDED_ROWS = 1_000
+"""Vectors that are added together: a large graph takes seconds for so many, and progress should be seen."""
 
 
 def _ignore(what: str, done: int, total: int) -> None:
@@ -63,16 +66,20 @@ def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: 
         processes=processes,
         on_progress=lambda documents: on_progress("index words", documents, len(corpus)),
     )
-    write_manifest(folder, Part.BM25, corpus, {}, {"built": _now()}, [f"{POSTINGS}/{MANIFEST}"])
+    files = [f"{POSTINGS}/{path.name}" for path in sorted((folder / POSTINGS).iterdir())]
+    write_manifest(folder, Part.BM25, corpus, {}, {"built": _now()}, files)
 
 
 @dataclass(frozen=True)
 class DenseBuild:
     """How the part ``dense`` is built."""
 
-    type: IndexType
+    type: IndexType | None
+    """None chooses one that suits the number of documents and fits into memory."""
     model: Path
     spec: EncoderSpec
+    adopted: Path | None = None
+    """A faiss index of others, taken as it is in the place of one that is built."""
     device: str = "cpu"
     """Of torch. The processor runs the model's export for ONNX Runtime, if it has one."""
     processes: int = 2
@@ -87,51 +94,72 @@ class DenseBuild:
 
 
 def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Progress = _ignore) -> None:
-    """Build the part ``dense`` of an index folder.
+    """Build the part ``dense`` of an index folder, and see that passages find themselves in it.
 
     Raises:
-        SpearError: the index would not fit into memory or on the disk, the kept vectors are of another corpus or model,
-            another process builds there, or a building process was killed.
+        SpearError: the index would not fit into memory or on the disk, the kept vectors or the adopted index are of
+            another corpus or model, another process builds there, or a building process was killed.
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
     folder = _prepare_folder(index) / Part.DENSE.value
     work = folder.with_name(f"{folder.name}.partial")
     with _explain_faults(folder), hold_folder(work):
         reason, dimension = _prepare_export(build, work / EXPORT)
-        kind = build.type.resolve(len(corpus), dimension)
-        require_memory(kind, len(corpus), dimension, build.memory)
-        check_space(index, _find_disk(kind, len(corpus), dimension), f"the index {index}")
-        if build.device == "cpu" and not reason:
-            source = EncoderSource(work / EXPORT, build.spec, exported=True)
+        fresh = work / "index" / Part.DENSE.value
+        shutil.rmtree(fresh.parent, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        if build.adopted is not None:
+            kind = _adopt_index(build.adopted, fresh / INDEX)
         else:
-            source = EncoderSource(build.model, build.spec, exported=False, device=build.device)
-        vectors = encode_corpus(
-            corpus,
-            build.vectors or work / "vectors",
-            source,
-            processes=build.processes if build.device == "cpu" else 1,
-            on_rows=lambda rows: on_progress("encode", rows, len(corpus)),
-        )
-        fresh = work / "index"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        assemble_index(vectors, kind, fresh, build, on_progress=on_progress)
+            kind = (build.type or choose_type(len(corpus), dimension, build.memory)).resolve(len(corpus), dimension)
+            require_memory(kind, len(corpus), dimension, build.memory)
+            check_space(work, _find_disk(kind, len(corpus), dimension), f"the index {index}")
+            vectors = _encode(corpus, build, work, bool(reason), on_progress)
+            assemble_index(vectors, kind, fresh, build, on_progress=on_progress)
         files = [INDEX, *([EXACT] if kind.needs_exact else [])]
         if not reason:
-            shutil.copytree(work / EXPORT, fresh / EXPORT, ignore=shutil.ignore_patterns("complete"))
+            shutil.copytree(work / EXPORT, fresh / EXPORT, ignore=shutil.ignore_patterns(COMPLETE))
             files += [f"{EXPORT}/{name}" for name in EXPORT_FILES]
         settings = {
             "type": kind.name,
             "dimension": dimension,
             "metric": "inner product",
-            "ef_construction": build.ef_construction,
-            "seed": build.seed,
+            "ef_construction": None if build.adopted else build.ef_construction,
+            "seed": None if build.adopted else build.seed,
             "encoder": asdict(build.spec),
         }
         notes = {"built": _now(), "model_folder": str(build.model), "device": build.device, "no_export": reason}
         write_manifest(fresh, Part.DENSE, corpus, settings, notes, files)
+        DenseRetriever(corpus, fresh.parent)
         _replace_folder(fresh, folder, work)
         shutil.rmtree(work)
+
+
+def _encode(corpus: Corpus, build: DenseBuild, work: Path, by_torch: bool, on_progress: Progress) -> VectorFiles:
+    if by_torch or build.device != "cpu":
+        source = EncoderSource(build.model, build.spec, exported=False, device=build.device)
+    else:
+        source = EncoderSource(work / EXPORT, build.spec, exported=True)
+    return encode_corpus(
+        corpus,
+        build.vectors or work / "vectors",
+        source,
+        processes=build.processes if build.device == "cpu" else 1,
+        on_rows=lambda rows: on_progress("encode", rows, len(corpus)),
+    )
+
+
+def _adopt_index(path: Path, target: Path) -> IndexType:
+    """Link a faiss index to its place; it may be as large as the disk has room for one."""
+    path = path.absolute()
+    kind = read_type(path)
+    if kind.needs_exact:
+        raise SpearError(f"{path} is of type {kind.name}, which needs the exact vectors beside it: build one instead.")
+    try:
+        os.link(path, target)
+    except OSError:  # on another file system
+        target.symlink_to(path)
+    return kind
 
 
 def assemble_index(
@@ -159,10 +187,6 @@ def assemble_index(
     on_progress("write", vectors.rows, vectors.rows)
 
 
-ADDED_ROWS = 1_000
-"""Vectors that are added together: a graph of many takes seconds for so many, and progress should be seen."""
-
-
 def _prepare_export(build: DenseBuild, folder: Path) -> tuple[str, int]:
     """Make the export for ONNX Runtime, or find that of an earlier try.
 
@@ -175,7 +199,7 @@ def _prepare_export(build: DenseBuild, folder: Path) -> tuple[str, int]:
 
 
 def _export_model(build: DenseBuild, folder: Path) -> tuple[str, int]:
-    mark = folder / "complete"
+    mark = folder / COMPLETE
     if mark.is_file() and mark.read_text("utf-8") == build.spec.fingerprint:
         return "", EncoderSource(folder, build.spec, True).open().dimension
     encoder = TorchEncoder(build.model, build.spec)

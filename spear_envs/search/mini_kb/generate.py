@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.dice import Dice
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.search.mini_kb.entities import Entity
+from spear_envs.search.mini_kb.judging import choose_judge
 from spear_envs.search.mini_kb.names import InventedNames, Namer, PairedNames
 from spear_envs.search.mini_kb.passages import write_passages
-from spear_envs.search.mini_kb.questions import HOPS, Draft, Find, ask_questions
+from spear_envs.search.mini_kb.questions import HOPS, Draft, Judge, ask_questions
 from spear_envs.search.mini_kb.records import KnowledgeBase, Question
 from spear_envs.search.mini_kb.sizes import PLANS, SPLITS, BaseSize, Shares
 from spear_envs.search.mini_kb.wording import WORDINGS, Wording
 from spear_envs.search.mini_kb.world import World, draw_world
 
-__all__ = ["build"]
+__all__ = ["build", "make_base"]
 
 
 def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeBase:
@@ -34,11 +35,22 @@ def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeB
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SpearError(f"seed={seed!r}: give a whole number.")
-    return _build(seed, choose_member(BaseSize, size, "size"))
+    return _remember_base(seed, choose_member(BaseSize, size, "size"))
 
 
 @lru_cache(maxsize=4)
-def _build(seed: int, size: BaseSize) -> KnowledgeBase:
+def _remember_base(seed: int, size: BaseSize) -> KnowledgeBase:
+    return make_base(seed, size, choose_judge)
+
+
+def make_base(seed: int, size: BaseSize, find_judge: Callable[[Sequence[str], BaseSize], Judge]) -> KnowledgeBase:
+    """Make a knowledge base anew.
+
+    Args:
+        seed: any whole number.
+        size: of the base.
+        find_judge: gives the judge for a corpus and a size; it decides which drafts become questions.
+    """
     plan, wording = PLANS[size], WORDINGS[size]
     namer: Namer = PairedNames(seed) if size is BaseSize.SMALL else InventedNames()
     worlds = {
@@ -46,14 +58,13 @@ def _build(seed: int, size: BaseSize) -> KnowledgeBase:
         for split in SPLITS
     }
     contents = _write_corpus(worlds, wording, plan.shares, namer, Dice(size.value, seed, "corpus"))
-    find: Find = SearchIndex.in_memory(contents).search
-    texts = [text.lower() for text in contents]
+    is_sound = find_judge(contents, size)
     questions = {}
     for split, world in worlds.items():
         drafts = []
         for hops in HOPS:
             dice = Dice(size.value, seed, split, "questions", hops)
-            drafts.append(ask_questions(world, wording, hops, plan.questions[split], texts, find, dice))
+            drafts.append(ask_questions(world, wording, hops, plan.questions[split], is_sound, dice))
         in_turn = chain.from_iterable(zip(*drafts, strict=True))
         questions[split] = [_finish(draft, f"{split}/{number:05d}") for number, draft in enumerate(in_turn)]
     corpus = [{"id": str(row), "contents": text} for row, text in enumerate(contents)]

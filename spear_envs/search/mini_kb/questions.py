@@ -1,4 +1,4 @@
-"""Questions of one world: chains of relations in words, kept if they need the searches they are made for."""
+"""Questions of one world: chains of relations, put into words."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from spear_envs.search.mini_kb.entities import LINKS, Entity, Kind, Relation
 from spear_envs.search.mini_kb.wording import Phrase, Wording
 from spear_envs.search.mini_kb.world import World
 
-__all__ = ["HOPS", "Chain", "ask_questions", "list_chains"]
+__all__ = ["HOPS", "Chain", "Draft", "Judge", "ask_questions", "list_chains"]
 
 HOPS = (1, 2, 3)
-TOPK = 3
-"""Passages of a search; the environment's default."""
-WALKED = 2
-"""How far up a query must bring its passage: one place less than ``TOPK`` leaves room for other rankings."""
-Find = Callable[[str, int], Sequence[int]]
-"""A search: query and number of hits in, rows out."""
 Chain = tuple[Kind, tuple[Relation, ...]]
 """Kind of the entity that a question names, and the relations that lead to the answer."""
 
@@ -32,6 +26,11 @@ class Draft:
     """The entities whose passages have to be read, in order."""
     answer: Entity
     queries: tuple[str, ...]
+    """For each passage a query made of words of the question and of the passages before."""
+
+
+Judge = Callable[[Draft], bool]
+"""Says whether a draft is kept."""
 
 
 def list_chains(hops: int) -> list[Chain]:
@@ -47,22 +46,15 @@ def list_chains(hops: int) -> list[Chain]:
     return [(kind, relations) for kind in Kind for relations in extend(kind, hops)]
 
 
-def ask_questions(
-    world: World, wording: Wording, hops: int, count: int, texts: Sequence[str], find: Find, dice: Dice
-) -> list[Draft]:
+def ask_questions(world: World, wording: Wording, hops: int, count: int, is_sound: Judge, dice: Dice) -> list[Draft]:
     """Up to ``count`` questions, the chains in turn.
-
-    A question is kept if each of its queries finds the passage it is for, if its answer is named neither in the
-    question nor in a passage before the last, and if a search with the question itself is enough for one hop and brings
-    no name of the answer for more. A query takes its words from the question and the passages read before.
 
     Args:
         world: of one split, with passages.
         wording: of the questions.
         hops: relations of each.
         count: how many are wanted.
-        texts: the corpus, in lower case.
-        find: BM25 over the corpus.
+        is_sound: asked about each draft, in a fixed order.
         dice: of these questions.
     """
     chains = list_chains(hops)
@@ -72,19 +64,19 @@ def ask_questions(
     while open_chains and len(kept) < count:
         for chain in tuple(open_chains):
             (_, relations), entities = chain
-            drafts = (_ask(entity, relations, wording, texts, find, dice) for entity in entities)
-            draft = next(filter(None, drafts), None)
+            drafts = (_draft(entity, relations, wording, dice) for entity in entities)
+            draft = next((draft for draft in drafts if draft is not None and is_sound(draft)), None)
             if draft is None:
                 open_chains.remove(chain)
-            elif len(kept) < count:
-                kept.append(draft)
+                continue
+            kept.append(draft)
+            if len(kept) == count:
+                break
     return kept
 
 
-def _ask(
-    start: Entity, relations: Sequence[Relation], wording: Wording, texts: Sequence[str], find: Find, dice: Dice
-) -> Draft | None:
-    """The question about one entity, or None if there is none to keep."""
+def _draft(start: Entity, relations: Sequence[Relation], wording: Wording, dice: Dice) -> Draft | None:
+    """The question about one entity, or None if its chain breaks off or comes back to where it was."""
     path, surfaces, here = [], [start.full_name], start
     for relation in relations:
         if relation not in here.links:
@@ -99,25 +91,8 @@ def _ask(
     text = start.full_name
     for phrase in phrases:
         text = phrase.text.format(text)
-    draft = Draft(text, tuple(path), here, tuple(map(_word_query, surfaces, phrases)))
-    return draft if _is_sound(draft, texts, find) else None
+    return Draft(text, tuple(path), here, tuple(map(_word_query, surfaces, phrases)))
 
 
 def _word_query(surface: str, phrase: Phrase) -> str:
     return f"{surface.removeprefix('the ')} {phrase.hint}".rstrip()
-
-
-def _is_sound(draft: Draft, texts: Sequence[str], find: Find) -> bool:
-    answers = [answer.lower() for answer in draft.answer.answers]
-
-    def names_answer(text: str) -> bool:
-        return any(answer in text for answer in answers)
-
-    if names_answer(draft.text.lower()) or any(names_answer(texts[entity.row]) for entity in draft.path[:-1]):
-        return False
-    if any(entity.row not in find(query, WALKED) for entity, query in zip(draft.path, draft.queries, strict=True)):
-        return False
-    found = find(draft.text, TOPK)
-    if len(draft.path) == 1:
-        return draft.path[0].row in found
-    return not any(names_answer(texts[row]) for row in found)

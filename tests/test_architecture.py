@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rich": BASE,
     "regex": ("spear_envs/bm25/*",),
     "httpx": ("spear_envs/data/*", "spear_envs/retrieval/client.py", "spear_envs/retrieval/session.py"),
-    "fastapi": ("spear_envs/retrieval/server.py",),
+    "fastapi": ("spear_envs/retrieval/server.py", "spear_envs/retrieval/ray_serve.py"),
     "uvicorn": ("spear_envs/retrieval/serving.py",),
     "prometheus_client": ("spear_envs/retrieval/metrics.py",),
     "faiss": ("spear_envs/retrieval/*",),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -18,8 +18,46 @@ if TYPE_CHECKING:
 
 __all__ = ["retriever"]
 
-# The knowledge base of an environment; named, since this folder knows none, and imported only when it is served.
-EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.mini_kb:build", "spear.corpora")
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _source_options(command: Command) -> Command:
+    """What both ways of serving are told of the passages and the address."""
+    for option in reversed(
+        [
+            click.option(
+                "--corpus",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
+            ),
+            click.option(
+                "--retriever",
+                "kind",
+                type=click.Choice(["bm25", "dense", "hybrid"]),
+                default="bm25",
+                show_default=True,
+                help="How passages are found; dense and hybrid need --index.",
+            ),
+            click.option(
+                "--index",
+                type=click.Path(exists=True, path_type=Path),
+                help="Folder that 'spear index build' wrote.",
+            ),
+            click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+            click.option(
+                "--port",
+                type=click.IntRange(0, 65535),
+                default=8000,
+                show_default=True,
+                help="Port; 0 takes a free one.",
+            ),
+            click.option(
+                "--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results."
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -28,29 +66,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@click.option(
-    "--corpus",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
-)
-@click.option(
-    "--retriever",
-    "kind",
-    type=click.Choice(["bm25", "dense", "hybrid"]),
-    default="bm25",
-    show_default=True,
-    help="How passages are found; dense and hybrid need --index.",
-)
-@click.option(
-    "--index",
-    type=click.Path(exists=True, path_type=Path),
-    help="Folder that 'spear index build' wrote.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
-)
-@click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results.")
+@_source_options
 @click.option(
     "--max-pending",
     type=click.IntRange(1),
@@ -95,15 +111,13 @@ def serve_passages(
     _calm_threads()
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
-    from spear_envs.retrieval.serving import bind_socket, is_loopback, serve
+    from spear_envs.retrieval.serving import bind_socket, serve
+    from spear_envs.retrieval.source import open_source
 
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
-        raise SpearError(f"{TOKEN_VARIABLE} has characters that no HTTP header carries: use letters and digits.")
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
-    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token)
+    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=_read_token())
     opened: list[Corpus] = []
 
     def load() -> tuple[Corpus, Retriever]:
@@ -111,28 +125,76 @@ def serve_passages(
         opened.append(found[0])
         return found
 
+    listener = bind_socket(host, port)
+    url = _write_url(host, listener.getsockname()[1])
+
     def announce() -> None:
         click.echo(f"ready: {len(opened[0]):,} passages, {kind}, at {url}/retrieve")
 
-    listener = bind_socket(host, port)
-    address = f"[{host}]" if ":" in host else host
-    url = f"http://{address}:{listener.getsockname()[1]}"
-    if not is_loopback(host) and token is None:
-        click.echo(f"Warning: whoever reaches {url} may search; set {TOKEN_VARIABLE} to ask for a token.", err=True)
+    _warn_of_open_address(url, host, settings.token)
     serve(RetrievalService(load, settings), listener, announce)
 
 
-def open_source(corpus: Path | None, kind: str, index: Path | None) -> tuple[Corpus, Retriever]:
-    """The corpus in a file, or the embedded one, and a retriever over it.
+@retriever.command(name="scale")
+@_source_options
+@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Processes that answer.")
+@click.option(
+    "--max-ongoing",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Requests that one replica works on; Ray Serve holds back the others.",
+)
+@click.option(
+    "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs that Ray sets aside for a replica."
+)
+def scale_passages(
+    corpus: Path | None,
+    kind: str,
+    index: Path | None,
+    host: str,
+    port: int,
+    cache_mb: int,
+    replicas: int,
+    max_ongoing: int,
+    cpus: float,
+) -> None:
+    """Answer as 'serve' does, by several replicas under Ray Serve over one mapped corpus and index.
 
-    Raises:
-        SpearError: one of them cannot be opened, or they do not belong together.
+    Uses the Ray cluster in RAY_ADDRESS, or starts a local one. Ends at SIGINT or SIGTERM. SPEAR_RETRIEVER_TOKEN is
+    asked for as by 'serve'.
     """
-    from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.opening import open_retriever
+    _calm_threads()
+    from spear_envs.retrieval.ray_serve import Replicas, serve_replicas
+    from spear_envs.retrieval.server import ServiceSettings
 
-    found = Corpus.in_memory(EMBEDDED_BASE.load()().corpus) if corpus is None else Corpus.open(corpus)
-    return found, open_retriever(kind, found, index)
+    settings = ServiceSettings(cache_bytes=cache_mb << 20, token=_read_token())
+    url = _write_url(host, port)
+    _warn_of_open_address(url, host, settings.token)
+    serve_replicas(
+        Replicas(corpus, kind, index, settings, replicas, max_ongoing, cpus),
+        host,
+        port,
+        on_ready=lambda: click.echo(f"ready: {replicas} replicas, {kind}, at {url}/retrieve"),
+    )
+
+
+def _read_token() -> str | None:
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
+        raise SpearError(f"{TOKEN_VARIABLE} has characters that no HTTP header carries: use letters and digits.")
+    return token
+
+
+def _write_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _warn_of_open_address(url: str, host: str, token: str | None) -> None:
+    from spear_envs.retrieval.serving import is_loopback
+
+    if not is_loopback(host) and token is None:
+        click.echo(f"Warning: whoever reaches {url} may search; set {TOKEN_VARIABLE} to ask for a token.", err=True)
 
 
 def _calm_threads() -> None:

@@ -193,22 +193,24 @@ def _prepare_export(build: DenseBuild, folder: Path) -> tuple[str, int]:
     Returns:
         Why there is none, or an empty string; and the dimension of the vectors.
     """
+    mark = folder / COMPLETE
+    if mark.is_file() and mark.read_text("utf-8") == build.spec.fingerprint:
+        return "", EncoderSource(folder, build.spec, exported=True).open().dimension
     # In a process of its own: torch would keep half a gigabyte for the rest of the build.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_export_model, build, folder).result()
+        reason, dimension = pool.submit(_export_model, build, folder).result()
+    if not reason:
+        mark.write_text(build.spec.fingerprint, "utf-8")
+    return reason, dimension
 
 
 def _export_model(build: DenseBuild, folder: Path) -> tuple[str, int]:
-    mark = folder / COMPLETE
-    if mark.is_file() and mark.read_text("utf-8") == build.spec.fingerprint:
-        return "", EncoderSource(folder, build.spec, True).open().dimension
     encoder = TorchEncoder(build.model, build.spec)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         export_onnx(encoder, folder)
     except SpearError as error:
         return str(error), encoder.dimension
-    mark.write_text(build.spec.fingerprint, "utf-8")
     return "", encoder.dimension
 
 

@@ -37,6 +37,11 @@ DATASETS: tuple[Dataset, ...] = (
         {"get": "spear_envs.alfworld.data_cli:get", "check": "spear_envs.alfworld.data_cli:check"},
     ),
     Dataset(
+        "search",
+        "Search-R1: questions of the seven benchmarks, training questions, wiki-18 and its indexes.",
+        {verb: f"spear_envs.search.data_cli:{verb}" for verb in ("get", "check")},
+    ),
+    Dataset(
         "webshop",
         "WebShop: catalogues of 1,000 and 1.18 million products.",
         {verb: f"spear_envs.webshop.data_cli:{verb}" for verb in ("get", "build", "check")},

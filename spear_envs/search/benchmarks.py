@@ -18,6 +18,7 @@ __all__ = [
     "BENCHMARKS",
     "DATASETS",
     "PANEL_SALT",
+    "TRAINING",
     "Benchmark",
     "choose_panel",
     "list_splits",
@@ -42,31 +43,28 @@ class Benchmark:
     """Name of the file that is evaluated on: some publish no answers to their test set."""
     count: int
     """Questions in it."""
-    train: bool = False
-    """Whether there is a file to train on."""
 
     @property
-    def files(self) -> Mapping[str, str]:
-        """Split to path below FlashRAG's data sets."""
-        train = {"train": f"{self.name}/train.jsonl"} if self.train else {}
-        return {**train, "test": f"{self.name}/{self.test}.jsonl"}
+    def path(self) -> str:
+        """Of the file, below FlashRAG's data sets."""
+        return f"{self.name}/{self.test}.jsonl"
 
 
 BENCHMARKS: tuple[Benchmark, ...] = (
-    Benchmark("nq", "test", 3_610, train=True),
-    Benchmark("triviaqa", "test", 11_313, train=True),
+    Benchmark("nq", "test", 3_610),
+    Benchmark("triviaqa", "test", 11_313),
     Benchmark("popqa", "test", 14_267),
-    Benchmark("hotpotqa", "dev", 7_405, train=True),
-    Benchmark("2wikimultihopqa", "dev", 12_576, train=True),
-    Benchmark("musique", "dev", 2_417, train=True),
+    Benchmark("hotpotqa", "dev", 7_405),
+    Benchmark("2wikimultihopqa", "dev", 12_576),
+    Benchmark("musique", "dev", 2_417),
     Benchmark("bamboogle", "test", 125),
 )
 """In the order of the paper's tables."""
 
 DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        **{item.name: {split: (f"flashrag/{path}",) for split, path in item.files.items()} for item in BENCHMARKS},
-        SEVEN: {"test": tuple(f"flashrag/{item.files['test']}" for item in BENCHMARKS)},
+        **{item.name: {"test": (f"flashrag/{item.path}",)} for item in BENCHMARKS},
+        SEVEN: {"test": tuple(f"flashrag/{item.path}" for item in BENCHMARKS)},
         TRAINING: {"train": ("search-r1/train.parquet",), "test": ("search-r1/test.parquet",)},
     }
 )
@@ -101,7 +99,7 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
         for path in DATASETS[dataset][split]:
             found = locate_file(path)
             if not found.is_file():
-                what = "train" if dataset == TRAINING or split == "train" else "questions"
+                what = "train" if dataset == TRAINING else "questions"
                 raise SpearError(f"{found} is not there: 'spear data get search {what}' fetches it.")
             groups.append(list(read_questions(found, path.split("/")[1] if path.startswith("flashrag/") else dataset)))
         name = dataset

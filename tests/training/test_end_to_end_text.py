@@ -31,6 +31,7 @@ SMALLER = (
     ("config", "env_id", "subtasks"),
     [
         ("alfworld", "spear/ALFWorld-v0", {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        ("search", "spear/SearchR1-v0", {"1hop", "2hop", "3hop"}),
         ("webshop", "spear/WebShop-v0", {"beauty", "electronics", "fashion", "garden", "grocery"}),
     ],
 )

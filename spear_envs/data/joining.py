@@ -1,0 +1,175 @@
+"""Making one file of what was published in parts or packed by gzip, with no more room on the disk than that takes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import CHUNK
+from spear_envs.data.progress import show_bytes
+from spear_envs.data.space import FULL, explain_full_disk
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Part", "expand_gzip", "is_joining", "join_parts", "verify_joined"]
+
+LARGEST_COPY = 2**30
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a file."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def _list_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.parts.json")
+
+
+def _work_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.joining")
+
+
+def is_joining(target: Path) -> bool:
+    """Whether parts of ``target`` were being joined when something interrupted it: some of them are gone by now."""
+    return _work_path(target).exists()
+
+
+def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, console: Console | None = None) -> None:
+    """Joins checked parts in ``folder`` to ``target``, in their order; each part is deleted once it has been added.
+
+    The first part becomes the beginning of the file, so the disk needs room for one further part only, and for none
+    where the file system can share blocks. What the parts were is noted in ``<target>.parts.json``. Called again after
+    an interruption it goes on where it was.
+
+    Args:
+        parts: in order; not read when an interrupted joining goes on.
+
+    Raises:
+        SpearError: a part is not there, or the disk is full.
+    """
+    work, listing = _work_path(target), _list_path(target)
+    if work.exists():
+        parts = _read_parts(listing)
+    else:
+        _write_parts(listing, parts)
+        (folder / parts[0].name).replace(work)
+    total = sum(part.size for part in parts)
+    with show_bytes(console) as show, work.open("r+b") as file:
+        start = parts[0].size
+        for part in parts[1:]:
+            path = folder / part.name
+            if path.exists():
+                file.truncate(start)
+                file.seek(start)
+                show(f"joining {target.name}", start, total)
+                try:
+                    _append(file, path)
+                except OSError as error:
+                    if error.errno in FULL:
+                        raise explain_full_disk(folder, target.name) from error
+                    raise
+                os.fsync(file.fileno())
+                path.unlink()
+            elif file.seek(0, os.SEEK_END) < start + part.size:
+                raise SpearError(f"{path} is not there, and {work} does not hold it: delete both and fetch them again.")
+            start += part.size
+        if file.seek(0, os.SEEK_END) != total:
+            raise SpearError(f"{work} has not the size of its parts: delete it and fetch them again.")
+    work.replace(target)
+
+
+def _append(file: IO[bytes], path: Path) -> None:
+    """Copies within the kernel where it can, which shares blocks on file systems that know how."""
+    with path.open("rb") as part:
+        left = path.stat().st_size
+        file.flush()
+        try:
+            while left:
+                copied = os.copy_file_range(part.fileno(), file.fileno(), min(left, LARGEST_COPY))
+                if not copied:
+                    break
+                left -= copied
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+        os.lseek(part.fileno(), -left, os.SEEK_END)
+        while left and (block := os.read(part.fileno(), CHUNK)):
+            while block:
+                written = os.write(file.fileno(), block)
+                left -= written
+                block = block[written:]
+
+
+def verify_joined(target: Path, on_bytes: Callable[[int], None] | None = None) -> None:
+    """Checks a joined file against the checksums of its parts.
+
+    Raises:
+        SpearError: it is not what was joined.
+    """
+    with target.open("rb") as file:
+        for part in _read_parts(_list_path(target)):
+            digest, left = hashlib.sha256(), part.size
+            while left and (block := file.read(min(left, CHUNK))):
+                digest.update(block)
+                left -= len(block)
+                if on_bytes is not None:
+                    on_bytes(len(block))
+            if left or digest.hexdigest() != part.sha256:
+                raise SpearError(f"{target} is damaged in what was {part.name}: delete it and fetch it again.")
+        if file.read(1):
+            raise SpearError(f"{target} is longer than its parts: delete it and fetch it again.")
+
+
+def _write_parts(listing: Path, parts: Sequence[Part]) -> None:
+    temporary = listing.with_name(f".{listing.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps([asdict(part) for part in parts], indent=1), encoding="utf-8")
+    temporary.replace(listing)
+
+
+def _read_parts(listing: Path) -> list[Part]:
+    try:
+        return [Part(**part) for part in json.loads(listing.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise SpearError(f"{listing} does not say what the parts were: delete it and fetch them again.") from error
+
+
+def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -> None:
+    """Unpacks a ``.gz`` of one file to ``target``, which is whole or absent.
+
+    Raises:
+        SpearError: it is damaged, or the disk is full.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    total = packed.stat().st_size
+    try:
+        with (
+            show_bytes(console) as show,
+            packed.open("rb") as raw,
+            gzip.open(raw) as stream,
+            temporary.open("wb") as file,
+        ):
+            while block := stream.read(CHUNK):
+                file.write(block)
+                show(f"unpacking {packed.name}", raw.tell(), total)
+        temporary.replace(target)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SpearError(f"{packed} cannot be unpacked ({error}): delete it and fetch it again.") from error
+    except OSError as error:
+        if error.errno in FULL:
+            raise explain_full_disk(target.parent, target.name) from error
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,267 @@
+"""``spear data get|check search``: questions of the benchmarks and to train on, wiki-18 and its indexes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data import RemoteFile, data_folder, fetch, verify
+from spear_envs.data.cli import source_option
+from spear_envs.data.files import read_checksum
+from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts, verify_joined
+from spear_envs.data.progress import show_bytes
+from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
+
+__all__ = ["SOURCES", "Source", "check", "get"]
+
+PANEL = 125
+"""Questions of each benchmark in the panel that ``check`` prints; Bamboogle has no more."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one repository of data sets on Hugging Face.
+
+    Names, sizes and SHA-256 of the files come from the repository's own listing when they are fetched; those that it
+    has no SHA-256 of are recorded at the first download.
+    """
+
+    repository: str
+    folder: str
+    """Where they go, below the folder ``search`` of the data folder."""
+    pattern: str
+    """Regular expression of their paths in the repository."""
+    summary: str
+    target: str | None = None
+    """The file that they are made into: parts are joined, a single ``.gz`` is unpacked."""
+
+
+# Untried: the machine that this was written on does not reach Hugging Face; tests have a server of their own.
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        "questions": Source(
+            "RUC-NLPIR/FlashRAG_datasets",
+            "flashrag",
+            "|".join(re.escape(item.path) for item in BENCHMARKS),
+            "the questions of the seven benchmarks",
+        ),
+        "train": Source(
+            "PeterJinGo/nq_hotpotqa_train",
+            "search-r1",
+            r"(?:train|test)\.parquet",
+            "Search-R1's training questions, and the seven benchmarks in its form",
+        ),
+        "wiki-18": Source(
+            "PeterJinGo/wiki-18-corpus",
+            "wiki-18",
+            r"wiki-18\.jsonl\.gz",
+            "21,015,324 passages of Wikipedia (14 GB unpacked)",
+            "wiki-18.jsonl",
+        ),
+        "e5-flat": Source(
+            "PeterJinGo/wiki-18-e5-index",
+            "wiki-18",
+            r"part_\w+",
+            "exact index of wiki-18 by E5-base-v2 (64.6 GB)",
+            "e5_Flat.index",
+        ),
+        "e5-hnsw64": Source(
+            "PeterJinGo/wiki-18-e5-index-HNSW64",
+            "wiki-18",
+            r"part_\w+",
+            "HNSW64 index of the same (about 75 GB)",
+            "e5_HNSW64.index",
+        ),
+    }
+)
+"""What can be fetched, by name."""
+
+
+def folder_of(source: Source) -> Path:
+    """Where the files of a source lie."""
+    return data_folder() / "search" / source.folder
+
+
+def _parts_folder(name: str, source: Source) -> Path:
+    """Files that are made into another one have a folder of their own: parts of two indexes have the same names."""
+    return folder_of(source) / f"{name}.files" if source.target else folder_of(source)
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
+@source_option
+def get(names: tuple[str, ...], source: Path | None) -> None:
+    """Fetch WHAT, by default the questions of the seven benchmarks, from Hugging Face (or $HF_ENDPOINT).
+
+    \b
+    questions   the questions of the seven benchmarks
+    train       Search-R1's training questions (NQ and HotpotQA)
+    wiki-18     the corpus: 21,015,324 passages, 14 GB unpacked
+    e5-flat     exact index of the corpus by E5-base-v2, 64.6 GB
+    e5-hnsw64   HNSW index of the same, about 75 GB
+
+    A download that was cut off goes on where it ended, and so does the joining of parts.
+    """
+    console = Console()
+    for name in names or ("questions",):
+        _say(console, str(_get(name, SOURCES[name], source, console)))
+
+
+def _get(name: str, source: Source, given: Path | None, console: Console) -> Path:
+    folder = _parts_folder(name, source)
+    target = folder_of(source) / source.target if source.target else None
+    if target is not None:
+        if is_joining(target):
+            join_parts(folder, target, console=console)
+        if target.exists():
+            return target
+    files = _list_given(source, given) if given is not None else _list_published(source)
+    parts = []
+    for file, path in files:
+        place = folder / Path(path).parent
+        found = fetch(file, place, source=given and _find_given(given, path), console=console)
+        parts.append(Part(found.name, found.stat().st_size, file.sha256 or read_checksum(found) or ""))
+        if file.sha256 is None:
+            _say(console, f"{path}: no SHA-256 is published; that of this copy is recorded beside it.")
+    if target is None:
+        return folder
+    if len(parts) == 1 and parts[0].name.endswith(".gz"):
+        expand_gzip(folder / parts[0].name, target, console=console)
+    else:
+        join_parts(folder, target, parts, console=console)
+    return target
+
+
+def _list_published(source: Source) -> list[tuple[RemoteFile, str]]:
+    """The files of a source and their paths, as the repository lists them."""
+    page = f"{_endpoint()}/datasets/{source.repository}"
+    api = RemoteFile(
+        "tree.json",
+        (f"{_endpoint()}/api/datasets/{source.repository}/tree/main?recursive=true",),
+        manual=f"Open {page} in a browser and download what matches {source.pattern}.",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        listed = fetch(api, Path(folder)).read_bytes()
+    try:
+        entries = [entry for entry in json.loads(listed) if entry["type"] == "file"]
+        files = [
+            (
+                RemoteFile(
+                    Path(entry["path"]).name,
+                    (f"{page}/resolve/main/{entry['path']}",),
+                    size=entry["size"],
+                    sha256=entry["lfs"]["oid"] if entry.get("lfs") else None,
+                    manual=f"Open {page}/tree/main in a browser and download {entry['path']}.",
+                ),
+                entry["path"],
+            )
+            for entry in sorted(entries, key=lambda entry: entry["path"])
+            if re.fullmatch(source.pattern, entry["path"])
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpearError(f"{api.urls[0]} gives no listing of files: is $HF_ENDPOINT right? {api.manual}") from error
+    if not files:
+        raise SpearError(f"{page} has no file {source.pattern} any more. {api.manual} Then: --from FOLDER.")
+    return files
+
+
+def _list_given(source: Source, given: Path) -> list[tuple[RemoteFile, str]]:
+    """The files of a source that lie in a folder."""
+    base = given if given.is_dir() else given.parent
+    paths = sorted(path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
+    found = [path for path in paths if re.fullmatch(source.pattern, path) and (given.is_dir() or path == given.name)]
+    if not found:
+        raise SpearError(f"{given} has no file {source.pattern} in it: name the folder that has it.")
+    return [(RemoteFile(Path(path).name), path) for path in found]
+
+
+def _find_given(given: Path, path: str) -> Path:
+    return (given / path) if given.is_dir() else given
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
+def check(names: tuple[str, ...]) -> None:
+    """Check the checksums of what was fetched, count the questions, and print their fingerprints.
+
+    Exit code 1 if a file is damaged or a benchmark has not the published number of questions.
+    """
+    console = Console()
+    present = {name: files for name in names or SOURCES if (files := _list_present(name, SOURCES[name]))}
+    if not present:
+        raise SpearError(f"{data_folder() / 'search'} has none of it: 'spear data get search' fetches the questions.")
+    for name, files in present.items():
+        for path in files:
+            _check_file(path, name, console)
+    faults = _check_questions(console)
+    for line in faults:
+        _say(console, line)
+    if faults:
+        raise click.ClickException("questions are missing: delete those files, and 'spear data get search'.")
+
+
+def _list_present(name: str, source: Source) -> list[Path]:
+    if source.target is not None:
+        target = folder_of(source) / source.target
+        return [target] if target.exists() else []
+    base = folder_of(source)
+    paths = sorted(path for path in base.rglob("*") if path.is_file()) if base.is_dir() else []
+    return [path for path in paths if re.fullmatch(source.pattern, path.relative_to(base).as_posix())]
+
+
+def _check_file(path: Path, name: str, console: Console) -> None:
+    total, done = path.stat().st_size, 0
+    with show_bytes(console) as show:
+
+        def count(further: int) -> None:
+            nonlocal done
+            done += further
+            show(f"checking {path.name}", done, total)
+
+        if path.with_name(f"{path.name}.parts.json").exists():
+            verify_joined(path, count)
+        else:
+            verify(RemoteFile(path.name), path.parent, count)
+    _say(console, f"{name}: {path} is as it was fetched")
+
+
+def _check_questions(console: Console) -> list[str]:
+    """Prints a table of the benchmarks that are there; returns what is wrong."""
+    table = Table(title=f"questions (published); panel of {PANEL} each")
+    for column in ("dataset", "split", "questions", "fingerprint", "panel"):
+        table.add_column(column, justify="right" if column == "questions" else "left", no_wrap=True)
+    published = {item.name: item.count for item in BENCHMARKS}
+    faults = []
+    for name, splits in DATASETS.items():
+        for split, paths in splits.items():
+            if not all(locate_file(path).is_file() for path in paths):
+                continue
+            tasks, panel = open_benchmark(name, split), open_benchmark(name, split, PANEL)
+            counts = Counter(question.subtask for question in tasks.questions)
+            due = sum(published[item] for item in counts if item in published) if name != TRAINING else len(tasks)
+            if len(tasks) != due:
+                faults.append(f"{name}/{split}: {len(tasks):,} questions instead of {due:,}")
+            table.add_row(name, split, f"{len(tasks):,} ({due:,})", tasks.fingerprint[:12], panel.fingerprint[:12])
+    if table.row_count:
+        console.print(table)
+    return faults
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, choose_panel, open_benchmark
+from spear_envs.search.opening import find_splits, open_tasks
+from spear_envs.search.question_files import RawQuestion, read_questions
+
+ROWS = [
+    {"id": "test_0", "question": " who? ", "golden_answers": ["A", " a ", "A", ""], "metadata": {}},
+    {"id": "test_1", "question": "Où — 北京?", "golden_answers": ["É"], "metadata": {"benchmark": "nq"}},
+]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    opener: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'search'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["nq.jsonl", "nq.jsonl.xz", "nq.jsonl.gz"])
+def test_flashrag_s_lines(tmp_path: Path, name: str) -> None:
+    assert list(read_questions(write_lines(tmp_path / name, ROWS))) == [
+        RawQuestion("test_0", "who?", ("A", "a"), "nq"),
+        RawQuestion("test_1", "Où — 北京?", ("É",), "nq"),
+    ]
+
+
+PROMPT = "Answer the given question. Question: an example? Question: who wrote it?\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (  # Search-R1
+            {
+                "id": "train_7",
+                "question": "who wrote it?",
+                "golden_answers": ["Ann", "A. Nn"],
+                "data_source": "nq",
+                "prompt": [{"role": "user", "content": PROMPT}],
+                "reward_model": {"style": "rule", "ground_truth": {"target": ["Ann", "A. Nn"]}},
+                "extra_info": {"index": 7, "split": "train"},
+            },
+            RawQuestion("train_7", "who wrote it?", ("Ann", "A. Nn"), "nq"),
+        ),
+        (  # the same without its own columns
+            {
+                "data_source": "hotpotqa",
+                "prompt": [{"role": "user", "content": PROMPT}],
+                "reward_model": {"ground_truth": {"target": ["Ann"]}, "style": "rule"},
+                "extra_info": {"index": 7, "split": "train"},
+            },
+            RawQuestion("7", "who wrote it?", ("Ann",), "hotpotqa"),
+        ),
+        (  # verl
+            {
+                "data_source": "searchR1_popqa",
+                "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+                "reward_model": {"ground_truth": {"target": ["Ann"]}},
+                "extra_info": {"index": 3, "question": "who wrote it?", "need_tools_kwargs": True},
+            },
+            RawQuestion("3", "who wrote it?", ("Ann",), "popqa"),
+        ),
+        (  # DeepResearcher
+            {
+                "data_source": "musique",
+                "prompt": [{"role": "user", "content": "who wrote it?"}],
+                "reward_model": {"ground_truth": "Ann<|answer_split|>A. Nn", "style": "rule"},
+                "extra_info": {"index": 5},
+            },
+            RawQuestion("5", "who wrote it?", ("Ann", "A. Nn"), "musique"),
+        ),
+    ],
+    ids=["search-r1", "search-r1-bare", "verl", "deepresearcher"],
+)
+def test_parquet_files_of_others(tmp_path: Path, row: dict[str, Any], expected: RawQuestion) -> None:
+    assert list(read_questions(write_parquet(tmp_path / "x.parquet", [row]))) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no questions"),
+        (b'{"question": "q", "golden_answers": ["a"]}\n{"question": "q", "gol', "line 2"),
+        (b"[1]\n", "row 1.*no object"),
+        (b'{"question": "q"}\n', "no gold answer"),
+        (b'{"question": "q", "golden_answers": ["", " "]}\n', "no gold answer"),
+        (b'{"question": "q", "golden_answers": [1]}\n', "no list of strings"),
+        (b'{"question": 7, "golden_answers": ["a"]}\n', "no question"),
+        (b'{"golden_answers": ["a"]}\n', "no question"),
+        (b"\xff\xfe\n", "line 1"),
+        (b"[" * 100_000, "line 1"),
+        (b"<!DOCTYPE html>\n", "line 1"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SpearError, match=words) as caught:
+        list(read_questions(path))
+    assert "bad.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.xz", "x.jsonl.gz", "x.parquet", "none.jsonl", "x.csv"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    if name == "x.parquet":
+        pytest.importorskip("pyarrow", reason="needs the extra 'search'")
+    if name != "none.jsonl":
+        (tmp_path / name).write_bytes(b"something else")
+    with pytest.raises(SpearError, match=name.replace(".", r"\.")) as caught:
+        list(read_questions(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_panels_are_the_same_ones_and_nest() -> None:
+    questions = [RawQuestion(str(i), f"question {i}?", ("x",), "nq") for i in range(200)]
+    panel = choose_panel(questions, 20)
+    assert len(panel) == 20 and choose_panel(questions, 500) == questions
+    assert set(panel) < set(choose_panel(questions, 21))
+    assert set(choose_panel(questions[::-1], 20)) == set(panel)
+    assert [int(raw.id) for raw in panel] == sorted(int(raw.id) for raw in panel)
+    # Written down once: a panel must never change.
+    assert [raw.id for raw in choose_panel(questions, 3)] == ["1", "40", "109"]
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with three questions of each benchmark."""
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    for item in BENCHMARKS:
+        path = tmp_path / "search" / "flashrag" / item.path
+        path.parent.mkdir(parents=True)
+        rows = [
+            {"id": str(i), "question": f"{item.name} {i}?", "golden_answers": [f"a{i}"], "metadata": {"x": i}}
+            for i in range(3)
+        ]
+        write_lines(path, rows)
+    return tmp_path
+
+
+def test_a_benchmark_by_its_name(fetched: Path) -> None:
+    tasks = open_benchmark("hotpotqa", "test")
+    assert [task.id for task in tasks] == [f"search/hotpotqa/test/{i:05d}" for i in range(3)]
+    assert tasks[1].instruction == "hotpotqa 1?" and tasks[1].content["golden_answers"] == ["a1"]
+    assert {task.subtask for task in tasks} == {"hotpotqa"}
+    assert tasks.get("search/hotpotqa/test/00002") is tasks[2]
+
+
+def test_all_seven_and_a_panel_of_them(fetched: Path) -> None:
+    whole, panel = open_benchmark("seven", "test"), open_benchmark("seven", "test", 2)
+    assert Counter(task.subtask for task in whole) == {item.name: 3 for item in BENCHMARKS}
+    assert Counter(task.subtask for task in panel) == {item.name: 2 for item in BENCHMARKS}
+    assert whole.fingerprint != panel.fingerprint == open_benchmark("seven", "test", 2).fingerprint
+    lines = fetched / "search" / "flashrag" / "nq" / "test.jsonl"
+    lines.write_text(lines.read_text().replace("nq 0?", "nq 9?"))
+    assert open_benchmark("seven", "test").fingerprint != whole.fingerprint
+
+
+def test_what_is_not_fetched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    with pytest.raises(SpearError, match="spear data get search questions"):
+        open_benchmark("bamboogle", "test")
+    with pytest.raises(SpearError, match="spear data get search train"):
+        open_benchmark("nq_hotpotqa", "train")
+
+
+def test_splits_by_data_set(tmp_path: Path) -> None:
+    assert find_splits("mini") == find_splits("mini-small") == ("train", "valid", "test")
+    assert find_splits("seven") == ("test",) and find_splits("nq_hotpotqa") == ("train", "test")
+    assert find_splits("some/file.parquet") == ("all",)
+    with pytest.raises(SpearError, match="choose one of 'test'"):
+        open_tasks("nq", "train")
+
+
+def test_a_file_of_one_s_own(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", ROWS)
+    tasks = open_tasks(str(path), None)
+    assert tasks[0].id == "search/mine/all/00000" and tasks[0].subtask == "mine"
+    assert tasks[1].subtask == "nq"
+
+
+def test_the_published_counts_are_those_of_search_r1() -> None:
+    assert sum(item.count for item in BENCHMARKS) == 51_713
+    assert set(DATASETS) == {item.name for item in BENCHMARKS} | {"seven", "nq_hotpotqa"}
+
+
+def test_real_questions_of_the_seven_benchmarks(shared: Path) -> None:
+    path = shared / "data" / "qa" / "seven_benchmarks.jsonl.xz"
+    tasks = open_tasks(str(path), "all")
+    assert len(tasks) == 960
+    counts = Counter(task.subtask for task in tasks)
+    assert counts.pop("bamboogle") == 60 and set(counts.values()) == {150} and len(counts) == 6
+    assert len(open_tasks(str(path), "all", 10)) == 70

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,49 +16,70 @@ from spear_envs.retrieval.wire import TOKEN_VARIABLE
 if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.retriever import Retriever
+    from spear_envs.retrieval.source import Source
 
 __all__ = ["retriever"]
 
-Command = TypeVar("Command", bound=Callable[..., None])
+SOURCE_OPTIONS = (
+    click.option(
+        "--corpus",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
+    ),
+    click.option(
+        "--retriever",
+        "kind",
+        type=click.Choice(["bm25", "dense", "hybrid"]),
+        default="bm25",
+        show_default=True,
+        help="How passages are found; dense and hybrid need --index.",
+    ),
+    click.option(
+        "--index",
+        type=click.Path(exists=True, path_type=Path),
+        help="Folder that 'spear index build' wrote.",
+    ),
+    click.option("--encoder", help="Model of the index, where the index has no export of it."),
+    click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer."),
+    click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise."),
+    click.option(
+        "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index."
+    ),
+)
+ADDRESS_OPTIONS = (
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+    ),
+    click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results."),
+)
 
 
-def _source_options(command: Command) -> Command:
-    """What both ways of serving are told of the passages and the address."""
-    for option in reversed(
-        [
-            click.option(
-                "--corpus",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
-            ),
-            click.option(
-                "--retriever",
-                "kind",
-                type=click.Choice(["bm25", "dense", "hybrid"]),
-                default="bm25",
-                show_default=True,
-                help="How passages are found; dense and hybrid need --index.",
-            ),
-            click.option(
-                "--index",
-                type=click.Path(exists=True, path_type=Path),
-                help="Folder that 'spear index build' wrote.",
-            ),
-            click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-            click.option(
-                "--port",
-                type=click.IntRange(0, 65535),
-                default=8000,
-                show_default=True,
-                help="Port; 0 takes a free one.",
-            ),
-            click.option(
-                "--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results."
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+def _take_source(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of both ways of serving; it gets ``source`` in the place of the first ones."""
+
+    @wraps(command)
+    def run(
+        corpus: Path | None,
+        kind: str,
+        index: Path | None,
+        encoder: str | None,
+        ef_search: int | None,
+        nprobe: int | None,
+        threads: int,
+        **others: Any,
+    ) -> None:
+        # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from spear_envs.retrieval.source import Source
+
+        command(source=Source(corpus, kind, index, encoder, ef_search, nprobe, threads), **others)
+
+    taken: Callable[..., None] = run
+    for option in reversed(SOURCE_OPTIONS + ADDRESS_OPTIONS):
+        taken = option(taken)
+    return taken
 
 
 @click.group()
@@ -66,7 +88,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@_source_options
+@_take_source
 @click.option(
     "--max-pending",
     type=click.IntRange(1),
@@ -92,9 +114,7 @@ def retriever() -> None:
     help="Padded tokens of a batch, for encoders.",
 )
 def serve_passages(
-    corpus: Path | None,
-    kind: str,
-    index: Path | None,
+    source: Source,
     host: str,
     port: int,
     cache_mb: int,
@@ -108,11 +128,9 @@ def serve_passages(
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
     it as a bearer token.
     """
-    _calm_threads()
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
     from spear_envs.retrieval.serving import bind_socket, serve
-    from spear_envs.retrieval.source import open_source
 
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
@@ -121,7 +139,7 @@ def serve_passages(
     opened: list[Corpus] = []
 
     def load() -> tuple[Corpus, Retriever]:
-        found = open_source(corpus, kind, index)
+        found = source.open()
         opened.append(found[0])
         return found
 
@@ -129,14 +147,14 @@ def serve_passages(
     url = _write_url(host, listener.getsockname()[1])
 
     def announce() -> None:
-        click.echo(f"ready: {len(opened[0]):,} passages, {kind}, at {url}/retrieve")
+        click.echo(f"ready: {len(opened[0]):,} passages, {source.kind}, at {url}/retrieve")
 
     _warn_of_open_address(url, host, settings.token)
     serve(RetrievalService(load, settings), listener, announce)
 
 
 @retriever.command(name="scale")
-@_source_options
+@_take_source
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Processes that answer.")
 @click.option(
     "--max-ongoing",
@@ -149,33 +167,26 @@ def serve_passages(
     "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs that Ray sets aside for a replica."
 )
 def scale_passages(
-    corpus: Path | None,
-    kind: str,
-    index: Path | None,
-    host: str,
-    port: int,
-    cache_mb: int,
-    replicas: int,
-    max_ongoing: int,
-    cpus: float,
+    source: Source, host: str, port: int, cache_mb: int, replicas: int, max_ongoing: int, cpus: float
 ) -> None:
     """Answer as 'serve' does, by several replicas under Ray Serve over one mapped corpus and index.
 
     Uses the Ray cluster in RAY_ADDRESS, or starts a local one. Ends at SIGINT or SIGTERM. SPEAR_RETRIEVER_TOKEN is
     asked for as by 'serve'.
     """
-    _calm_threads()
     from spear_envs.retrieval.ray_serve import Replicas, serve_replicas
     from spear_envs.retrieval.server import ServiceSettings
 
+    if port == 0:
+        raise click.UsageError("Ray Serve takes no free port by itself: give one with --port.")
     settings = ServiceSettings(cache_bytes=cache_mb << 20, token=_read_token())
     url = _write_url(host, port)
     _warn_of_open_address(url, host, settings.token)
     serve_replicas(
-        Replicas(corpus, kind, index, settings, replicas, max_ongoing, cpus),
+        Replicas(source, settings, replicas, max_ongoing, cpus),
         host,
         port,
-        on_ready=lambda: click.echo(f"ready: {replicas} replicas, {kind}, at {url}/retrieve"),
+        on_ready=lambda: click.echo(f"ready: {replicas} replicas, {source.kind}, at {url}/retrieve"),
     )
 
 
@@ -195,9 +206,3 @@ def _warn_of_open_address(url: str, host: str, token: str | None) -> None:
 
     if not is_loopback(host) and token is None:
         click.echo(f"Warning: whoever reaches {url} may search; set {TOKEN_VARIABLE} to ask for a token.", err=True)
-
-
-def _calm_threads() -> None:
-    """Before the first import of an OpenMP: threads that spin while they wait starve those that work."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.server import RetrievalService, ServiceSettings, make_app
-from spear_envs.retrieval.source import open_source
+from spear_envs.retrieval.source import Source
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["Replicas", "make_deployment", "serve_replicas"]
 
 NAME = "retriever"
+OBJECT_STORE_BYTES = 80 << 20
+"""Of a local Ray: answers pass through it only when they are large."""
 
 
 @dataclass(frozen=True)
 class Replicas:
     """What the replicas serve, and how many they are. The files must be where each replica runs."""
 
-    corpus: Path | None
-    kind: str
-    index: Path | None
+    source: Source
     settings: ServiceSettings
     number: int = 2
     max_ongoing: int = 256
@@ -46,8 +46,8 @@ def make_deployment(replicas: Replicas) -> Any:
 
     def build_app() -> FastAPI:
         # In the replica: what cannot be opened fails the deployment with its own sentence.
-        source = open_source(replicas.corpus, replicas.kind, replicas.index)
-        return make_app(RetrievalService(lambda: source, replicas.settings), lambda _: None)
+        opened = replicas.source.open()
+        return make_app(RetrievalService(lambda: opened, replicas.settings), lambda _: None)
 
     deployment = serve.deployment(
         name=NAME,
@@ -71,7 +71,13 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         raise SpearError(f"Ray Serve is not here ({error}): pip install -e '.[serve]' brings it.") from error
     stopped = threading.Event()
     old = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    is_ours = not ray.is_initialized()
+    address = os.environ.get("RAY_ADDRESS", "local")
+    if address == "local":
+        # Ray 2.60 would else write a token into the home directory, and ask for it.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False)
+    else:
+        ray.init(address, log_to_driver=False)
     try:
         serve.start(http_options={"host": host, "port": port})
         try:
@@ -82,7 +88,6 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         stopped.wait()
     finally:
         serve.shutdown()
-        if is_ours:
-            ray.shutdown()
+        ray.shutdown()
         for number, handler in old.items():
             signal.signal(number, handler)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK
+from spear_envs.data.files import CHUNK, record_checksum
 from spear_envs.data.progress import show_bytes
 from spear_envs.data.space import FULL, explain_full_disk
 
@@ -147,13 +147,14 @@ def _read_parts(listing: Path) -> list[Part]:
 
 
 def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -> None:
-    """Unpacks a ``.gz`` of one file to ``target``, which is whole or absent.
+    """Unpacks a ``.gz`` of one file to ``target``, which is whole or absent, and records its checksum beside it.
 
     Raises:
         SpearError: it is damaged, or the disk is full.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     total = packed.stat().st_size
+    digest = hashlib.sha256()
     try:
         with (
             show_bytes(console) as show,
@@ -163,7 +164,9 @@ def expand_gzip(packed: Path, target: Path, *, console: Console | None = None) -
         ):
             while block := stream.read(CHUNK):
                 file.write(block)
+                digest.update(block)
                 show(f"unpacking {packed.name}", raw.tell(), total)
+        record_checksum(target, digest.hexdigest())
         temporary.replace(target)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SpearError(f"{packed} cannot be unpacked ({error}): delete it and fetch it again.") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from rich.table import Table
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch, verify
 from spear_envs.data.cli import source_option
-from spear_envs.data.files import read_checksum
+from spear_envs.data.files import read_checksum, record_checksum
 from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts, verify_joined
 from spear_envs.data.progress import show_bytes
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
@@ -129,6 +130,7 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
     if target is not None:
         if is_joining(target):
             join_parts(folder, target, console=console)
+            shutil.rmtree(folder)
         if target.exists():
             return target
     files = _list_given(source, given) if given is not None else _list_published(source)
@@ -136,15 +138,18 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
     for file, path in files:
         place = folder / Path(path).parent
         found = fetch(file, place, source=given and _find_given(given, path), console=console)
-        parts.append(Part(found.name, found.stat().st_size, file.sha256 or read_checksum(found) or ""))
         if file.sha256 is None:
-            _say(console, f"{path}: no SHA-256 is published; that of this copy is recorded beside it.")
+            _say(console, f"{path}: no SHA-256 is known; that of this copy is recorded beside it.")
+        else:
+            record_checksum(found, file.sha256)
+        parts.append(Part(found.name, found.stat().st_size, read_checksum(found) or ""))
     if target is None:
         return folder
     if len(parts) == 1 and parts[0].name.endswith(".gz"):
         expand_gzip(folder / parts[0].name, target, console=console)
     else:
         join_parts(folder, target, parts, console=console)
+    shutil.rmtree(folder)  # what it was made of, and their checksums
     return target
 
 

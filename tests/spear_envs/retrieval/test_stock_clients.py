@@ -1,0 +1,109 @@
+"""Clients that were written for Search-R1's server, unchanged, against ours."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
+pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
+requests = pytest.importorskip("requests", reason="the clients use requests")
+
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.opening import open_retriever
+from tests.spear_envs.retrieval.service import make_documents, make_service, run_service
+
+# The last release with a search tool. The wheel is fetched for the test and not installed: the project pins another.
+VERL = "0.7.1"
+VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    corpus = Corpus.in_memory(make_documents())
+    with run_service(make_service(open_retriever("bm25", corpus), corpus)) as base:
+        yield f"{base}/retrieve"
+
+
+def show_passages(row: list[dict[str, Any]]) -> str:
+    """What Search-R1 shows its policy: ``Doc i(Title: …) text`` and a line end for each item, title in quotes."""
+    shown = ""
+    for number, item in enumerate(row, 1):
+        title, _, text = item["document"]["contents"].partition("\n")
+        shown += f"Doc {number}(Title: {title}) {text}\n"
+    return shown
+
+
+def test_search_r1(url: str) -> None:
+    """Its request has all three fields; it takes ``result`` and from each item ``document.contents``."""
+    payload = {"queries": ["amber fox", "black bear", "amber fox"], "topk": 3, "return_scores": True}
+    result = requests.post(url, json=payload).json()["result"]
+    assert len(result) == 3 and result[0] == result[2]
+    shown = [show_passages(row) for row in result]
+    assert shown[0].startswith('Doc 1(Title: "The amber fox") A fox that is amber, seen à Zürich — 北京 “5”.\nDoc 2(')
+    assert shown[1].startswith('Doc 1(Title: "The black bear") ')
+
+
+def test_verl_agent(url: str) -> None:
+    """verl-agent sends one query under ``query`` and reads the first row."""
+    result = requests.post(url, json={"query": "amber fox", "topk": 3, "return_scores": True}, timeout=30).json()
+    assert show_passages(result["result"][0]).startswith('Doc 1(Title: "The amber fox") ')
+
+
+@pytest.fixture(scope="module")
+def verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """verl's wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("verl")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"verl=={VERL}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"verl {VERL} cannot be fetched from the package index")
+    (wheel,) = folder.glob("*.whl")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == VERL_SHA256
+    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_verls_request_and_reading_of_the_answer(url: str, verl: Path) -> None:
+    client = load_file(verl / "verl" / "tools" / "utils" / "search_r1_like_utils.py")
+    text, metadata = client.perform_single_search_batch(url, ["amber fox", "zzz nothing"], topk=3)
+    assert metadata["status"] == "success" and metadata["api_request_error"] is None
+    assert metadata["query_count"] == 2 and metadata["total_results"] == 3
+    assert json.loads(text)["result"].startswith('Doc 1 (Title: "The amber fox")\nA fox that is amber')
+    _, refused = client.perform_single_search_batch(url, [" "], topk=3)
+    assert refused["status"] == "api_error" and "422" in refused["api_request_error"]
+
+
+@pytest.mark.slow
+def test_verls_search_tool(url: str, verl: Path) -> None:
+    pytest.importorskip("ray", reason="verl's tool runs its requests in a Ray actor")
+    script = Path(__file__).with_name("verl_search_tool.py")
+    environment = {**os.environ, "PYTHONPATH": str(verl)}
+    done = subprocess.run(
+        [sys.executable, str(script), url], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["metrics"] == {"query_count": 2, "status": "success", "total_results": 6, "api_request_error": None}
+    first, second = json.loads(answer["text"])["result"].split("\n---\n")
+    assert first.startswith('Doc 1 (Title: "The amber fox")') and second.startswith('Doc 1 (Title: "The black bear")')

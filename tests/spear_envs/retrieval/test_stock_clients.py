@@ -18,7 +18,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
-requests = pytest.importorskip("requests", reason="the clients use requests")
+pytest.importorskip("requests", reason="the clients use requests")
+
+import requests
 
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever

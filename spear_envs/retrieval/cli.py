@@ -153,43 +153,6 @@ def serve_passages(
     serve(RetrievalService(load, settings), listener, announce)
 
 
-@retriever.command(name="scale")
-@_take_source
-@click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Processes that answer.")
-@click.option(
-    "--max-ongoing",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Requests that one replica works on; Ray Serve holds back the others.",
-)
-@click.option(
-    "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs that Ray sets aside for a replica."
-)
-def scale_passages(
-    source: Source, host: str, port: int, cache_mb: int, replicas: int, max_ongoing: int, cpus: float
-) -> None:
-    """Answer as 'serve' does, by several replicas under Ray Serve over one mapped corpus and index.
-
-    Uses the Ray cluster in RAY_ADDRESS, or starts a local one. Ends at SIGINT or SIGTERM. SPEAR_RETRIEVER_TOKEN is
-    asked for as by 'serve'.
-    """
-    from spear_envs.retrieval.ray_serve import Replicas, serve_replicas
-    from spear_envs.retrieval.server import ServiceSettings
-
-    if port == 0:
-        raise click.UsageError("Ray Serve takes no free port by itself: give one with --port.")
-    settings = ServiceSettings(cache_bytes=cache_mb << 20, token=_read_token())
-    url = _write_url(host, port)
-    _warn_of_open_address(url, host, settings.token)
-    serve_replicas(
-        Replicas(source, settings, replicas, max_ongoing, cpus),
-        host,
-        port,
-        on_ready=lambda: click.echo(f"ready: {replicas} replicas, {source.kind}, at {url}/retrieve"),
-    )
-
-
 def _read_token() -> str | None:
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -94,18 +93,3 @@ def test_verls_request_and_reading_of_the_answer(url: str, verl: Path) -> None:
     assert json.loads(text)["result"].startswith('Doc 1 (Title: "The amber fox")\nA fox that is amber')
     _, refused = client.perform_single_search_batch(url, [" "], topk=3)
     assert refused["status"] == "api_error" and "422" in refused["api_request_error"]
-
-
-@pytest.mark.slow
-def test_verls_search_tool(url: str, verl: Path) -> None:
-    pytest.importorskip("ray", reason="verl's tool runs its requests in a Ray actor")
-    script = Path(__file__).with_name("verl_search_tool.py")
-    environment = {**os.environ, "PYTHONPATH": str(verl)}
-    done = subprocess.run(
-        [sys.executable, str(script), url], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["metrics"] == {"query_count": 2, "status": "success", "total_results": 6, "api_request_error": None}
-    first, second = json.loads(answer["text"])["result"].split("\n---\n")
-    assert first.startswith('Doc 1 (Title: "The amber fox")') and second.startswith('Doc 1 (Title: "The black bear")')

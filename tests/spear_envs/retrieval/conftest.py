@@ -15,7 +15,24 @@ import pytest
 
 from spear_envs.retrieval.corpus import Corpus
 
-WORDS = "river city album film king school war team year song island church battle party road bridge".split()
+WORDS = [
+    "river",
+    "city",
+    "album",
+    "film",
+    "king",
+    "school",
+    "war",
+    "team",
+    "year",
+    "song",
+    "island",
+    "church",
+    "battle",
+    "party",
+    "road",
+    "bridge",
+]
 DIMENSION = 32
 EXTRA = "the extra 'search' is not installed"
 

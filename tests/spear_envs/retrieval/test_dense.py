@@ -1,0 +1,248 @@
+"""Dense retrieval over small real indexes of every type, and what is refused when they are opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.manifest import EXPORT, INDEX, MANIFEST
+from spear_envs.retrieval.opening import open_retriever
+
+from .conftest import make_documents
+
+faiss = pytest.importorskip("faiss", reason="the extra 'search' is not installed")
+
+Build = Callable[..., Path]
+MakeCorpus = Callable[..., Corpus]
+QUERIES = ["river city", "number17", "king of the school", "", "war \ud800 " * 300]
+
+
+def find_exactly(corpus: Corpus, tiny_model: Path, tiny_export: Path) -> np.ndarray:
+    """Inner products of queries and passages, without faiss."""
+    from spear_envs.retrieval.encoders import OnnxEncoder
+    from spear_envs.retrieval.models import describe_model
+
+    encoder = OnnxEncoder(tiny_export, describe_model(tiny_model))
+    return encoder.encode_queries(QUERIES) @ encoder.encode_passages(list(corpus.texts())).T
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw8-sq8", "ivf4-flat", "ivf4-sq8", "ivf-pq16"])
+def test_every_type_finds_what_is_near(
+    kind: str, make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tiny_export: Path
+) -> None:
+    corpus = make_corpus(400)
+    retriever = open_retriever("dense", corpus, build_index(corpus, kind))
+    exact = find_exactly(corpus, tiny_model, tiny_export)
+    for scores, hits in zip(exact, retriever.search(QUERIES, 10), strict=True):
+        assert len(hits) == len({row for row, _ in hits}) == 10
+        assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
+        # Random weights put all texts close together: judged by score, since ranks are a matter of the fourth digit.
+        assert np.mean([scores[row] for row, _ in hits]) > np.sort(scores)[-30:].mean()
+        for row, score in hits:
+            assert score == pytest.approx(scores[row], abs=0.02 if "sq8" in kind else 2e-3)
+    if kind == "flat":
+        best = [hits[0][0] for hits in retriever.search(QUERIES, 1)]
+        assert np.allclose(exact[range(len(QUERIES)), best], exact.max(axis=1), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf2-flat"])
+def test_short_lists_have_no_minus_one(kind: str, make_corpus: MakeCorpus, build_index: Build) -> None:
+    corpus = make_corpus(7)
+    retriever = open_retriever("dense", corpus, build_index(corpus, kind))
+    for k in (1, 3, 7, 8, 10**6):
+        for hits in retriever.search(QUERIES, k):
+            rows = [row for row, _ in hits]
+            assert len(rows) == len(set(rows)) == min(k, 7)
+            assert set(rows) <= set(range(7))
+    assert retriever.search([], 3) == []
+    with pytest.raises(SpearError, match="at least one"):
+        retriever.search(["x"], 0)
+
+
+def test_first_hits_do_not_depend_on_k_and_equal_passages_are_in_order(build_index: Build) -> None:
+    documents = make_documents(150)
+    for row in range(0, 150, 3):
+        documents[row]["contents"] = "river city album"
+    corpus = Corpus.in_memory(documents)
+    retriever = open_retriever("dense", corpus, build_index(corpus, "hnsw"))
+    (many,) = retriever.search(["river city album"], 100)
+    equal = [row for row, score in many if score == many[0][1]]
+    assert len(equal) >= 45 and equal == sorted(equal)
+    for k in (1, 3, 10, 50):
+        assert [row for row, _ in retriever.search(["number17 king"], k)[0]] == [
+            row for row, _ in retriever.search(["number17 king"], 100)[0][:k]
+        ]
+
+
+def test_effort_is_set_after_loading(make_corpus: MakeCorpus, build_index: Build) -> None:
+    corpus = make_corpus(50)
+    graph = build_index(corpus, "hnsw", "graph")
+    assert faiss.read_index(str(graph / "dense" / INDEX)).hnsw.efSearch == 16
+    retriever = open_retriever("dense", corpus, graph)
+    told = retriever.describe()
+    assert told["efSearch"] == 128 and told["index"] == "hnsw32" and told["backend"] == "onnxruntime"
+    assert open_retriever("dense", corpus, graph, ef_search=64).describe()["efSearch"] == 64
+    fingerprints = {open_retriever("dense", corpus, graph, ef_search=ef).fingerprint for ef in (None, 128, 64)}
+    assert len(fingerprints) == 2
+    lists = build_index(corpus, "ivf4-flat", "lists")
+    assert open_retriever("dense", corpus, lists).describe()["nprobe"] == 4
+    assert open_retriever("dense", corpus, lists, nprobe=2).describe()["nprobe"] == 2
+    for settings in ({"nprobe": 2}, {"ef_search": 0}):
+        with pytest.raises(SpearError, match="does not go with hnsw32"):
+            open_retriever("dense", corpus, graph, **settings)
+
+
+def change_manifest(index: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = index / "dense" / MANIFEST
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def test_what_does_not_belong_together_is_refused(
+    make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tmp_path: Path
+) -> None:
+    corpus = make_corpus(60)
+    index = build_index(corpus, "flat")
+    for other in (make_corpus(61), make_corpus(60, seed=1)):
+        with pytest.raises(SpearError, match="another corpus"):
+            open_retriever("dense", other, index)
+    assert open_retriever("dense", corpus, index, encoder=tiny_model).rows == 60
+    other_model = tmp_path / "other-model"
+    shutil.copytree(tiny_model, other_model)
+    weights = other_model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(SpearError, match=r"another model than tiny-encoder.*model\.safetensors differs"):
+        open_retriever("dense", corpus, index, encoder=other_model)
+
+    # A faiss file of another length, of another corpus, and of another type, each with a manifest that fits.
+    path = index / "dense" / INDEX
+    stored = faiss.read_index(str(path))
+    vectors = stored.reconstruct_n(0, 60)
+    shifted, shorter = faiss.IndexFlatIP(32), faiss.IndexFlatIP(32)
+    shifted.add(np.roll(vectors[np.random.default_rng(0).permutation(60)], 1, axis=0))
+    shorter.add(vectors[:59])
+    by_distance = faiss.IndexFlatL2(32)
+    by_distance.add(vectors)
+    graph = faiss.IndexHNSWFlat(32, 8, faiss.METRIC_INNER_PRODUCT)
+    graph.add(vectors)
+    for wrong, words in (
+        (shorter, "59 vectors of 32 dimensions"),
+        (by_distance, "no index of type flat"),
+        (graph, "no index of type flat"),
+    ):
+        faiss.write_index(wrong, str(path))
+        change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
+        with pytest.raises(SpearError, match=words):
+            open_retriever("dense", corpus, index)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    from spear_envs.data.files import digest_file
+
+    return {"bytes": path.stat().st_size, "sha256": digest_file(path)}
+
+
+def test_shifted_rows_are_found_by_probes(make_corpus: MakeCorpus, build_index: Build) -> None:
+    corpus = make_corpus(200)
+    index = build_index(corpus, "flat")
+    path = index / "dense" / INDEX
+    vectors = faiss.read_index(str(path)).reconstruct_n(0, 200)
+    shifted = faiss.IndexFlatIP(32)
+    shifted.add(np.roll(vectors, 1, axis=0))
+    faiss.write_index(shifted, str(path))
+    change_manifest(index, lambda content: content["files"].update({INDEX: describe_file(path)}))
+    with pytest.raises(SpearError, match="do not find themselves"):
+        open_retriever("dense", corpus, index)
+
+
+def test_damaged_parts_are_refused(make_corpus: MakeCorpus, build_index: Build) -> None:
+    corpus = make_corpus(30)
+    index = build_index(corpus, "flat")
+    manifest = index / "dense" / MANIFEST
+    good = manifest.read_text("utf-8")
+    for text in ("", "{", "[]", "{}", good.replace("spear-index", "other")):
+        manifest.write_text(text, "utf-8")
+        with pytest.raises(SpearError, match=r"build the index again"):
+            open_retriever("dense", corpus, index)
+    changes: list[Callable[[dict[str, Any]], object]] = [
+        lambda content: content.update(version=99),
+        lambda content: content.pop("notes"),
+        lambda content: content.update(files=[]),
+        lambda content: content["settings"].pop("encoder"),
+        lambda content: content["settings"].update(dimension="many"),
+        lambda content: content["settings"].update(type=7),
+        lambda content: content["settings"]["encoder"].update(max_length=0),
+        lambda content: content["settings"]["encoder"].update(files=3),
+    ]
+    for change in changes:
+        manifest.write_text(good, "utf-8")
+        change_manifest(index, change)
+        with pytest.raises(SpearError, match="build the index again"):
+            open_retriever("dense", corpus, index)
+    manifest.write_text(good, "utf-8")
+    assert open_retriever("dense", corpus, index).rows == 30
+    for name in (INDEX, f"{EXPORT}/model.onnx"):
+        path = index / "dense" / name
+        content = path.read_bytes()
+        for wrong in (content[:-1], b"\x00" * len(content)):
+            path.write_bytes(wrong)
+            with pytest.raises(SpearError, match="build the index again"):
+                open_retriever("dense", corpus, index)
+        path.unlink()
+        with pytest.raises(SpearError, match="missing"):
+            open_retriever("dense", corpus, index)
+        path.write_bytes(content)
+
+
+def test_without_an_export_the_model_serves(
+    make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tmp_path: Path
+) -> None:
+    corpus = make_corpus(40)
+    index = build_index(corpus, "flat")
+    expected = open_retriever("dense", corpus, index).search(QUERIES, 5)
+    shutil.rmtree(index / "dense" / EXPORT)
+
+    def drop(content: dict[str, Any]) -> None:
+        content["files"] = {INDEX: content["files"][INDEX]}
+
+    change_manifest(index, drop)
+    retriever = open_retriever("dense", corpus, index)
+    assert retriever.describe()["backend"] == "torch cpu"
+    for ours, theirs in zip(retriever.search(QUERIES, 5), expected, strict=True):
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
+    change_manifest(index, lambda content: content["notes"].update(model_folder=str(tmp_path / "gone")))
+    with pytest.raises(SpearError, match="is gone"):
+        open_retriever("dense", corpus, index)
+    assert open_retriever("dense", corpus, index, encoder=tiny_model).rows == 40
+
+
+def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
+    from spear_envs.retrieval.build import build_bm25
+
+    corpus = make_corpus(120)
+    index = build_index(corpus, "flat")
+    hybrid = open_retriever("hybrid", corpus, index)
+    words, dense = open_retriever("bm25", corpus), open_retriever("dense", corpus, index)
+    for query in QUERIES:
+        expected: dict[int, float] = {}
+        for part in (words, dense):
+            for rank, (row, _) in enumerate(part.search([query], 50)[0], start=1):
+                expected[row] = expected.get(row, 0) + 1 / (60 + rank)
+        (found,) = hybrid.search([query], 100)
+        assert found == sorted(expected.items(), key=lambda hit: (-hit[1], hit[0]))[:100]
+        assert hybrid.search([query], 3) == [found[:3]]
+    assert hybrid.describe()["parts"][0]["mapped"] is False
+    build_bm25(corpus, index, processes=1)
+    mapped = open_retriever("hybrid", corpus, index)
+    assert mapped.describe()["parts"][0]["mapped"] is True
+    assert mapped.fingerprint == hybrid.fingerprint
+    assert mapped.lengths(["river city"]) == dense.lengths(["river city"])

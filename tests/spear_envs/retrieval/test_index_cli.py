@@ -1,0 +1,110 @@
+"""``spear index`` from the outside, and the progress that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.index_cli import index
+from spear_envs.retrieval.progress import show_rows
+
+MakeCorpus = Callable[..., Corpus]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(index, [str(argument) for argument in arguments])
+
+
+def test_words_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    corpus, out = make_corpus(80).path, tmp_path / "index"
+    done = call("build", "--corpus", corpus, "--out", out, "--processes", 1)
+    assert done.exit_code == 0, done.output
+    assert "index words: 80 of 80" in done.output and "bm25" in done.output.splitlines()[-1]
+    done = call("check", out, "--corpus", corpus)
+    assert done.exit_code == 0 and "80 documents, sound" in done.output
+    counts = out / "bm25" / "postings" / "counts.bin"
+    counts.write_bytes(counts.read_bytes()[:-2] + b"\x07\x07")
+    with pytest.raises(SpearError, match="damaged"):
+        raise call("check", out, "--corpus", corpus).exception or AssertionError
+    other = make_corpus(81).path
+    with pytest.raises(SpearError, match="another corpus"):
+        raise call("check", out, "--corpus", other).exception or AssertionError
+
+
+@pytest.mark.slow
+def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, tiny_model: Path) -> None:
+    for package in ("faiss", "onnx", "onnxruntime"):
+        pytest.importorskip(package, reason="the extra 'search' is not installed")
+    corpus, out = make_corpus(120).path, tmp_path / "index"
+    arguments = ("--corpus", corpus, "--out", out, "--encoder", tiny_model, "--processes", 1)
+    done = call("build", *arguments, "--type", "bm25", "--type", "hnsw8", "--query-prefix", "q: ")
+    assert done.exit_code == 0, done.output
+    assert "prefixes 'q: ' and ''" in done.output and "encode: 120 of 120" in done.output
+    done = call("check", out, "--corpus", corpus)
+    assert done.exit_code == 0 and done.output.count("sound") == 2
+    done = call("plan", "--corpus", corpus, "--encoder", tiny_model)
+    assert done.exit_code == 0 and "measured here" in done.output and "× 32 dimensions" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--type", "hnsw"), "needs --encoder"),
+        (("--type", "hnsw", "--type", "flat", "--encoder", "x"), "one type"),
+        (("--adopt", "a", "--type", "flat", "--encoder", "x"), "leave --type away"),
+        (("--memory", "much"), "64GB"),
+    ],
+)
+def test_contradictions_are_usage_errors(
+    arguments: tuple[str, ...], words: str, make_corpus: MakeCorpus, tmp_path: Path
+) -> None:
+    done = call("build", "--corpus", make_corpus(3).path, "--out", tmp_path / "index", *arguments)
+    assert done.exit_code == 2 and words in done.output
+
+
+def test_what_a_user_can_mend(make_corpus: MakeCorpus, tmp_path: Path) -> None:
+    corpus = make_corpus(3).path
+    for arguments, words in (
+        (("--corpus", tmp_path / "none"), "there is no corpus"),
+        (("--corpus", corpus, "--type", "hsnw", "--encoder", "x"), "type 'hsnw' is not valid"),
+        (("--corpus", corpus, "--encoder", tmp_path / "none"), "there is no folder"),
+    ):
+        with pytest.raises(SpearError, match=words):
+            raise call("build", "--out", tmp_path / "index", *arguments).exception or AssertionError
+
+
+def test_plan_shows_wiki18_by_default(make_corpus: MakeCorpus) -> None:
+    done = call("plan", "--memory", "32GiB")
+    assert done.exit_code == 0, done.output
+    assert "21,015,324 passages × 768 dimensions" in done.output
+    assert "hnsw32-sq8" in done.output and "21.9 GB" in done.output and "64.6 GB" in done.output
+    done = call("plan", "--corpus", make_corpus(500).path, "--dimension", 384)
+    assert "500 passages × 384" in done.output and "--type flat" in done.output
+    assert call("plan", "--corpus", make_corpus(5).path, "--passages", 7).exit_code == 2
+
+
+def test_progress_has_rate_and_time_left() -> None:
+    now = iter([0.0, 20.0, 25.0, 100.0])
+    text = StringIO()
+    with show_rows(Console(file=text), clock=lambda: next(now)) as report:
+        report("encode", 400, 1_000)  # done by an earlier run, and so no part of the rate
+        report("encode", 600, 1_000)
+        report("encode", 610, 1_000)
+        report("encode", 1_000, 1_000)
+    assert text.getvalue().splitlines() == [
+        "encode: 400 of 1,000",
+        "encode: 600 of 1,000 (10/s, 40 s left)",
+        "encode: 1,000 of 1,000 (6.0/s)",
+    ]
+    terminal = StringIO()
+    with show_rows(Console(file=terminal, force_terminal=True, width=100)) as report:
+        report("encode", 0, 1_000)
+        report("encode", 1_000, 1_000)
+    assert "1,000 of 1,000" in terminal.getvalue()

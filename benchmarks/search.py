@@ -2,9 +2,8 @@
 
 ``python -m benchmarks.search`` compares our BM25 with tantivy and bm25s in this process, on the questions and passages
 of ``shared/data/qa`` beside the checkout, or on the embedded base where that folder is missing.  ``--all`` goes on with
-``benchmarks.search_service`` (the service under load) and ``benchmarks.search_vectors`` (vector indexes).  Times are
-CPU seconds, taken in turn: ours, the peers, ours again.  A peer that is not installed is left out
-(``pip install tantivy bm25s``).
+``benchmarks.search_service`` (the service under load).  Times are CPU seconds, taken in turn: ours, the peers, ours
+again.  A peer that is not installed is left out (``pip install tantivy bm25s``).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ BASELINE = {3: 121, 10: 148}
 """Of 173 questions, those with a golden answer in the top k: the README of the data, of tantivy."""
 QUERY_MS = 1.0
 FIRST_ANSWER_SECONDS = 1.0
-PARTS = {"search_service": "fastapi", "search_vectors": "faiss"}
+PARTS = {"search_service": "fastapi"}
 """Benchmarks that ``--all`` runs, and a package that each needs."""
 FIRST_ANSWER = """
 import gymnasium as gym
@@ -262,7 +261,7 @@ def run_parts(quick: bool) -> bool:
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="go on with the service and the vector indexes")
+    parser.add_argument("--all", action="store_true", help="go on with the service under load")
     parser.add_argument("--quick", action="store_true", help="fewer questions and rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +21,8 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.rewards import compose_reward
 
+BLOCKING_ENVIRONMENTS = 128
+"""Environments of a process that wait for a service at the same time; further ones queue."""
 UNREAD_ACTION = "(nothing)"
 """What the history shows as the action of a response that could not be read."""
 
@@ -59,7 +64,7 @@ async def play_episode(
     core.set_text_measure(prompts.measure)
     try:
         if blocking:
-            observation, info = await asyncio.to_thread(env.reset, seed=seed, options={"task": task_id})
+            observation, info = await _run_in_thread(env.reset, seed=seed, options={"task": task_id})
         else:
             observation, info = env.reset(seed=seed, options={"task": task_id})
     except EnvFault as fault:
@@ -85,7 +90,7 @@ async def play_episode(
         anchor = info["anchor"]
         try:
             if blocking:
-                observation, reward, terminated, truncated, info = await asyncio.to_thread(env.step, response)
+                observation, reward, terminated, truncated, info = await _run_in_thread(env.step, response)
             else:
                 observation, reward, terminated, truncated, info = env.step(response)
         except Exception as error:
@@ -118,6 +123,21 @@ async def play_episode(
         fault=info["fault"],
         seed=seed,
     )
+
+
+async def _run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``function`` returns, run beside the event loop.
+
+    The loop's own pool has a few threads for each core, which is too few for episodes that wait for a service.
+    """
+    threads = _open_threads(os.getpid())
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+
+
+@lru_cache(maxsize=1)
+def _open_threads(pid: int) -> ThreadPoolExecutor:
+    """The threads of a process: a child that was forked has none of its parent's."""
+    return ThreadPoolExecutor(BLOCKING_ENVIRONMENTS, thread_name_prefix="blocking-env")
 
 
 def name_request(task_id: str, seed: int, turn: int) -> str:

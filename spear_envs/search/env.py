@@ -14,7 +14,6 @@ from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task, canonical_json
-from spear_envs.retrieval.searcher import LocalSearcher
 from spear_envs.search.grading import exact_match, f1_score
 from spear_envs.search.grammar import (
     ResponseKind,
@@ -153,7 +152,7 @@ class SearchR1Env(SpearEnv[str]):
         self._asked: list[str] = []
         self._found: list[str] = []
         self._answer: str | None = None
-        if not isinstance(self.searcher, LocalSearcher):
+        if corpus is not None or retriever != "bm25":  # a search of the embedded base takes less than a thread
             self.metadata = {**self.metadata, "blocking": True}
 
     def set_text_measure(self, measure: Callable[[str], int] | None) -> None:

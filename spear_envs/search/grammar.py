@@ -21,6 +21,7 @@ __all__ = [
     "parse_response",
     "read_action",
     "render_information",
+    "take_out",
     "write_action",
 ]
 
@@ -76,8 +77,8 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
         text: the whole response.
         needs_thought: whether ``format_ok`` asks for a thought.
     """
-    rest, thoughts = _take_out(text, "think", preopened=True)
-    rest, invented = _take_out(rest, "information", preopened=False)
+    rest, thoughts = take_out(text, "think", preopened=True)
+    rest, invented = take_out(rest, "information", preopened=False)
     think = thoughts[0].strip() if thoughts else ""
 
     def refuse(error: str) -> Parsed:
@@ -101,7 +102,7 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
     return Parsed(kind, content, thought_ok and not invented and not behind.strip(), "", think)
 
 
-def _take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
+def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
     """The text with its opening tag in the place of each element of a name, and what the elements held.
 
     No other opening tag of this name is left. One that is never closed reaches to the end.

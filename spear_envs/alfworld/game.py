@@ -12,7 +12,7 @@ from spear_envs.alfworld.conditions import split_goal
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.goals import Condition, compile_condition
 from spear_envs.alfworld.names import name_things
-from spear_envs.alfworld.pddl import Fact, Problem, read_problem
+from spear_envs.alfworld.pddl import ROOT_TYPE, Fact, Problem, read_problem
 from spear_envs.alfworld.state import PROPERTIES, State
 from spear_envs.alfworld.wording import Wording
 
@@ -76,6 +76,7 @@ class Game:
         read = read_problem(problem)
         agent, start = _find_agent(read)
         location_of = _find_receptacles(read)
+        _check_things(read)
         at: defaultdict[str, list[str]] = defaultdict(list)
         for receptacle, location in location_of.items():
             at[location].append(receptacle)
@@ -136,6 +137,8 @@ class Game:
         return tuple(compile_condition(part, self.problem) for part in split_goal(self.goal.expression))
 
 
+_THINGS = {"holds": 1, "inreceptacle": 0, "inreceptacleobject": 0, "objectatlocation": 0}
+"""Predicates that tell where things are, and the place of the thing among the arguments."""
 _APPLIANCES = {Verb.COOL: frozenset({"fridgetype"}), Verb.HEAT: frozenset({"microwavetype"})}
 
 
@@ -166,6 +169,17 @@ def _find_receptacles(problem: Problem) -> dict[str, str]:
         if found.setdefault(receptacle, location) != location:
             raise GameError(f"its PDDL puts the receptacle {receptacle!r} at two locations")
     return found
+
+
+def _check_things(problem: Problem) -> None:
+    """Refuse receptacles (agents, types …) as things that lie somewhere: TextWorld lists these in an order by type."""
+    for predicate, position in _THINGS.items():
+        for row in sorted(problem.rows(predicate)):
+            kind = problem.objects[row[position]]
+            if kind != ROOT_TYPE:
+                raise GameError(
+                    f"its PDDL has {row[position]!r} in ({predicate} …), which is no object but of type {kind}"
+                )
 
 
 def _make_initial(problem: Problem, agent: str, start: str, receptacles: Iterable[str]) -> State:

@@ -85,11 +85,17 @@ def map_postings(folder: Path) -> Postings:
         postings = Postings(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
     except OSError as error:
         raise SpearError(f"{folder}: the search index cannot be read ({error}): {MEND}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
     terms = len(postings.term_ends)
-    if terms < 1 or len(postings.starts) != terms or len(postings.documents) != len(postings.counts):
-        raise SpearError(f"{folder}: the files of the search index do not belong together: {MEND}.")
+    if (
+        terms < 1
+        or len(postings.starts) != terms
+        or len(postings.documents) != len(postings.counts)
+        or not 0 <= postings.filled <= len(postings.norms)
+        or not postings.filled <= postings.terms_total < 1 << 62
+    ):
+        raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {MEND}.")
     return postings
 
 

@@ -139,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
     except FileNotFoundError:
         raise SpearError(f"{folder} holds no finished store: {MEND}.") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
     for name, facts in manifest.files.items():
         found = folder / name
@@ -190,7 +190,7 @@ class StoreShelf:
         try:
             packed = os.pread(self._records, int(self._lengths[number]), int(self._offsets[number]))
             return decode_entry(self._packer.unpack(packed))
-        except (SpearError, ValueError) as error:
+        except (SpearError, ValueError, IndexError, OverflowError) as error:
             raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
 
     def asin(self, number: int) -> str:

@@ -202,6 +202,17 @@ def test_damage_within_a_file(copy: Path) -> None:
         check_store(copy)
 
 
+@pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
+def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
+    path = copy / f"{name}.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    catalog = open_catalog(copy)
+    with pytest.raises(SpearError, match=r"is damaged.*: build"):
+        catalog.goals().goal(0)
+    with pytest.raises(SpearError, match=f"{name}.bin is not what was written"):
+        check_store(copy)
+
+
 def test_a_folder_without_a_manifest(copy: Path) -> None:
     (copy / "manifest.json").unlink()
     with pytest.raises(SpearError, match="holds no finished store"):

@@ -18,6 +18,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
+from spear_envs.data.files import digest_file
 from spear_envs.data.processes import hold_folder
 from spear_envs.webshop.attribute_table import write_attribute_table
 from spear_envs.webshop.catalog import digest_catalog
@@ -39,7 +40,6 @@ from spear_envs.webshop.store import (
     VERSION,
     Manifest,
     StoreShelf,
-    hash_file,
     write_array,
     write_manifest,
 )
@@ -222,7 +222,7 @@ def _describe_inputs(files: CatalogFiles, report: Progress) -> dict[str, dict[st
             done += further
             report(f"checking {path.name}", done, size)
 
-        inputs[kind] = {"name": path.name, "bytes": size, "sha256": hash_file(path, count)}
+        inputs[kind] = {"name": path.name, "bytes": size, "sha256": digest_file(path, count)}
     return inputs
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import processes
+from spear_envs.data.files import digest_file
 from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles, find_files
-from spear_envs.webshop.store import hash_file
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
 
@@ -37,7 +37,7 @@ def make_files(folder: Path, count: int = 50, *, packed: bool = False) -> Catalo
 
 
 def digest(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(folder)): digest_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 class Stop(Exception):

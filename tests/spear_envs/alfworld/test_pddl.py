@@ -101,10 +101,12 @@ def test_denied_facts_and_assignments_mean_nothing() -> None:
             "agent1 - agent App?le_bar_1 - object",
             r"the name '\?le_bar_1', which TextWorld cannot play",
         ),
-        ("(:init", "(:init (inReceptacle Fridge_bar_1 Desk_bar_1)", "'fridge_bar_1' in .inreceptacle …., which is no"),
-        ("(:init", "(:init (objectAtLocation agent1 loc_bar_1)", "no object but of type agent"),
-        ("(:init", "(:init (inReceptacleObject AppleType Mug_bar_1)", "no object but of type otype"),
-        ("(:init", "(:init (holds agent1 Fridge_bar_1) (holdsAny agent1)", "no object but of type receptacle"),
+        ("(:init", "(:init (inReceptacle Fridge_bar_1 Desk_bar_1)", "'fridge_bar_1', of type receptacle, in .inrecept"),
+        ("(:init", "(:init (objectAtLocation agent1 loc_bar_1)", "of type agent, .* takes the type object"),
+        ("(:init", "(:init (inReceptacleObject AppleType Mug_bar_1)", "of type otype, .* takes the type object"),
+        ("(:init", "(:init (holds agent1 Fridge_bar_1) (holdsAny agent1)", "of type receptacle, in .holds …."),
+        ("(:init", "(:init (atLocation Mug_bar_1 loc_bar_1)", "of type object, .* takes the type agent"),
+        ("agent1 loc_bar_0", "agent1 Desk_bar_1", "of type receptacle, .* takes the type location"),
     ],
 )
 def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
@@ -126,6 +128,12 @@ def test_names_that_textworld_cannot_play_are_refused(name: str) -> None:
 def test_other_odd_names_are_not(name: str) -> None:
     problem = read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", lambda _: name, write_problem()))
     assert problem.having("iscool") == {"apple_bar_2"} and name.lower() in problem.having("cleanable")
+
+
+def test_two_things_of_one_name_are_refused() -> None:
+    text = write_problem(facts="(isHot x_dot_y) (isHot x.y)").replace("Apple Mug - object", "x_dot_y x.y - object")
+    with pytest.raises(GameError, match=r"2 things that are all called 'x\.y '"):
+        Game.from_problem(text, "x", WORDING_2_1_2)
 
 
 def test_a_question_mark_begins_a_word() -> None:

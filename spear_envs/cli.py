@@ -35,7 +35,6 @@ EXTRAS = {
     "alfworld": "alfworld",
     "faiss": "search",
     "httpx": "data",
-    "ijson": "data",
     "sentence_transformers": "search",
     "spacy": "webshop",
     "tantivy": "search",

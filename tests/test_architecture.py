@@ -47,7 +47,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rich": BASE,
     "regex": ("spear_envs/bm25/*",),
     "httpx": ("spear_envs/data/*",),
-    "ijson": ("spear_envs/webshop/*",),
     "spacy": ("spear_envs/webshop/nouns.py",),
     "alfworld": ("spear_envs/alfworld/*",),
     "textworld": ("spear_envs/alfworld/*",),

@@ -28,20 +28,23 @@ SMALLER = (
 
 
 @pytest.mark.parametrize(
-    ("config", "env_id", "subtasks"),
+    ("config", "env_id", "loss", "subtasks"),
     [
-        ("alfworld", "spear/ALFWorld-v0", {"pick", "look", "clean", "heat", "cool", "pick2"}),
-        ("webshop", "spear/WebShop-v0", {"beauty", "electronics", "fashion", "garden", "grocery"}),
+        # Of 5.7 and 6.8 nats before: it knows the form of a response.
+        ("alfworld", "spear/ALFWorld-v0", 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        ("webshop", "spear/WebShop-v0", 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
     ],
 )
-def test_a_warm_started_policy_trains(config: str, env_id: str, subtasks: set[str], tmp_path: Path) -> None:
+def test_a_warm_started_policy_trains(
+    config: str, env_id: str, loss: float, subtasks: set[str], tmp_path: Path
+) -> None:
     from training.warmstart import RECIPES, train_policy
 
     policy, out = tmp_path / "warmstart", tmp_path / "run"
     # Neither short rows first nor a loss on prompts: the loss is that on responses.
-    recipe = replace(RECIPES[env_id], episodes=150, short_epochs=0, epochs=2, prompt_weight=0.0, panel_tasks=0)
+    recipe = replace(RECIPES[env_id], episodes=150, short_epochs=0, epochs=1, prompt_weight=0.0, panel_tasks=0)
     report = train_policy(recipe, policy)
-    assert report.loss < 2.5  # of 5.7 or 6.8 nats before: it knows the form of a response
+    assert report.loss < loss
 
     finish(start_training(config, policy, out, *SMALLER), out)
     steps = get_steps(out)

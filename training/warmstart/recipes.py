@@ -44,7 +44,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 epochs=3,
                 learning_rate=2e-3,
                 panel_tasks=100,
-                target=0.05,
+                target=0.0,
             ),
         )
     }

@@ -57,7 +57,9 @@ def test_a_warm_started_policy_trains(
         assert 0 <= metrics["turns/valid_action"] <= 1
         played = {name.removeprefix("success/") for name in metrics if name.startswith("success/")} - {"all"}
         assert played and played <= subtasks
-        assert math.isfinite(metrics["loss/on_policy"]) and metrics["actor/grad_norm"] > 0
+        assert math.isfinite(metrics["loss/on_policy"])
+        # Groups that all win or all lose are filtered out.
+        assert metrics["actor/grad_norm"] > 0 or metrics["success/all"] in (0, 1)
         assert 0 < metrics["entropy/token-mean"] < 7
     assert 0 <= steps[STEPS]["val/success/all"] <= 1
     assert (out / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface" / "tokenizer.json").is_file()

@@ -38,7 +38,6 @@ EXTRAS = {
     "faiss": "search",
     "fastapi": "search",
     "httpx": "data",
-    "ijson": "data",
     "onnxruntime": "search",
     "prometheus_client": "search",
     "pyarrow": "search",

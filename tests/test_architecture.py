@@ -61,7 +61,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "faiss": ("spear_envs/retrieval/*",),
     "sentence_transformers": ("spear_envs/retrieval/*",),
     "onnxruntime": ("spear_envs/retrieval/*",),
-    "ijson": ("spear_envs/webshop/*",),
     "spacy": ("spear_envs/webshop/nouns.py",),
     "alfworld": ("spear_envs/alfworld/*",),
     "textworld": ("spear_envs/alfworld/*",),

@@ -94,6 +94,7 @@ def warmstart(
         console.print(
             f"valid panel at temperature 1: {100 * success.mean:.1f} % won "
             f"(CI95 {100 * success.low:.1f} to {100 * success.high:.1f}, {success.tasks} tasks), "
+            f"score {100 * report.valid.score:.1f}, "
             f"{100 * report.valid.format_ok:.2f} % of the turns well formed, "
             f"{100 * report.valid.action_ok:.1f} % valid actions",
             soft_wrap=True,

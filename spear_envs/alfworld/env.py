@@ -187,8 +187,18 @@ class ALFWorldEnv(SpearEnv[str]):
     def _observe(self, message: str) -> str:
         return message or self._opening
 
+    def set_state(self, state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """As ``SpearEnv.set_state``; SpearError for a state that was saved with another ``backend``."""
+        saved = state["world"].get("backend", self.backend.value)  # none: of another environment, refused below
+        if saved != self.backend.value:
+            raise SpearError(
+                f"The state was saved with backend={saved!r}, and this environment has backend={self.backend.value!r}:"
+                " restore it where it came from."
+            )
+        return super().set_state(state)
+
     def _world(self) -> dict[str, Any]:
-        return {"said": self._said, **self._game.save()}
+        return {"backend": self.backend.value, "said": self._said, **self._game.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
         self._said = state["said"]

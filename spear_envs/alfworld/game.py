@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ from spear_envs.alfworld.conditions import split_goal
 from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.goals import Condition, compile_condition
 from spear_envs.alfworld.names import name_things
-from spear_envs.alfworld.pddl import Fact, Problem, read_problem
+from spear_envs.alfworld.pddl import ROOT_TYPE, Fact, Problem, read_problem
 from spear_envs.alfworld.state import PROPERTIES, State
 from spear_envs.alfworld.wording import Wording
 
@@ -76,6 +76,7 @@ class Game:
         read = read_problem(problem)
         agent, start = _find_agent(read)
         location_of = _find_receptacles(read)
+        _check_types(read)
         at: defaultdict[str, list[str]] = defaultdict(list)
         for receptacle, location in location_of.items():
             at[location].append(receptacle)
@@ -88,7 +89,7 @@ class Game:
             wording=wording,
             problem=read,
             goal=compile_condition(read.goal, read),
-            names=name_things(read.named),
+            names=_name_all(read),
             agent=agent,
             receptacles=tuple(location_of),
             location_of=location_of,
@@ -136,6 +137,15 @@ class Game:
         return tuple(compile_condition(part, self.problem) for part in split_goal(self.goal.expression))
 
 
+_TYPES = {
+    "atlocation": ("agent", "location"),
+    "holds": ("agent", ROOT_TYPE),
+    "holdsany": ("agent",),
+    "inreceptacle": (ROOT_TYPE,),
+    "inreceptacleobject": (ROOT_TYPE,),
+    "objectatlocation": (ROOT_TYPE,),
+}
+"""Types that the first arguments of a fact must have been declared with, and not only belong to."""
 _APPLIANCES = {Verb.COOL: frozenset({"fridgetype"}), Verb.HEAT: frozenset({"microwavetype"})}
 
 
@@ -166,6 +176,26 @@ def _find_receptacles(problem: Problem) -> dict[str, str]:
         if found.setdefault(receptacle, location) != location:
             raise GameError(f"its PDDL puts the receptacle {receptacle!r} at two locations")
     return found
+
+
+def _check_types(problem: Problem) -> None:
+    """Refuse, say, a fridge that lies in a drawer: TextWorld would list it in an order of its own."""
+    for predicate, kinds in _TYPES.items():
+        for row in sorted(problem.rows(predicate)):
+            for name, kind in zip(row, kinds, strict=False):
+                if problem.objects[name] != kind:
+                    found = problem.objects[name]
+                    raise GameError(
+                        f"its PDDL has {name!r}, of type {found}, in ({predicate} …), which takes the type {kind}"
+                    )
+
+
+def _name_all(problem: Problem) -> Mapping[str, str]:
+    names = name_things(problem.named)
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            raise GameError(f"its PDDL has {count} things that are all called {name!r}: give them other names")
+    return names
 
 
 def _make_initial(problem: Problem, agent: str, start: str, receptacles: Iterable[str]) -> State:

@@ -38,6 +38,8 @@ PREDICATES: Mapping[str, int] = MappingProxyType(
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
+_UNSPEAKABLE = re.compile(r"[^!-~]|[?{}|]|^[ip]$")
+"""Names that TextWorld cannot read, breaks on when it words a command, or (``i`` and ``p``) takes for two things."""
 _NO_FACTS: frozenset[Fact] = frozenset()
 _DEEPEST = 200
 """Lists nested deeper than this are refused, before Python's own limit is reached."""
@@ -69,6 +71,8 @@ class Problem:
 def parse_expression(text: str) -> Expression:
     """The one list that ``text`` holds, in lower case, without comments (``;`` to the end of the line).
 
+    A question mark begins a new word even within one, as the planner behind TextWorld reads it.
+
     Raises:
         GameError: brackets that do not match, text outside them, or no list at all.
     """
@@ -76,7 +80,7 @@ def parse_expression(text: str) -> Expression:
         text = _COMMENT.sub("", text)
     intern = sys.intern
     stack: list[list[Expression]] = [[]]
-    for token in _TOKEN.findall(text.lower()):
+    for token in _TOKEN.findall(text.lower().replace("?", " ?")):
         if token == "(":
             if len(stack) > _DEEPEST:
                 raise GameError(f"its PDDL nests lists deeper than {_DEEPEST}")
@@ -131,8 +135,8 @@ def read_problem(text: str) -> Problem:
     Assignments such as ``(= (distance a b) 3)`` and facts that are denied (``(not (opened a))``) mean nothing here.
 
     Raises:
-        GameError: not PDDL, a section missing or unknown, an unknown predicate or type, a wrong number of arguments, or
-            something undeclared in a fact.
+        GameError: not PDDL, a section missing or unknown, an unknown predicate or type, a wrong number of arguments, a
+            name that is declared twice or that TextWorld cannot play, or something undeclared in a fact.
     """
     whole = parse_expression(text)
     if not isinstance(whole, tuple) or not whole or whole[0] != "define":
@@ -151,7 +155,7 @@ def read_problem(text: str) -> Problem:
             raise GameError(f"its PDDL has no section {needed!r}")
     if len(sections[":goal"]) != 1:
         raise GameError("its PDDL needs exactly one condition in the section ':goal'")
-    objects = dict(read_typed_list(sections[":objects"]))
+    objects = _read_objects(sections[":objects"])
     facts: dict[str, set[Fact]] = {}
     named: set[str] = set()
     for item in sections[":init"]:
@@ -175,6 +179,20 @@ def read_problem(text: str) -> Problem:
         named=frozenset(named),
         goal=sections[":goal"][0],
     )
+
+
+def _read_objects(words: Sequence[Expression]) -> dict[str, str]:
+    objects: dict[str, str] = {}
+    for name, kind in read_typed_list(words):
+        if name in objects:
+            raise GameError(f"its PDDL declares {name!r} twice")
+        if _UNSPEAKABLE.search(name):
+            raise GameError(
+                f"its PDDL has the name {name!r}, which TextWorld cannot play: give the thing another one, of at least"
+                " two letters, digits and '_'"
+            )
+        objects[name] = kind
+    return objects
 
 
 def _check_declared(predicate: str, arguments: Sequence[Expression], objects: Mapping[str, str]) -> None:

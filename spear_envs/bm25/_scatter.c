@@ -105,8 +105,8 @@ fill_table(Term *term, const float *factors)
             term->table[count * CODES + code] = score_posting(term->weight, (uint16_t)(count + 1), factors[code]);
 }
 
-/* Add the term's scores to the sums of the window that begins at `base`. A document number that is not ascending, or
-   too large, stops the term for good, which `rank_documents` notices. */
+/* Add the term's scores to the sums of the window that begins at `base`. A document number below the window, or too
+   large, stops the term for good, which `rank_documents` notices; within the window order does not matter. */
 static void
 score_window(Term *term, const Index *index, double *sums, uint32_t base, uint32_t width)
 {

@@ -8,8 +8,10 @@ these first and the rest works on words, which repeat: their terms are remembere
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import regex
@@ -84,29 +86,23 @@ def tokenize(text: str) -> list[str]:
 
 
 def _cut_tokens(text: str, pattern: Any) -> Iterator[str]:
+    """Tokens of a text of any length, in linear time.
+
+    Lucene cannot look beyond its buffer, so that the last letter there is joined to nothing.
+    """
+    units = [0, *accumulate(1 + (c > "\uffff") for c in text)]
     place = 0
-    while found := pattern.search(text, place):
-        start, place = found.span()
-        # No character has more than two units.
-        if 2 * (place - start) > MAX_TOKEN and place > (reach := _reach(text, start)):
-            # Lucene cannot look beyond its buffer, so that the last letter there is joined to nothing.
-            found = pattern.match(text, start, reach)
+    while place < len(text):
+        reach = bisect_right(units, units[place] + MAX_TOKEN) - 1  # where the buffer of a token that begins here ends
+        found = pattern.search(text, place, reach)
+        if found and found.start() == place:
+            if found[1]:
+                yield found[1]
             place = found.end()
-        if found[1]:
-            yield found[1]
-
-
-def _reach(text: str, start: int) -> int:
-    """Where the buffer of a token that begins at ``start`` ends."""
-    end = min(len(text), start + MAX_TOKEN)
-    if text.isascii():
-        return end
-    units = 0
-    for place in range(start, end):
-        units += 1 + (text[place] > "\uffff")
-        if units > MAX_TOKEN:
-            return place
-    return end
+        else:
+            # What begins a token is up to three characters long, and may be cut by the end of the buffer.
+            later = found.start() if found else reach
+            place = later if reach == len(text) else min(later, reach - 2)
 
 
 def _normalize(token: str) -> str:

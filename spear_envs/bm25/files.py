@@ -6,7 +6,6 @@ processes share one copy in memory.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from spear_envs.bm25.postings import Postings
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import digest_file
 
 __all__ = ["ARRAYS", "MANIFEST", "VERSION", "check_files", "map_postings", "name_file", "write_array", "write_manifest"]
 
@@ -56,7 +56,7 @@ def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
     files = {}
     for array in ARRAYS:
         path = folder / name_file(array)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _hash_file(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest_file(path)}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -85,11 +85,17 @@ def map_postings(folder: Path) -> Postings:
         postings = Postings(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
     except OSError as error:
         raise SpearError(f"{folder}: the search index cannot be read ({error}): {MEND}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
     terms = len(postings.term_ends)
-    if terms < 1 or len(postings.starts) != terms or len(postings.documents) != len(postings.counts):
-        raise SpearError(f"{folder}: the files of the search index do not belong together: {MEND}.")
+    if (
+        terms < 1
+        or len(postings.starts) != terms
+        or len(postings.documents) != len(postings.counts)
+        or not 0 <= postings.filled <= len(postings.norms)
+        or not postings.filled <= postings.terms_total < 1 << 62
+    ):
+        raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {MEND}.")
     return postings
 
 
@@ -101,17 +107,8 @@ def check_files(folder: Path) -> None:
     """
     map_postings(folder)
     for name, entry in _read_manifest(folder)["files"].items():
-        if _hash_file(folder / name) != entry.get("sha256"):
+        if digest_file(folder / name) != entry.get("sha256"):
             raise SpearError(f"{folder / name} is damaged: its checksum is another than was written; {MEND}.")
-
-
-def _hash_file(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -77,15 +77,15 @@ class SearchIndex:
             raise SpearError(f"k={k}: ask for at least one document.")
         spans: list[tuple[int, int]] = []
         weights: list[np.float32] = []
-        for term, count in islice(Counter(analyze(query)).items(), MAX_TERMS):
-            span = self._find_term(term)
-            if span is not None:
-                spans.append(span)
-                weights.append(np.float32(count) * self._find_idf(span[1] - span[0]))
-        if not spans:
-            return []
         held = self._postings
         try:
+            for term, count in islice(Counter(analyze(query)).items(), MAX_TERMS):
+                span = self._find_term(term)
+                if span is not None:
+                    spans.append(span)
+                    weights.append(np.float32(count) * self._find_idf(span[1] - span[0]))
+            if not spans:
+                return []
             return self._rank(
                 held.documents,
                 held.counts,

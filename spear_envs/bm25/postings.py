@@ -75,25 +75,42 @@ def make_postings(texts: Iterable[str], analyze_word: Callable[[str], tuple[str,
         ends.append(len(occurrences))
     lengths = np.diff(np.frombuffer(ends, np.int64))
     terms = [term.encode("utf-8", "surrogatepass") for term in numbers_of_word.terms]
+    del numbers_of_word
     order = sorted(range(len(terms)), key=terms.__getitem__)
-    rank = np.empty(len(terms), np.int64)
-    rank[order] = np.arange(len(terms))
-    # Sorting one number for each occurrence, term before document, both orders the pairs and counts them.
-    size = max(len(lengths), 1)
-    keys = rank[np.frombuffer(occurrences, np.uint32)] * size + np.repeat(np.arange(len(lengths)), lengths)
-    pairs, counts = np.unique(keys, return_counts=True)
-    owners, documents = np.divmod(pairs, size)
+    ranks = np.empty(len(terms), np.int64)
+    ranks[order] = np.arange(len(terms))
+    owners, documents, counts = _count_pairs(ranks, np.frombuffer(occurrences, np.uint32), lengths)
     term_bytes, term_ends = pack_terms([terms[number] for number in order])
     return Postings(
         term_bytes=term_bytes,
         term_ends=term_ends,
-        starts=np.searchsorted(owners, np.arange(len(terms) + 1)).astype(np.int64),
-        documents=documents.astype(np.uint32),
-        counts=np.minimum(counts, MAX_COUNT).astype(np.uint16),
+        starts=np.searchsorted(owners, np.arange(len(terms) + 1, dtype=owners.dtype)).astype(np.int64),
+        documents=documents,
+        counts=counts,
         norms=quantize_lengths(lengths),
         terms_total=int(lengths.sum()),
         filled=int(np.count_nonzero(lengths)),
     )
+
+
+def _count_pairs(
+    ranks: npt.NDArray[np.int64], occurrences: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+    """Rank of the term, document and count of each pair, ordered by the first two."""
+    # One number for each occurrence, term before document, in as few bytes as hold it: sorting orders the pairs and
+    # puts equal ones together.
+    size = max(len(lengths), 1)
+    kind = np.min_scalar_type(max(len(ranks), 1) * size)
+    keys = ranks.astype(kind)[occurrences]
+    keys *= kind.type(size)
+    keys += np.repeat(np.arange(len(lengths), dtype=kind), lengths)
+    keys.sort()
+    is_first = np.ones(len(keys), bool)
+    is_first[1:] = keys[1:] != keys[:-1]
+    firsts = np.flatnonzero(is_first)
+    counts = np.minimum(np.diff(firsts, append=len(keys)), MAX_COUNT).astype(np.uint16)
+    owners, documents = np.divmod(keys[firsts], kind.type(size))
+    return owners, documents.astype(np.uint32), counts
 
 
 class _WordNumbers(dict[str, tuple[int, ...]]):

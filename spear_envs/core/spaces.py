@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import create_shared_memory
 
 __all__ = ["ACTION_LENGTH", "OBSERVATION_LENGTH", "PermissiveText"]
 
@@ -67,3 +69,11 @@ class PermissiveText(spaces.Text):
 
     def __repr__(self) -> str:
         return f"PermissiveText({self.min_length}, {self.max_length})"
+
+
+@create_shared_memory.register(PermissiveText)
+def _refuse_shared_memory(space: PermissiveText, n: int = 1, ctx: Any = None) -> Any:
+    """gymnasium's form for texts has a place for the letters of an alphabet and would turn all others into one."""
+    raise CustomSpaceError(
+        f"{space} has no form in shared memory: make the vector environment with shared_memory=False."
+    )

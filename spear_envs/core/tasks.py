@@ -7,6 +7,7 @@ import json
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -259,7 +260,8 @@ class GeneratedTaskSet(TaskSet):
             if len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         else:
-            self._cache.move_to_end(index)
+            with suppress(KeyError):  # another thread may have dropped it just now
+                self._cache.move_to_end(index)
         return task
 
     def index_of(self, task_id: str) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
+from spear_envs.data.files import digest_file
 from spear_envs.data.processes import hold_folder
 from spear_envs.webshop.attribute_table import write_attribute_table
 from spear_envs.webshop.catalog import digest_catalog
@@ -27,7 +28,7 @@ from spear_envs.webshop.goal_table import GoalTable, Request, TableGoals, make_g
 from spear_envs.webshop.goals import GoalKind, GoalSource
 from spear_envs.webshop.human import make_human_goals
 from spear_envs.webshop.memory import digest_entries
-from spear_envs.webshop.nouns import TitleNouns, name_tagger
+from spear_envs.webshop.nouns import TitleNouns, find_tagger, name_tagger
 from spear_envs.webshop.record_chunks import NO_GOALS, Workshop, read_chunks, write_chunks
 from spear_envs.webshop.sources import CatalogFiles, read_members
 from spear_envs.webshop.splits import SplitScheme, positions_to_json, split_goals
@@ -39,7 +40,6 @@ from spear_envs.webshop.store import (
     VERSION,
     Manifest,
     StoreShelf,
-    hash_file,
     write_array,
     write_manifest,
 )
@@ -102,6 +102,7 @@ def build_store(
         raise SpearError(f"processes={processes}: give at least 1.")
     if limit is not None and limit < 1:
         raise SpearError(f"limit={limit}: read at least 1 product.")
+    find_tagger(title_nouns)  # refuses now what would fail in every process when the files are read
     folder = Path(folder).absolute()
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpearError(f"{folder} holds files that are no store: name another folder, or empty this one.")
@@ -113,6 +114,8 @@ def build_store(
                 files, work, title_nouns, price_seed, mode, processes=processes, limit=limit, report=report
             )
             replaced = work / "replaced"
+            if replaced.exists():  # of a build that was interrupted while it cleared up
+                shutil.rmtree(replaced)
             if folder.exists():
                 folder.rename(replaced)
             (work / "store").rename(folder)
@@ -219,7 +222,7 @@ def _describe_inputs(files: CatalogFiles, report: Progress) -> dict[str, dict[st
             done += further
             report(f"checking {path.name}", done, size)
 
-        inputs[kind] = {"name": path.name, "bytes": size, "sha256": hash_file(path, count)}
+        inputs[kind] = {"name": path.name, "bytes": size, "sha256": digest_file(path, count)}
     return inputs
 
 

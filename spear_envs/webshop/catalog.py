@@ -156,7 +156,7 @@ class Catalog:
         """
         kind = choose_member(GoalKind, goal_kind, "goal_kind")
         scheme = self.scheme if split_scheme is None else choose_member(SplitScheme, split_scheme, "split_scheme")
-        split = check_split(split or (ALL if self._listed else "train"), (*SPLITS, ALL))
+        split = check_split((ALL if self._listed else "train") if split is None else split, (*SPLITS, ALL))
         source = self.goals(kind)
         key = (None if self._listed else kind, scheme)
         made = (*key, split)

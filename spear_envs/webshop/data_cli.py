@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch
 from spear_envs.data.cli import source_option
-from spear_envs.webshop.build import Progress as Report
+from spear_envs.data.progress import show_phases
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goals import GoalKind
@@ -138,7 +135,7 @@ def build(
         files, folder = CatalogFiles(items, attributes, human_goals), items.parent
     out = out or folder / "store"
     console = Console()
-    with show_progress(console) as report:
+    with show_phases(console) as report:
         manifest = build_store(
             files,
             out,
@@ -163,7 +160,7 @@ def check(size: str | None, store: Path | None) -> None:
     console = Console()
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     done = 0
-    with show_progress(console) as report:
+    with show_phases(console) as report:
 
         def count(further: int) -> None:
             nonlocal done
@@ -184,36 +181,3 @@ def _show(console: Console, folder: Path, manifest: Manifest) -> None:
         f"fingerprint {manifest.fingerprint}",
     ):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-@contextmanager
-def show_progress(console: Console) -> Iterator[Report]:
-    """A bar for each thing that is done, on a terminal; elsewhere a line when it begins."""
-    if not console.is_terminal:
-        begun: set[str] = set()
-
-        def say(what: str, done: int, total: int | None) -> None:
-            if what not in begun:
-                begun.add(what)
-                console.print(what, soft_wrap=True, markup=False, highlight=False)
-
-        yield say
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {}
-
-        def draw(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                for task in progress.tasks:  # what came before is done
-                    progress.update(task.id, total=task.completed or 1, completed=task.completed or 1)
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield draw

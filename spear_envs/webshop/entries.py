@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.products import Product, read_product, read_texts
 
-__all__ = ["Entry", "decode_entry", "encode_entry", "make_entry"]
+__all__ = ["Entry", "count_choices", "decode_entry", "encode_entry", "make_entry"]
+
+MOST_CHOICES = 1 << 32
 
 
 class Entry(NamedTuple):
@@ -90,9 +93,13 @@ def decode_entry(data: bytes) -> Entry:
     return Entry(product, tuple(nouns), instruction, tuple(wanted))
 
 
-def count_choices(options: Mapping[str, Sequence[str]]) -> int:
-    """In how many ways one value of each group can be chosen."""
-    count = 1
-    for values in options.values():
-        count *= len(values)
+def count_choices(product: Product) -> int:
+    """In how many ways one value of each group of options can be chosen.
+
+    Raises:
+        SpearError: in more ways than goals can be numbered.
+    """
+    count = math.prod(map(len, product.options.values()))
+    if count > MOST_CHOICES:
+        raise SpearError(f"product {product.asin}: its options make {count:,} goals: leave it out.")
     return count

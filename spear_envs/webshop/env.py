@@ -170,9 +170,12 @@ class WebShopEnv(SpearEnv[str]):
         return add_message(observation, message, self.observation_mode) if message else observation
 
     def _world(self) -> dict[str, Any]:
-        return self.shop.save()
+        return {"tasks": self.tasks.fingerprint, **self.shop.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
+        # Numbers of products mean others in another catalogue, and ids of tasks other goals.
+        if state["tasks"] != self.tasks.fingerprint:
+            raise SpearError("The state is of other tasks or another catalogue: make the environment as it was then.")
         self.shop.restore(state)
 
     def _anchor(self) -> tuple[object, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import lzma
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.goals import Goal
+from spear_envs.webshop.products import read_number
 from spear_envs.webshop.sources import read_json
 
 __all__ = ["read_goals", "read_prices", "write_goals"]
@@ -35,7 +35,9 @@ def read_goals(path: Path) -> list[Goal]:
                 goals.append(Goal.from_row(row))
     except FileNotFoundError:
         raise SpearError(f"{path} is not there: check the name of the goals file.") from None
-    except (SpearError, ValueError, EOFError, lzma.LZMAError) as error:
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read ({error.strerror}): name a goals file.") from None
+    except (SpearError, ValueError, RecursionError, EOFError, lzma.LZMAError) as error:
         problem = str(error) if isinstance(error, SpearError) else f"broken JSON ({error})"
         raise SpearError(f"{path}, row {len(goals)}: {problem}. Repair the file or make it again.") from None
     if not goals:
@@ -62,9 +64,6 @@ def read_prices(goals_file: Path) -> dict[str, float]:
     if path is None:
         return {}
     prices = read_json(path)
-    if not isinstance(prices, Mapping) or not all(
-        isinstance(price, (int, float)) and not isinstance(price, bool) and math.isfinite(price)
-        for price in prices.values()
-    ):
+    if not isinstance(prices, Mapping):
         raise SpearError(f"{path} must be an object of prices in dollars by ASIN.")
-    return {asin: float(price) for asin, price in prices.items()}
+    return {asin: read_number(price, f"{path}: the price of {asin}") for asin, price in prices.items()}

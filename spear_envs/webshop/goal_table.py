@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,8 @@ from spear_envs.webshop.entries import Entry
 from spear_envs.webshop.goals import ORDER_SEED, Goal, make_goal
 
 __all__ = ["GoalTable", "Request", "TableGoals", "make_goal_table", "shuffle_order"]
+
+DAMAGED = "the table of goals is damaged: build the store again ('spear data build webshop')."
 
 
 class Products(Protocol):
@@ -86,8 +89,7 @@ def make_goal_table(requests: Iterable[Request]) -> GoalTable:
     for request in requests:
         for name in request.wanted:
             counts[name] += request.choices
-    starts = np.zeros(len(requests) + 1, np.uint64)
-    np.cumsum([request.choices for request in requests], out=starts[1:])
+    starts = np.array([0, *accumulate(request.choices for request in requests)], np.uint64)
     total = int(starts[-1])
     if total >= 1 << 32:
         raise SpearError(f"the options of the products make {total:,} goals: leave out products with very many options")
@@ -125,7 +127,8 @@ class TableGoals:
         """The goal at a position, made now."""
         request, choice = self._locate(position)
         entry = self._shelf.entry(int(self._table.numbers[request]))
-        assert entry.instruction is not None
+        if entry.instruction is None:
+            raise SpearError(DAMAGED)
         groups = sorted(entry.product.options)
         chosen = []
         for group in reversed(groups):  # the last group changes fastest
@@ -189,4 +192,6 @@ class TableGoals:
         # Of the type of the array, or numpy would copy the array to compare.
         place = table.order[position]
         request = int(np.searchsorted(table.starts, place, side="right")) - 1
+        if request >= len(table.numbers):
+            raise SpearError(DAMAGED)
         return request, int(place) - int(table.starts[request])

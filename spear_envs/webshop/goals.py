@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
 from spear_envs.webshop.draws import NO_CEILING
-from spear_envs.webshop.products import Product, read_texts
+from spear_envs.webshop.products import Product, read_number, read_texts
 
 __all__ = [
     "ORDER_SEED",
@@ -94,10 +93,6 @@ class Goal:
             read_options: tuple[Any, ...] = tuple(options.items())
         else:
             read_options = read_texts(options, "goal_options")
-        upper, weight = row.get("price_upper"), row.get("weight", 1)
-        for name, number in (("price_upper", upper), ("weight", weight)):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise SpearError(f"{name} must be a number")
         names = ("asin", "instruction_text", "query", "category", "product_category", "name")
         asin, instruction, query, category, product_category, title = read_texts(
             [row.get(name) for name in names],
@@ -108,8 +103,8 @@ class Goal:
             instruction=instruction,
             attributes=read_texts(row.get("attributes"), "attributes"),
             options=read_options,
-            price_upper=float(upper),  # type: ignore[arg-type]
-            weight=float(weight),
+            price_upper=read_number(row.get("price_upper"), "price_upper"),
+            weight=read_number(row.get("weight", 1), "weight"),
             query=query,
             category=category,
             product_category=product_category,

@@ -114,7 +114,7 @@ def make_catalog(
     table = make_goal_table(
         Request(
             numbers[asin],
-            count_choices(entry.product.options),
+            count_choices(entry.product),
             source.draw_ceiling(asin, 0, by_asin[asin]),
             entry.wanted,
         )

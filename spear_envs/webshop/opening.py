@@ -57,6 +57,8 @@ def open_catalog(
             was built with other settings.
     """
     mode = None if draws is None else choose_member(DrawMode, draws, "draws")
+    if title_nouns is not None:
+        name_tagger(title_nouns)  # refuses what is none
     if price_seed is not None and (isinstance(price_seed, bool) or not isinstance(price_seed, int)):
         raise SpearError(f"price_seed={price_seed!r} is not valid: give a whole number.")
     name = str(catalog)
@@ -70,19 +72,28 @@ def open_catalog(
     else:
         stamps = () if files is None else tuple(_stamp(path) for path in (files.items, files.attributes, files.human))
         seed = PRICE_SEED if price_seed is None else price_seed
-        opened = _load(files, stamps, title_nouns or RULE, seed, mode or DrawMode.KEYED)
+        opened = _load(files, stamps, RULE if title_nouns is None else title_nouns, seed, mode or DrawMode.KEYED)
     if goals is None:
         return opened
-    path = Path(goals)
+    path = _read_path(goals)
     beside = (path, path.with_name("prices.json"), path.with_name("prices.json.xz"))
     return _replace_goals(opened, path, tuple(map(_stamp, beside)))
 
 
+def _read_path(goals: object) -> Path:
+    if isinstance(goals, (str, os.PathLike)) and Path(goals).name:
+        return Path(goals)
+    raise SpearError(f"goals={goals!r} is not valid: name a goals file, or leave it out.")
+
+
 def _find_folder(name: str) -> Path:
     """The folder that has the manifest of a store, or the official files."""
-    folder = data_folder() / "webshop" / name if name in SIZES else Path(name).expanduser()
-    if not folder.is_dir():
-        if folder.with_name(f"{folder.name}.partial").is_dir():
+    if not name:
+        raise SpearError(f"catalog='' is not valid: give {MINI!r}, {', '.join(map(repr, SIZES))}, or a folder.")
+    # os.path: a name that is too long, or of a user who is not there, names no folder and is no error.
+    folder = data_folder() / "webshop" / name if name in SIZES else Path(os.path.expanduser(name))
+    if not os.path.isdir(folder):
+        if os.path.isdir(f"{folder}.partial"):
             raise SpearError(
                 f"the store {folder} is half built: give the command again that builds it, and it goes on."
             )
@@ -97,9 +108,10 @@ def _find_folder(name: str) -> Path:
 
 def _stamp(path: Path | None) -> tuple[int, int]:
     """What tells that a file has changed."""
-    if path is None or not path.exists():
+    try:
+        status = os.stat(path or "")
+    except (OSError, ValueError):
         return 0, 0
-    status = path.stat()
     return status.st_mtime_ns, status.st_size
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["DEFAULT_PRICE", "MAX_ASIN", "Product", "is_listed", "parse_prices", "read_options", "read_product"]
+__all__ = [
+    "DEFAULT_PRICE",
+    "MAX_ASIN",
+    "Product",
+    "is_listed",
+    "parse_prices",
+    "read_number",
+    "read_options",
+    "read_product",
+    "read_texts",
+]
 
 DEFAULT_PRICE = 100.0
 """Price in dollars of a product that names none."""
@@ -160,6 +171,17 @@ def read_texts(values: object, name: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise SpearError(f"{name} must be a list of texts")
     return tuple(values)
+
+
+def read_number(value: object, name: str) -> float:
+    """A number of at least 0.
+
+    Raises:
+        SpearError: it is none, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
+        raise SpearError(f"{name} must be a number of at least 0")
+    return float(value)
 
 
 def _read_attributes(entry: Mapping[str, Any] | None) -> tuple[str, ...]:

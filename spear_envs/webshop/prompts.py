@@ -178,7 +178,8 @@ class CompactShopTemplate:
 
 def compress_task(instruction: str) -> str:
     """The task in the compact form."""
-    return _CEILING.sub(r"\1", instruction.strip().lower().removeprefix("find me "))
+    shown = _CEILING.sub(r"\1", instruction.strip().lower().removeprefix("find me "))
+    return shown.replace(": ", ":")  # so that the first word of a value is the same token as on a product's page
 
 
 def compress_page(observation: str) -> str:

@@ -90,7 +90,6 @@ def write_chunks(
     Raises:
         SpearError: the file is broken, or a record is of the wrong form.
     """
-    find_tagger(workshop.title_nouns)  # refuses here what would fail in every process
     finished: list[Path] = []
     end = 0
     while (number := len(finished)) * CHUNK_RECORDS < (limit or np.inf):
@@ -234,7 +233,7 @@ def _write_chunk(job: Job) -> tuple[Path, int]:
             digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32),
             prices=np.array([(*product.prices, np.nan)[:2] for product in products], np.float64).reshape(-1, 2),
             choices=np.array(
-                [NO_GOALS if entry.instruction is None else count_choices(entry.product.options) for entry in entries],
+                [NO_GOALS if entry.instruction is None else count_choices(entry.product) for entry in entries],
                 np.int64,
             ),
             wanted=np.frombuffer(wanted, np.uint8),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -34,7 +33,6 @@ PAGE_SIZE = 10
 SEARCH_ACTION = "search[<your query>]"
 """How a list of actions shows that a search is possible."""
 
-_ACTION = re.compile(r"(.+)\[(.+)\]")
 _BACK, _NEXT, _PREVIOUS, _BUY = (name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW))
 _SUB_PAGES = tuple(name.lower() for name in SUB_PAGES)
 _RESULTS_BUTTONS = (_BACK, _NEXT)
@@ -91,8 +89,11 @@ def read_action(action: str) -> tuple[str, str] | None:
     Both run as far as they can within one line: ``search[a][b]`` has the name ``search[a]``, and what follows the last
     bracket is ignored.
     """
-    found = _ACTION.match(action)
-    return None if found is None else (found[1], found[2].lower())
+    line = action.partition("\n")[0]
+    end = line.rfind("]")
+    # A regular expression would take quadratic time on a row of opening brackets.
+    begin = line.rfind("[", 0, max(0, end - 1))
+    return None if begin < 1 else (line[:begin], line[begin + 1 : end].lower())
 
 
 class Shop:

@@ -66,7 +66,7 @@ def find_files(folder: Path) -> CatalogFiles:
             raise SpearError(f"{place} lacks {missing}[.xz]: put it beside {(items or attributes).name}.")  # type: ignore[union-attr]
     raise SpearError(
         f"{folder} holds no catalogue: neither a built store nor items_shuffle*.json[.xz] and items_ins_v2*.json[.xz]."
-        " 'spear data get webshop' fetches the official ones."
+        " 'spear data get webshop --size small|full' fetches the official ones."
     )
 
 
@@ -110,6 +110,8 @@ class JsonReader:
                 self._file.seek(offset)
         except FileNotFoundError:
             raise SpearError(f"{path} is not there: check its name.") from None
+        except OSError as error:
+            raise SpearError(f"{path} cannot be read ({error.strerror}): check what it is.") from None
 
     def __enter__(self) -> JsonReader:
         return self
@@ -167,6 +169,8 @@ class JsonReader:
                 if self._ended or len(self._window) - self._at > LONGEST_VALUE:
                     self._at = error.pos
                     self.fail(error.msg)
+            except ValueError:
+                self.fail("a number has too many digits")
             except RecursionError:
                 self.fail("it nests too deep")
             self._read_on()

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import canonical_json
+from spear_envs.data.files import digest_file
 from spear_envs.webshop.catalog import Catalog, SplitKey, Splits
 from spear_envs.webshop.entries import Entry, decode_entry
 from spear_envs.webshop.goal_files import read_goals
@@ -101,21 +102,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest_file(path)}
     content = {"format": FORMAT, "version": VERSION, **asdict(manifest), "files": files}
     content["checksum"] = hashlib.sha256(canonical_json(content).encode()).hexdigest()
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-
-
-def hash_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """SHA-256 (hex) of a file; ``on_bytes`` hears how many further bytes were read."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            if on_bytes is not None:
-                on_bytes(len(block))
-    return digest.hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -139,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
     except FileNotFoundError:
         raise SpearError(f"{folder} holds no finished store: {MEND}.") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
     for name, facts in manifest.files.items():
         found = folder / name
@@ -190,7 +180,7 @@ class StoreShelf:
         try:
             packed = os.pread(self._records, int(self._lengths[number]), int(self._offsets[number]))
             return decode_entry(self._packer.unpack(packed))
-        except (SpearError, ValueError) as error:
+        except (SpearError, ValueError, IndexError, OverflowError) as error:
             raise SpearError(f"record {number} of the store {self._folder} is damaged ({error}): {MEND}.") from None
 
     def asin(self, number: int) -> str:
@@ -257,6 +247,6 @@ def check_store(folder: Path, on_bytes: Callable[[int], None] | None = None) -> 
     """
     manifest = read_manifest(folder)
     for name, facts in manifest.files.items():
-        if hash_file(folder / name, on_bytes) != facts["sha256"]:
+        if digest_file(folder / name, on_bytes) != facts["sha256"]:
             raise SpearError(f"the store {folder} is damaged, {name} is not what was written: {MEND}.")
     return manifest

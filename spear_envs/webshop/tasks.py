@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
@@ -46,7 +46,8 @@ class GoalTaskSet(TaskSet):
         self._source = source
         self._positions = positions
         self._world = world
-        self._cache: OrderedDict[int, GoalTask] = OrderedDict()
+        # Threads share a set: no cache of our own, whose order two of them could change at once.
+        self._recall = lru_cache(maxsize=CACHE_SIZE)(self._make_task)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -56,23 +57,18 @@ class GoalTaskSet(TaskSet):
         return f"{NAME}/{self.split}/{index:0{DIGITS}d}"
 
     def _task_at(self, index: int) -> GoalTask:
-        task = self._cache.get(index)
-        if task is None:
-            goal = self._source.goal(self._positions[index])
-            task = GoalTask(
-                id=self.id_of(index),
-                split=self.split,
-                subtask=goal.category or "other",
-                instruction=goal.instruction,
-                content=goal.to_row(),
-                goal=goal,
-            )
-            self._cache[index] = task
-            if len(self._cache) > CACHE_SIZE:
-                self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(index)
-        return task
+        return self._recall(index)
+
+    def _make_task(self, index: int) -> GoalTask:
+        goal = self._source.goal(self._positions[index])
+        return GoalTask(
+            id=self.id_of(index),
+            split=self.split,
+            subtask=goal.category or "other",
+            instruction=goal.instruction,
+            content=goal.to_row(),
+            goal=goal,
+        )
 
     def index_of(self, task_id: str) -> int:
         """Position of a task; raises ``UnknownTaskError``."""

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 
+from omegaconf import OmegaConf
 from PIL import Image
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from agents.evaluate import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 from tests.training.test_history import train, write_launch
 from training import demo
+from training.environments import EnvironmentSettings
 from training.launch import compose_config
 
 TASKS = 10
@@ -130,7 +132,8 @@ def test_the_settings_of_an_evaluation_are_those_of_the_training(tmp_path: Path)
     env = config.spear.env
     assert (settings.env_id, settings.env_kwargs) == (env.id, env.kwargs)
     assert (settings.template, settings.history, settings.layout.value) == (env.template, env.history, env.layout)
-    assert settings.split == "test" and env.valid_split == "valid" and env.train_split == "train"
+    splits = EnvironmentSettings.from_mapping(OmegaConf.to_container(env))
+    assert (splits.train_split, splits.valid_split, settings.split) == ("train", "valid", "test")
     assert demo.TEMPERATURES[0] == 1.0 == config.actor_rollout_ref.rollout.val_kwargs.temperature
 
 

@@ -28,19 +28,24 @@ SMALLER = (
 
 
 @pytest.mark.parametrize(
-    ("config", "env_id", "subtasks"),
+    ("config", "env_id", "loss", "subtasks"),
     [
-        ("alfworld", "spear/ALFWorld-v0", {"pick", "look", "clean", "heat", "cool", "pick2"}),
-        ("search", "spear/SearchR1-v0", {"1hop", "2hop", "3hop"}),
-        ("webshop", "spear/WebShop-v0", {"beauty", "electronics", "fashion", "garden", "grocery"}),
+        # Of 5.7, 5.9 and 6.8 nats before: it knows the form of a response.
+        ("alfworld", "spear/ALFWorld-v0", 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        ("search", "spear/SearchR1-v0", 2.5, {"1hop", "2hop", "3hop"}),
+        ("webshop", "spear/WebShop-v0", 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
     ],
 )
-def test_a_warm_started_policy_trains(config: str, env_id: str, subtasks: set[str], tmp_path: Path) -> None:
+def test_a_warm_started_policy_trains(
+    config: str, env_id: str, loss: float, subtasks: set[str], tmp_path: Path
+) -> None:
     from training.warmstart import RECIPES, train_policy
 
     policy, out = tmp_path / "warmstart", tmp_path / "run"
-    report = train_policy(replace(RECIPES[env_id], episodes=150, epochs=1, panel_tasks=0), policy)
-    assert report.loss < 2.5  # of 5.7 or 6.8 nats before: it knows the form of a response
+    # Neither short rows first nor a loss on prompts: the loss is that on responses.
+    recipe = replace(RECIPES[env_id], episodes=150, short_epochs=0, epochs=1, prompt_weight=0.0, panel_tasks=0)
+    report = train_policy(recipe, policy)
+    assert report.loss < loss
 
     finish(start_training(config, policy, out, *SMALLER), out)
     steps = get_steps(out)
@@ -53,7 +58,9 @@ def test_a_warm_started_policy_trains(config: str, env_id: str, subtasks: set[st
         assert 0 <= metrics["turns/valid_action"] <= 1
         played = {name.removeprefix("success/") for name in metrics if name.startswith("success/")} - {"all"}
         assert played and played <= subtasks
-        assert math.isfinite(metrics["loss/on_policy"]) and metrics["actor/grad_norm"] > 0
+        assert math.isfinite(metrics["loss/on_policy"])
+        # Groups that all win or all lose are filtered out.
+        assert metrics["actor/grad_norm"] > 0 or metrics["success/all"] in (0, 1)
         assert 0 < metrics["entropy/token-mean"] < 7
     assert 0 <= steps[STEPS]["val/success/all"] <= 1
     assert (out / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface" / "tokenizer.json").is_file()

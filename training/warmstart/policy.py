@@ -30,6 +30,8 @@ IGNORED = -100
 """Label of tokens that are read and not learnt, as in transformers."""
 POOL = 32
 """Batches whose rows are sorted by length together."""
+RARE = 0.1
+"""Share of the rows that a rare word occurs in at most."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class WarmStartSettings:
         answers: what the rows teach.
         prompt_weight: weight of the loss on the tokens of prompts beside that on responses. A little of it teaches a
             policy with a large vocabulary which words belong together.
+        renamed: share of rows, drawn anew each time, in which rare words change places with other rare words: there
+            they can only be copied and compared, and no task can be learnt by heart.
+        short_epochs: epochs over the rows no longer than the mean, before ``epochs`` over all.  Copying is learnt
+            there too, and a step costs a fraction.
         warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
             itself at the last step.
         valid_split: where the result is measured; None for the second of the environment's splits.
@@ -76,6 +82,8 @@ class WarmStartSettings:
     inadmissible: float = 0.0
     answers: Answers = Answers.PLAYED
     prompt_weight: float = 0.0
+    renamed: float = 0.0
+    short_epochs: int = 0
     epochs: int = 2
     batch: int = 32
     learning_rate: float = 1e-3
@@ -95,7 +103,7 @@ class WarmStartSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.noise < 1:
             raise SpearError(f"noise must lie in [0, 1), got {self.noise}")
-        for name in ("inadmissible", "target"):
+        for name in ("inadmissible", "renamed", "target"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SpearError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if not self.prompt_weight >= 0:
@@ -103,6 +111,8 @@ class WarmStartSettings:
         for name in ("episodes", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.short_epochs < 0:
+            raise SpearError(f"short_epochs must be 0 or more, got {self.short_epochs}")
         if self.shape.hidden % self.shape.heads or (self.shape.hidden // self.shape.heads) % 2:
             raise SpearError(
                 f"hidden={self.shape.hidden} over heads={self.shape.heads} must give an even whole number per head"
@@ -209,7 +219,8 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
         max_new_tokens=longest + 2,
     )
     tokenizer.save_pretrained(draft)
-    losses, train_s, valid = _train_to_target(model, ids, labels, settings, draft, observe)
+    names = find_names(tokenizer, ids) if settings.renamed else None
+    losses, train_s, valid = _train_to_target(model, ids, labels, names, settings, draft, observe)
     tail = losses[-max(1, len(losses) // 10) :]
     report = WarmStartReport(
         rows=len(rows),
@@ -230,6 +241,7 @@ def _train_to_target(
     model: Qwen3ForCausalLM,
     ids: torch.Tensor,
     labels: torch.Tensor,
+    names: torch.Tensor | None,
     settings: WarmStartSettings,
     draft: Path,
     observe: Observer,
@@ -241,7 +253,7 @@ def _train_to_target(
     train_s, valid, plan = 0.0, None, settings
     for extra in range(settings.extra_epochs + 1):
         begun = time.process_time()
-        losses += fit(model, ids, labels, plan, lambda done, total: observe("training steps", done, total))
+        losses += fit(model, ids, labels, plan, lambda done, total: observe("training steps", done, total), names)
         train_s += time.process_time() - begun
         with quiet_transformers():
             model.save_pretrained(draft)
@@ -251,7 +263,13 @@ def _train_to_target(
         if valid.success is None or valid.success.mean >= settings.target:
             break
         # Another seed, so that the rows come in another order.
-        plan = replace(settings, epochs=1, learning_rate=settings.learning_rate / 2, seed=settings.seed + 1 + extra)
+        plan = replace(
+            settings,
+            epochs=1,
+            short_epochs=0,
+            learning_rate=settings.learning_rate / 2,
+            seed=settings.seed + 1 + extra,
+        )
     return losses, train_s, valid
 
 
@@ -315,33 +333,74 @@ def fit(
     labels: torch.Tensor,
     settings: WarmStartSettings,
     observe: Callable[[int, int], None],
+    names: torch.Tensor | None = None,
 ) -> list[float]:
-    """Supervised training in place on the rows of :func:`encode_rows`; returns the loss of each optimiser step."""
+    """Supervised training in place on the rows of :func:`encode_rows`; returns the loss of each optimiser step.
+
+    Args:
+        names: ids of the words that ``settings.renamed`` is about, see :func:`find_names`.
+    """
     dice = torch.Generator().manual_seed(settings.seed)
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
     )
-    total = settings.epochs * math.ceil(len(ids) / settings.batch)
     # Padding stands on the right, and the end of a row is always learnt.
     lengths = (labels != IGNORED).int().cumsum(1).argmax(1) + 1
+    short = (lengths <= lengths.float().mean()).nonzero()[:, 0]
+    parts = [
+        short[part] for _ in range(settings.short_epochs) for part in draw_batches(lengths[short], settings.batch, dice)
+    ]
+    parts += [part for _ in range(settings.epochs) for part in draw_batches(lengths, settings.batch, dice)]
     losses: list[float] = []
     model.train()
-    for _ in range(settings.epochs):
-        for part in draw_batches(lengths, settings.batch, dice):
-            step = len(losses) + 1
-            rate = min(1.0, step / max(1, settings.warmup_steps)) * max(settings.floor, 1 - step / total)
-            for group in optimiser.param_groups:
-                group["lr"] = settings.learning_rate * rate
-            longest = int(lengths[part].max())
-            loss = _measure_loss(model, ids[part, :longest], labels[part, :longest], settings.prompt_weight)
-            optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-            optimiser.step()
-            losses.append(float(loss.detach()))
-            observe(step, total)
+    for step, part in enumerate(parts, 1):
+        rate = min(1.0, step / max(1, settings.warmup_steps)) * max(settings.floor, 1 - step / len(parts))
+        for group in optimiser.param_groups:
+            group["lr"] = settings.learning_rate * rate
+        longest = int(lengths[part].max())
+        read, learnt = ids[part, :longest], labels[part, :longest]
+        if names is not None and settings.renamed:
+            read = rename_words(read, names, settings.renamed, dice)
+            learnt = torch.where(learnt == IGNORED, IGNORED, read)
+        loss = _measure_loss(model, read, learnt, settings.prompt_weight)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        observe(step, len(parts))
     model.eval()
     return losses
+
+
+def find_names(tokenizer: PreTrainedTokenizerFast, ids: torch.Tensor) -> torch.Tensor:
+    """Ids of the words that stand for themselves, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
+
+    What is in more rows belongs to the form of a prompt, and numbers are compared by their value.
+    """
+    held = torch.zeros(len(tokenizer))
+    for row in ids:
+        held[row.unique()] += 1
+    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_ids)
+    return torch.tensor(
+        [
+            number
+            for number, word in enumerate(words)
+            if number not in special and held[number] <= RARE * len(ids) and not any(map(str.isdigit, word))
+        ],
+        dtype=torch.int64,
+    )
+
+
+def rename_words(ids: torch.Tensor, names: torch.Tensor, share: float, dice: torch.Generator) -> torch.Tensor:
+    """``ids`` [N, L], in a ``share`` of whose rows the words ``names`` [K] change places, another way in each row."""
+    renamed = ids.clone()
+    for row in (torch.rand(len(ids), generator=dice) < share).nonzero()[:, 0]:
+        places = torch.arange(int(max(ids.max(), names.max())) + 1)
+        places[names] = names[torch.randperm(len(names), generator=dice)]
+        renamed[row] = places[ids[row]]
+    return renamed
 
 
 def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> list[torch.Tensor]:

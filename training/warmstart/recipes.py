@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agents.trajectory import Layout
-from training.warmstart.policy import PolicyShape, WarmStartSettings
+from training.warmstart.policy import WarmStartSettings
 from training.warmstart.rows import Answers
 
 __all__ = ["RECIPES", "choose_recipe"]
@@ -22,28 +22,30 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 "spear/ALFWorld-v0",
                 {"rooms": "small", "max_turns": 20},
                 history=4,
-                episodes=1600,
+                episodes=800,
                 noise=0.3,
                 inadmissible=0.3,
                 answers=Answers.EXPERT,
-                epochs=8,
+                epochs=6,
                 learning_rate=2e-3,
-                shape=PolicyShape(hidden=96, layers=4, heads=3, mlp=256),
                 panel_tasks=120,
-                target=0.05,
+                target=0.15,
             ),
             # `spear train --config webshop`
             WarmStartSettings(
                 "spear/WebShop-v0",
-                {"observation_mode": "text_rich"},
+                {"observation_mode": "text_rich", "max_turns": 10},
                 history=0,
                 episodes=1200,
                 noise=0.2,
                 answers=Answers.EXPERT,
-                epochs=8,
+                prompt_weight=0.1,
+                renamed=0.5,
+                short_epochs=6,
+                epochs=3,
                 learning_rate=2e-3,
                 panel_tasks=100,
-                target=0.05,
+                target=0.0,
             ),
             # `spear train --config search`
             WarmStartSettings(

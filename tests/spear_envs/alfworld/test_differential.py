@@ -60,7 +60,8 @@ def test_the_small_game_made_odd(peer: TextWorldPlay) -> None:
         " (isToggled Mug_bar_1) (holds agent1 Knife_bar_1) (holdsAny agent1) (inReceptacleObject Mug_bar_1 Mug_bar_1)"
         " (wasInReceptacle Mug Desk_bar_1) (moveable Apple)"
     )
-    text = write_problem(facts=facts).replace("Spoon_bar_1", "odd_plus_spoon")
+    text = write_problem(facts=facts).replace("Spoon_bar_1", "odd_plus_spoon").replace("Egg_bar_1", "%s.*[e]$^#g_bar_1")
+    text = text.replace("DeskLamp_bar_1", "12'\"&<lamp>,_bar_1").replace("Cabinet_bar_2", "ca\\nbi/net:_bar_2")
     text = text.replace("(atLocation agent1 loc_bar_0)", "(atLocation agent1 loc_bar_2)")
     check(compare_play(peer, make_data(text), run_errands, random.Random(3), 70, "odd"), 70)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import pytest
@@ -94,6 +95,18 @@ def test_denied_facts_and_assignments_mean_nothing() -> None:
         ("(:init", "(:init (holds agent1 Mug_bar_1) (holds agent1 Egg_bar_1) (holdsAny agent1)", "more than one"),
         ("(:goal", "(:goal (and) (and)) (:goal", "section ':goal'|exactly one"),
         ("(:init", "(:init) (:init", "section ':init' twice"),
+        ("agent1 - agent", "agent1 - agent agent1 - object", "declares 'agent1' twice"),
+        (
+            "agent1 - agent",
+            "agent1 - agent App?le_bar_1 - object",
+            r"the name '\?le_bar_1', which TextWorld cannot play",
+        ),
+        ("(:init", "(:init (inReceptacle Fridge_bar_1 Desk_bar_1)", "'fridge_bar_1', of type receptacle, in .inrecept"),
+        ("(:init", "(:init (objectAtLocation agent1 loc_bar_1)", "of type agent, .* takes the type object"),
+        ("(:init", "(:init (inReceptacleObject AppleType Mug_bar_1)", "of type otype, .* takes the type object"),
+        ("(:init", "(:init (holds agent1 Fridge_bar_1) (holdsAny agent1)", "of type receptacle, in .holds …."),
+        ("(:init", "(:init (atLocation Mug_bar_1 loc_bar_1)", "of type object, .* takes the type agent"),
+        ("agent1 loc_bar_0", "agent1 Desk_bar_1", "of type receptacle, .* takes the type location"),
     ],
 )
 def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
@@ -101,6 +114,30 @@ def test_what_is_no_game_says_why(old: str, new: str, fault: str) -> None:
     assert old in text
     with pytest.raises(GameError, match=fault):
         Game.from_problem(text.replace(old, new, 1), "x", WORDING_2_1_2)
+
+
+@pytest.mark.parametrize("name", ["{0}app_bar_1", "app}le_bar_1", "a|b_bar_1", "pomme_é_bar_1", "i", "P"])
+def test_names_that_textworld_cannot_play_are_refused(name: str) -> None:
+    with pytest.raises(GameError, match=r"which TextWorld cannot play: give the thing another"):
+        read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", name, write_problem()))
+
+
+@pytest.mark.parametrize(
+    "name", ["12_bar_1", "%s.*[l]e$^+#_bar_1", "ap'ple\"_bar_1", "mu\\g_bar_1", "ip", "=x", "define"]
+)
+def test_other_odd_names_are_not(name: str) -> None:
+    problem = read_problem(re.sub(r"\bApple_bar_1(?=[\s)])", lambda _: name, write_problem()))
+    assert problem.having("iscool") == {"apple_bar_2"} and name.lower() in problem.having("cleanable")
+
+
+def test_two_things_of_one_name_are_refused() -> None:
+    text = write_problem(facts="(isHot x_dot_y) (isHot x.y)").replace("Apple Mug - object", "x_dot_y x.y - object")
+    with pytest.raises(GameError, match=r"2 things that are all called 'x\.y '"):
+        Game.from_problem(text, "x", WORDING_2_1_2)
+
+
+def test_a_question_mark_begins_a_word() -> None:
+    assert parse_expression("(exists (?a?b) (p ?a?b x?c))") == ("exists", ("?a", "?b"), ("p", "?a", "?b", "x", "?c"))
 
 
 @pytest.mark.parametrize("section", [":objects", ":init", ":goal"])

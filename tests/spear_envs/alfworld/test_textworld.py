@@ -102,6 +102,22 @@ def test_a_state_of_textworld_is_played_again() -> None:
 
 
 @needs_textworld
+def test_a_state_stays_with_its_backend() -> None:
+    envs = {backend: make(backend, rooms="small") for backend in ("native", "textworld")}
+    states = {}
+    for backend, env in envs.items():
+        env.reset(options={"task": TASK})
+        env.step("look")
+        states[backend] = env.get_state()
+    for backend, other in (("native", "textworld"), ("textworld", "native")):
+        before = envs[backend].step("inventory")
+        with pytest.raises(SpearError, match=f"saved with backend='{other}', and this .* backend='{backend}'"):
+            envs[backend].set_state(states[other])
+        envs[backend].set_state(states[backend])
+        assert envs[backend].step("inventory") == before
+
+
+@needs_textworld
 def test_older_files_are_upgraded_in_both(tmp_path: Path) -> None:
     path = tmp_path / "game.tw-pddl"
     path.write_text(json.dumps(make_release_2_1_1(make_data())), encoding="utf-8")

@@ -286,7 +286,12 @@ def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str)
         ({"files": []}, "damaged"),
         ({"files": {"norms.bin": 3}}, "damaged"),
         ({"terms_total": "many"}, "damaged"),
+        ({"terms_total": float("inf")}, "damaged"),
+        ({"terms_total": 10**400}, "do not belong together"),
+        ({"terms_total": -5}, "do not belong together"),
         ({"filled": None}, "damaged"),
+        ({"filled": -100}, "do not belong together"),
+        ({"filled": 4}, "do not belong together"),
     ],
 )
 def test_manifests_that_say_something_else_are_refused(folder: Path, change: dict[str, object], message: str) -> None:
@@ -323,6 +328,14 @@ def test_a_flipped_bit_is_found_by_the_checksums(folder: Path) -> None:
     SearchIndex.open(folder)
     with pytest.raises(SpearError, match=r"documents\.bin is damaged"):
         check_files(folder)
+
+
+@pytest.mark.parametrize("spread", [1_000, -1, 2**61])
+def test_terms_of_more_documents_than_there_are(folder: Path, spread: int) -> None:
+    path = folder / "starts.bin"
+    (np.arange(path.stat().st_size // 8) * spread).astype("<i8").tofile(path)
+    with pytest.raises(SpearError, match="damaged"):
+        SearchIndex.open(folder).search("dress")
 
 
 def test_numbers_that_no_index_has_are_one_clear_error(folder: Path) -> None:

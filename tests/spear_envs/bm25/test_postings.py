@@ -52,6 +52,17 @@ def test_postings_hold_every_term_of_every_text(texts: list[str]) -> None:
     assert postings.norms.tolist() == quantize_lengths(np.array([c.total() for c in documents], np.int64)).tolist()
 
 
+@pytest.mark.parametrize(("documents", "terms"), [(300, 0), (85, 3), (128, 2), (257, 255), (260, 260), (1, 70_000)])
+def test_pairs_are_counted_whatever_width_their_numbers_need(documents: int, terms: int) -> None:
+    words = [f"w{i}k" for i in range(terms)]
+    postings = make_postings([" ".join(words)] * documents)
+    assert len(postings.starts) == terms + 1
+    assert np.array_equal(np.diff(postings.starts), np.full(terms, documents))
+    assert np.array_equal(postings.documents, np.tile(np.arange(documents), terms))
+    assert (postings.counts == 1).all()
+    assert postings.filled == documents * bool(terms)
+
+
 def test_a_term_counts_at_most_65535_times() -> None:
     assert make_postings(["shirt " * 70_000]).counts.tolist() == [65_535]
 

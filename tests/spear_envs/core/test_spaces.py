@@ -4,7 +4,8 @@ import pickle
 
 import gymnasium as gym
 import pytest
-from gymnasium.vector.utils import batch_space
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import batch_space, create_shared_memory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +65,9 @@ def test_equality_pickling_and_batching() -> None:
     assert ("a b", "é") in batch_space(space, 2)
     assert repr(space) == "PermissiveText(0, 50)"
     assert not space.is_np_flattenable
+
+
+@pytest.mark.parametrize("space", [PermissiveText(9), gym.spaces.Dict(text=PermissiveText(9))])
+def test_shared_memory_would_garble_texts_and_is_refused(space: gym.Space) -> None:
+    with pytest.raises(CustomSpaceError, match="shared_memory=False"):
+        create_shared_memory(space, n=2)

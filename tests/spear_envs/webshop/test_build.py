@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +16,13 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import processes
+from spear_envs.data.files import digest_file
 from spear_envs.webshop import record_chunks, sources
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.sources import CatalogFiles, find_files
-from spear_envs.webshop.store import hash_file
 from tests.spear_envs.webshop import catalogs
-from tests.spear_envs.webshop.catalogs import make_entry, make_record
+from tests.spear_envs.webshop.catalogs import make_entry, make_options, make_record
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def make_files(folder: Path, count: int = 50, *, packed: bool = False) -> Catalo
 
 
 def digest(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(folder)): digest_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 class Stop(Exception):
@@ -222,6 +223,7 @@ def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -
         ('[{"asin": "B1", "name": "x"}, {"name": "y"}]', "record 1: a product has no asin"),
         ('[{"asin": "B1", "name": "x"}, {"asin": "B2"', r"broken JSON at byte 43: it ends"),
         ('[{"asin": "B1", "name": "x"}] and more', "there is more behind its end"),
+        (f'[{{"asin": "B1", "name": "x", "n": {"1" * 5_000}}}]', "a number has too many digits"),
     ],
 )
 def test_bad_items(tmp_path: Path, items: str, message: str) -> None:
@@ -236,6 +238,20 @@ def test_bad_records_are_named_by_workers_too(tmp_path: Path) -> None:
     records[21]["pricing"] = 5
     with pytest.raises(SpearError, match=r"items_shuffle\.json, record 21: product B021: pricing is a number"):
         build_store(catalogs.write(tmp_path / "raw", records), tmp_path / "store", processes=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_options_of_more_goals_than_can_be_numbered(tmp_path: Path, workers: int) -> None:
+    values = [str(i) for i in range(8)]
+    records = [
+        make_record("B1"),
+        make_record("B2", customization_options=make_options(**dict.fromkeys("abcdefghijklmnopqrstu", values))),
+    ]
+    files = catalogs.write(tmp_path / "raw", records, {"B2": make_entry("soft")})
+    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
+        build_store(files, tmp_path / "store", processes=workers)
+    with pytest.raises(SpearError, match="product B2: its options make 9,223,372,036,854,775,808 goals"):
+        open_catalog(tmp_path / "raw")
 
 
 def test_bad_attributes(tmp_path: Path) -> None:
@@ -274,9 +290,40 @@ def test_missing_files(tmp_path: Path) -> None:
 
 def test_own_taggers_are_named(tmp_path: Path) -> None:
     files = make_files(tmp_path / "raw", 3)
-    build_store(files, tmp_path / "store", processes=2, title_nouns=json.dumps)
-    catalog = open_catalog(tmp_path / "store", title_nouns=json.dumps)
-    assert catalog.tagger == "custom:json.dumps" and "".join(catalog.nouns(0)) == json.dumps("Soft Thing B000")
+    build_store(files, tmp_path / "store", processes=2, title_nouns=shlex.split)
+    catalog = open_catalog(tmp_path / "store", title_nouns=shlex.split)
+    assert catalog.tagger == "custom:shlex.split" and catalog.nouns(0) == ("Soft", "Thing", "B000")
+
+
+def test_wrong_taggers_are_refused_before_the_files_are_read(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(SpearError, match="title_nouns='nltk' is not valid"):
+        build_store(
+            make_files(tmp_path / "raw", 3),
+            tmp_path / "store",
+            title_nouns="nltk",
+            on_progress=lambda what, done, total: said.append(what),
+        )
+    assert not said and not (tmp_path / "store.partial").exists()
+
+
+def test_a_build_that_was_interrupted_while_it_cleared_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = make_files(tmp_path / "raw")
+    build_store(files, tmp_path / "store", processes=1)
+    rmtree = shutil.rmtree
+
+    def stop(path: Path, ignore_errors: bool = False) -> None:
+        if path.name == "store.partial":
+            raise Stop
+        rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(Stop):
+        build_store(files, tmp_path / "store", processes=1)
+    monkeypatch.undo()
+    assert (tmp_path / "store.partial" / "replaced").is_dir()
+    build_store(files, tmp_path / "store", processes=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "store"]
 
 
 def test_the_index_gets_the_texts_in_order(tmp_path: Path) -> None:

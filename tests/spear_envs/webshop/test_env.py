@@ -140,6 +140,7 @@ def test_turn_limit() -> None:
     ("kwargs", "says"),
     [
         ({"observation_mode": "html"}, "observation_mode='html' is not valid: choose one of 'text', 'text_rich'"),
+        ({"split": ""}, "split='' is not valid"),
         ({"split": "valid"}, "split='valid' is not valid: choose one of 'train', 'eval', 'test', 'all'"),
         ({"split_scheme": "random"}, "split_scheme='random' is not valid"),
         ({"goal_kind": "robot"}, "goal_kind='robot' is not valid"),
@@ -200,6 +201,24 @@ def test_states_come_back_from_every_turn_of_another_process() -> None:
         assert other.step(action) == step
 
 
+def test_states_of_other_tasks_are_refused() -> None:
+    env = make()
+    env.reset(options={"task": TASK})
+    state = env.get_state()
+    for other in (make(price_seed=7), make(split_scheme="verl-agent"), make(goal_kind="human")):
+        with pytest.raises(SpearError, match="of other tasks or another catalogue"):
+            other.set_state(state)
+
+
+def test_no_response_takes_long() -> None:
+    env = make()
+    env.reset(options={"task": TASK})
+    start = time.process_time()
+    for text in ("[" * 100_000, "a[" * 50_000, "click[" + "[" * 99_000 + "]", "search[" + "_\u0301" * 49_000 + "]"):
+        env.step(text)
+    assert time.process_time() - start < 2  # seconds; it takes a tenth of that
+
+
 def test_many_environments_share_one_catalogue_and_reset_at_once() -> None:
     start = time.process_time()
     vector: Any = gym.make_vec("spear/WebShop-v0", num_envs=256)
@@ -237,7 +256,7 @@ def test_import_is_light() -> None:
         "start = time.process_time();"
         "import spear_envs.webshop.env;"
         "print(time.process_time() - start);"
-        "print([name for name in ('spacy', 'httpx', 'ijson', 'torch') if name in sys.modules])"
+        "print([name for name in ('spacy', 'httpx', 'torch') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seconds, heavy = run.stdout.splitlines()

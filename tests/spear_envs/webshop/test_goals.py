@@ -132,6 +132,11 @@ def test_broken_goals_files(tmp_path: Path) -> None:
         ((row, [1]), "row 1: a goal must be an object"),
         ((row, {"index": 3, **row}), "row 1: its index is 3"),
         (({**row, "price_upper": "30"},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": float("inf")},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": float("nan")},), "row 0: price_upper must be a number"),
+        (({**row, "price_upper": 10**400},), "row 0: price_upper must be a number"),
+        (({**row, "weight": -1},), "row 0: weight must be a number of at least 0"),
+        (("[" * 100_000,), "row 0: broken JSON"),
         (({**row, "attributes": None},), "row 0: attributes must be a list of texts"),
         (({**row, "goal_options": None},), "row 0: goal_options must be a list of texts"),
         (({key: value for key, value in row.items() if key != "query"},), "row 0: query must be"),
@@ -141,6 +146,8 @@ def test_broken_goals_files(tmp_path: Path) -> None:
             read_goals(write_rows(tmp_path / "goals.jsonl", *rows))
     with pytest.raises(SpearError, match=r"none\.jsonl is not there"):
         read_goals(tmp_path / "none.jsonl")
+    with pytest.raises(SpearError, match=r"cannot be read \(Is a directory\): name a goals file"):
+        read_goals(tmp_path)
     (tmp_path / "goals.jsonl.xz").write_bytes(b"not packed")
     with pytest.raises(SpearError, match=r"goals\.jsonl\.xz, row 0: broken"):
         read_goals(tmp_path / "goals.jsonl.xz")
@@ -150,7 +157,10 @@ def test_prices_beside_a_goals_file(tmp_path: Path) -> None:
     assert read_prices(tmp_path / "goals.jsonl") == {}
     (tmp_path / "prices.json").write_text('{"B1": 3}')
     assert read_prices(tmp_path / "goals.jsonl") == {"B1": 3.0}
-    for text in ("[]", '{"B1": "3"}', '{"B1": true}', '{"B1": NaN}'):
-        (tmp_path / "prices.json").write_text(text)
-        with pytest.raises(SpearError, match="must be an object of prices"):
+    for price in ('"3"', "true", "NaN", "-1", "1" + "0" * 400):
+        (tmp_path / "prices.json").write_text(f'{{"B1": {price}}}')
+        with pytest.raises(SpearError, match=r"prices\.json: the price of B1 must be a number of at least 0"):
             read_prices(tmp_path / "goals.jsonl")
+    (tmp_path / "prices.json").write_text("[]")
+    with pytest.raises(SpearError, match="must be an object of prices"):
+        read_prices(tmp_path / "goals.jsonl")

@@ -86,6 +86,11 @@ def test_names_and_folders(data: Path, tmp_path: Path) -> None:
         open_catalog("small")
     with pytest.raises(SpearError, match="there is no catalogue smal: give 'mini', 'small', 'full', or a folder"):
         open_catalog("smal")
+    with pytest.raises(SpearError, match="catalog='' is not valid: give 'mini', 'small', 'full', or a folder"):
+        open_catalog("")
+    for strange in ("x" * 5_000, "~nobody-of-this-name/x", "a\0b"):
+        with pytest.raises(SpearError, match="there is no catalogue"):
+            open_catalog(strange)
     folder = put(data / "webshop" / "small" / "raw").parent
     assert len(open_catalog("small")) == 6
     with pytest.raises(SpearError, match="holds no catalogue"):
@@ -102,6 +107,10 @@ def test_names_and_folders(data: Path, tmp_path: Path) -> None:
         ({"price_seed": True}, "price_seed=True is not valid"),
         ({"draws": "x"}, "draws='x' is not valid"),
         ({"title_nouns": "x"}, "title_nouns='x' is not valid"),
+        ({"title_nouns": ""}, "title_nouns='' is not valid"),
+        ({"goals": ""}, "goals='' is not valid: name a goals file"),
+        ({"goals": 5}, "goals=5 is not valid: name a goals file"),
+        ({"goals": "x" * 5_000}, "cannot be read"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def compress(nodes: list[Any], message: str = "") -> list[str]:
 
 def test_compact_task() -> None:
     prompt = CompactShopTemplate().render(make_context("WebShop\nInstruction: \nx\n[button] Search [button_]\n"))
-    assert prompt == "soft red mugs with size: 12 oz, and price lower than 30\nsearch\n"
+    assert prompt == "soft red mugs with size:12 oz, and price lower than 30\nsearch\n"
 
 
 def test_compact_results() -> None:
@@ -163,9 +163,14 @@ def test_compact_prompts_are_short(played: list[tuple[str, list[str], list[str]]
 
 
 def test_words_of_responses_stand_in_the_prompt(played: list[tuple[str, list[str], list[str]]]) -> None:
-    """What the expert writes can be copied token by token: names, values, and its first searches."""
+    """What the expert writes can be copied token by token: names, values, and its first searches.
+
+    Later searches add values, whose first word then has a blank before it as it has not in the task.
+    """
     fixed = {"<think></think><action>search[", "<think></think><action>click[", "]</action>"}
     fixed |= {"buy now", "back to search", "next >", "< prev"}
     for page, prompt, response in played:
         assert response[0] in fixed and response[-1] in fixed
-        assert {*response} <= {*prompt} | fixed, page
+        assert {word.lstrip() for word in response} <= {word.lstrip() for word in prompt} | fixed, page
+        if page != "search" or prompt[: len(response) - 2] == response[1:-1]:
+            assert {*response} <= {*prompt} | fixed, page

@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.files import digest_file
 from spear_envs.webshop import store
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
-from spear_envs.webshop.store import check_store, hash_file, open_store, read_manifest
+from spear_envs.webshop.store import check_store, open_store, read_manifest
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -202,6 +203,17 @@ def test_damage_within_a_file(copy: Path) -> None:
         check_store(copy)
 
 
+@pytest.mark.parametrize("name", ["offsets", "goal_order", "goal_numbers"])
+def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
+    path = copy / f"{name}.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    catalog = open_catalog(copy)
+    with pytest.raises(SpearError, match=r"is damaged.*: build"):
+        catalog.goals().goal(0)
+    with pytest.raises(SpearError, match=f"{name}.bin is not what was written"):
+        check_store(copy)
+
+
 def test_a_folder_without_a_manifest(copy: Path) -> None:
     (copy / "manifest.json").unlink()
     with pytest.raises(SpearError, match="holds no finished store"):
@@ -261,7 +273,7 @@ def test_nothing_hangs_on_the_hash_seed(built: Path, tmp_path: Path) -> None:
             check=True,
         )
         outputs.append(run.stdout)
-        digests.append({path.name: hash_file(path) for path in sorted(folder.rglob("*")) if path.is_file()})
+        digests.append({path.name: digest_file(path) for path in sorted(folder.rglob("*")) if path.is_file()})
     assert outputs[0] == outputs[1]
     assert digests[0] == digests[1]
     lines = outputs[0].splitlines()

@@ -326,10 +326,10 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PPOTrainerSync, "__init__", construct)
     config = OmegaConf.create(
         {
-            "spear": {"seed": 5, "env": {"id": "x"}, "sil": {"warmup_steps": 9}},
+            "spear": {"seed": 5, "env": {"id": "spear/Sokoban-v0"}, "sil": {"warmup_steps": 9}},
             "trainer": {"v1": {"trainer_mode": "spear"}},
         }
     )
     trainer: Any = SpearTrainer(config)
     assert trainer.trainer_mode == "sync"
-    assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.id == "x"
+    assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"

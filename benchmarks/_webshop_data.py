@@ -1,6 +1,6 @@
 """Synthetic WebShop catalogues of any size, in the form of the official files, for timing builds and stores.
 
-    python -m benchmarks.webshop_data --products 1180000 --out DIR
+    python -m benchmarks._webshop_data --products 1180000 --out DIR
 
 writes ``items_shuffle.json`` and ``items_ins_v2.json``.  No word in them is real.  Titles, descriptions and first
 features have the term statistics of the real products (see `_webshop_texts.py`).  What a record is made of follows the

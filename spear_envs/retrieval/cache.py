@@ -49,12 +49,12 @@ class HitCache:
         """Keep hits, and let go of the oldest ones while there is too little room."""
         if not self.max_bytes:
             return
-        size = ENTRY_BYTES + sys.getsizeof(query) + 16 * len(hits)
-        if size > self.max_bytes:
-            return
         old = self._entries.pop((query, depth), None)
         if old is not None:
             self.used_bytes -= old.size
+        size = ENTRY_BYTES + sys.getsizeof(query) + 16 * len(hits)
+        if size > self.max_bytes:
+            return
         rows = array("q", [row for row, _ in hits])
         scores = array("d", [score for _, score in hits])
         self._entries[query, depth] = _Packed(rows, scores, size)

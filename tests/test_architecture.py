@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),
-    "ray": ("training/verl_plugin/*",),
+    "ray": ("spear_envs/retrieval/replicas.py", "training/verl_plugin/*"),
     "transfer_queue": ("training/verl_plugin/*",),
     "tensordict": ("training/verl_plugin/*",),
     "psutil": ("training/*",),

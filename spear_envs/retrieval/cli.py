@@ -3,83 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
-if TYPE_CHECKING:
-    from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.retriever import Retriever
-    from spear_envs.retrieval.source import Source
-
 __all__ = ["retriever"]
-
-SOURCE_OPTIONS = (
-    click.option(
-        "--corpus",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
-    ),
-    click.option(
-        "--retriever",
-        "kind",
-        type=click.Choice(["bm25", "dense", "hybrid"]),
-        default="bm25",
-        show_default=True,
-        help="How passages are found; dense and hybrid need --index.",
-    ),
-    click.option(
-        "--index",
-        type=click.Path(exists=True, path_type=Path),
-        help="Folder that 'spear index build' wrote.",
-    ),
-    click.option("--encoder", help="Model of the index, where the index has no export of it."),
-    click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer."),
-    click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise."),
-    click.option(
-        "--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index."
-    ),
-)
-ADDRESS_OPTIONS = (
-    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    click.option(
-        "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
-    ),
-    click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results."),
-)
-
-
-def _take_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of both ways of serving; it gets ``source`` in the place of the first ones."""
-
-    @wraps(command)
-    def run(
-        corpus: Path | None,
-        kind: str,
-        index: Path | None,
-        encoder: str | None,
-        ef_search: int | None,
-        nprobe: int | None,
-        threads: int,
-        **others: Any,
-    ) -> None:
-        # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from spear_envs.retrieval.source import Source
-
-        command(source=Source(corpus, kind, index, encoder, ef_search, nprobe, threads), **others)
-
-    taken: Callable[..., None] = run
-    for option in reversed(SOURCE_OPTIONS + ADDRESS_OPTIONS):
-        taken = option(taken)
-    return taken
 
 
 @click.group()
@@ -88,7 +19,36 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@_take_source
+@click.option(
+    "--corpus",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Passages as JSON lines with 'id' and 'contents'; by default the embedded knowledge base.",
+)
+@click.option(
+    "--retriever",
+    "kind",
+    type=click.Choice(["bm25", "dense", "hybrid"]),
+    default="bm25",
+    show_default=True,
+    help="How passages are found; dense and hybrid need --index.",
+)
+@click.option("--index", type=click.Path(exists=True, path_type=Path), help="Folder that 'spear index build' wrote.")
+@click.option("--encoder", help="Model of the index, where the index has no export of it.")
+@click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
+@click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that answer, under Ray Serve if there is more than one (extra 'serve').",
+)
 @click.option(
     "--max-pending",
     type=click.IntRange(1),
@@ -114,10 +74,17 @@ def retriever() -> None:
     help="Padded tokens of a batch, for encoders.",
 )
 def serve_passages(
-    source: Source,
+    corpus: Path | None,
+    kind: str,
+    index: Path | None,
+    encoder: str | None,
+    ef_search: int | None,
+    nprobe: int | None,
+    threads: int,
     host: str,
     port: int,
     cache_mb: int,
+    replicas: int,
     max_pending: int,
     deadline: float,
     batch_queries: int,
@@ -126,31 +93,39 @@ def serve_passages(
     """Answer POST /retrieve in Search-R1's form until SIGINT or SIGTERM.
 
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
-    it as a bearer token.
+    it as a bearer token. Cache and queue are each replica's own.
     """
+    # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
     from spear_envs.retrieval.serving import bind_socket, serve
+    from spear_envs.retrieval.source import Source
 
+    source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads)
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
     settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=_read_token())
-    opened: list[Corpus] = []
-
-    def load() -> tuple[Corpus, Retriever]:
-        found = source.open()
-        opened.append(found[0])
-        return found
-
     listener = bind_socket(host, port)
     url = _write_url(host, listener.getsockname()[1])
-
-    def announce() -> None:
-        click.echo(f"ready: {len(opened[0]):,} passages, {source.kind}, at {url}/retrieve")
-
     _warn_of_open_address(url, host, settings.token)
-    serve(RetrievalService(load, settings), listener, announce)
+
+    def announce(passages: int) -> None:
+        several = f", {replicas} replicas" if replicas > 1 else ""
+        click.echo(f"ready: {passages:,} passages, {kind}{several}, at {url}/retrieve")
+
+    if replicas == 1:
+        service = RetrievalService(source.open, settings)
+        serve(service, listener, lambda: announce(service.describe()[1]["passages"]))
+        return
+    from spear_envs.retrieval.replicas import Replicas, serve_replicas
+
+    # Ray's own process binds the port, so it is free for that moment.
+    port = listener.getsockname()[1]
+    listener.close()
+    serve_replicas(Replicas(source, settings, replicas), host, port, announce)
 
 
 def _read_token() -> str | None:

@@ -49,6 +49,14 @@ def open_retriever(
     """
     kind = choose_member(RetrieverKind, kind, "retriever")
     if kind is RetrieverKind.BM25:
+        given = {
+            "encoder": encoder,
+            "ef_search": ef_search,
+            "nprobe": nprobe,
+            "threads": None if threads == 1 else threads,
+        }
+        if names := [name for name, value in given.items() if value is not None]:
+            raise SpearError(f"{' and '.join(names)} set nothing of BM25, which has no encoder: leave them out.")
         return BM25Retriever(corpus, index)
     if index is None:
         raise SpearError(

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ pytest.importorskip("fastapi", reason="the service needs the extra 'search'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'search'")
 pytest.importorskip("httpx", reason="needs the extra 'search'")
 
+import httpx
+
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.searcher import RetrieverFault
 from spear_envs.retrieval.serving import bind_socket, is_loopback
 from tests.spear_envs.retrieval.service import make_documents, run_command, write_corpus
@@ -43,6 +47,33 @@ def test_serving_a_file_until_a_signal(corpus: str) -> None:
             assert found == [make_documents()[5]]
             running.process.send_signal(number)
             assert finish(running.process) == (0, "", "")
+
+
+def test_settings_of_a_dense_index_are_served_and_told(
+    make_corpus: Callable[..., Corpus], build_index: Callable[..., Path], tiny_model: Path
+) -> None:
+    corpus = make_corpus(200)
+    graph, lists = build_index(corpus, "hnsw", "graph"), build_index(corpus, "ivf8-flat", "lists")
+    common = ["--corpus", str(corpus.path), "--encoder", str(tiny_model), "--threads", "2"]
+    few = ["--max-pending", "99", "--cache-mb", "3", "--deadline", "5", "--batch-queries", "7", "--batch-tokens", "123"]
+    with run_command(*common, *few, "--retriever", "dense", "--index", str(graph), "--ef-search", "77") as running:
+        health = httpx.get(f"{running.url}/health").json()
+        found = RetrieverClient(running.url).search("river city album", 3)
+    told = {name: health["retriever"][name] for name in ("kind", "index", "efSearch", "threads", "encoder", "backend")}
+    assert told == {
+        "kind": "dense",
+        "index": "hnsw32",
+        "efSearch": 77,
+        "threads": 2,
+        "encoder": "tiny-encoder",
+        "backend": "onnxruntime",
+    }
+    names = ("pending", "deadline_s", "batch_queries", "batch_tokens")
+    assert [health["limits"][name] for name in names] == [99, 5.0, 7, 123] and health["cache_bytes"] == 3 << 20
+    assert len(found) == 3
+    with run_command(*common, "--retriever", "hybrid", "--index", str(lists), "--nprobe", "5") as running:
+        (_, dense) = httpx.get(f"{running.url}/health").json()["retriever"]["parts"]
+    assert (dense["nprobe"], dense["threads"]) == (5, 2)
 
 
 def test_requests_under_way_are_answered_after_the_signal(corpus: str) -> None:
@@ -89,6 +120,13 @@ class TestFailedStarts:
     def test_dense_without_an_index_is_one_clear_error(self, corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = run(capsys, "--corpus", corpus, "--port", "0", "--retriever", "dense")
         assert code == 1 and err.startswith("Error: ") and err.count("\n") == 1
+
+    @pytest.mark.parametrize("arguments", [("--ef-search", "64"), ("--nprobe", "8"), ("--encoder", "x")])
+    def test_settings_without_effect_are_refused(
+        self, corpus: str, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, _, err = run(capsys, "--corpus", corpus, "--port", "0", *arguments)
+        assert code == 1 and arguments[0][2:].replace("-", "_") in err and "leave them out" in err
 
     @pytest.mark.parametrize(
         "arguments", [("--port", "70000"), ("--retriever", "magic"), ("--corpus", "/no/such/file"), ("--deadline", "0")]

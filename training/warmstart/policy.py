@@ -301,7 +301,11 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
 
 
 def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
-    """A new float32 model with room for sequences of twice ``longest`` tokens, at least 256."""
+    """A new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
+
+    ``longest`` is an expert's; a conversation of a policy that is lost goes on to the last turn.  Room costs nothing:
+    positions are rotary.
+    """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -310,7 +314,7 @@ def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: 
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.hidden // shape.heads,
-        max_position_embeddings=max(256, 2 ** math.ceil(math.log2(2 * longest))),
+        max_position_embeddings=max(1024, 2 ** math.ceil(math.log2(8 * longest))),
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         attention_dropout=0.0,

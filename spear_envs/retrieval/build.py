@@ -24,13 +24,14 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.processes import hold_folder
 from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.dense import DenseRetriever, read_type
+from spear_envs.retrieval.dense import DenseRetriever
 from spear_envs.retrieval.encoders import EXPORT_FILES, TorchEncoder, export_onnx
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, IndexType
 from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, Part, write_manifest
 from spear_envs.retrieval.models import EncoderSpec
 from spear_envs.retrieval.plan import choose_type, require_memory
 from spear_envs.retrieval.progress import Progress
+from spear_envs.retrieval.vector_index import read_type
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
 __all__ = [
@@ -170,6 +171,7 @@ def assemble_index(
 
     faiss.omp_set_num_threads(build.processes)
     index = kind.make(vectors.dimension, build.ef_construction)
+    kind.reserve(index, vectors.rows)
     if size := kind.training_vectors(vectors.rows):
         on_progress("train", 0, vectors.rows)
         index.train(vectors.sample(size, build.seed))

@@ -88,12 +88,17 @@ class IndexType:
         """Whether the exact vectors are kept for a second look."""
         return self.code is Code.PQ
 
+    @property
+    def _mean_links(self) -> float:
+        """Of a vector in an HNSW graph: those of the lowest level, and of higher ones, which few reach."""
+        return 2 * self.links + self.links / (self.links - 1)
+
     def vector_bytes(self, dimension: int) -> float:
         """Bytes of the index for each vector, checked against files of faiss."""
         coded = {Code.FLAT: 4 * dimension, Code.SQ8: dimension, Code.PQ: self.parts}[self.code]
         if self.family is Family.HNSW:
-            # Links of the lowest level, those of the few vectors on higher ones, and where each vector's begin.
-            return coded + 4 * (2 * self.links + self.links / (self.links - 1)) + 12
+            # Links, the highest level, and where the links begin.
+            return coded + 4 * self._mean_links + 12
         return coded + (8 if self.family is Family.IVF else 0)
 
     def index_bytes(self, rows: int, dimension: int) -> float:
@@ -121,7 +126,8 @@ class IndexType:
         if self.family is Family.FLAT:
             return faiss.IndexFlatIP(dimension)
         if self.family is Family.IVF:
-            code = f"PQ{self.parts}" if self.code is Code.PQ else {"flat": "Flat", "sq8": "SQ8"}[self.code.value]
+            # "np": no order of the codes for a search by Hamming distance, which takes minutes and is not used here.
+            code = f"PQ{self.parts}np" if self.code is Code.PQ else {"flat": "Flat", "sq8": "SQ8"}[self.code.value]
             return faiss.index_factory(dimension, f"IVF{self.lists},{code}", metric)
         index: Any
         if self.code is Code.FLAT:
@@ -130,6 +136,27 @@ class IndexType:
             index = faiss.IndexHNSWSQ(dimension, quantizers.QT_8bit, self.links, metric)
         index.hnsw.efConstruction = ef_construction
         return index
+
+    def reserve(self, index: Any, rows: int) -> None:
+        """Give an empty index of this type the memory of all its vectors at once.
+
+        An array that grows is copied, and for a moment there are two of it. Lists of an IVF index stay as they are:
+        each is small, and how long it will be is not known.
+        """
+        import faiss
+
+        if self.family is Family.IVF:
+            return
+        storage = faiss.downcast_index(index.storage) if self.family is Family.HNSW else index
+        arrays = [(storage.codes, rows * storage.code_size)]
+        if self.family is Family.HNSW:
+            # Levels are drawn by chance: a hundredth more than the mean, and some for a small graph.
+            links = math.ceil(1.01 * rows * self._mean_links) + 100 * self.links
+            arrays += [(index.hnsw.neighbors, links), (index.hnsw.offsets, rows + 1), (index.hnsw.levels, rows)]
+        for array, size in arrays:
+            old = array.size()
+            array.resize(size)
+            array.resize(old)  # the memory stays
 
 
 def parse_type(name: str) -> IndexType:

@@ -90,10 +90,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         BertModel(config).save_pretrained(base)
     BertTokenizerFast(str(base / "vocab.txt")).save_pretrained(base)
-    modules = sentence_transformers.models
-    transformer = modules.Transformer(str(base), max_seq_length=64)
-    pooling = modules.Pooling(DIMENSION, pooling_mode="mean")
-    sentence_transformers.SentenceTransformer(modules=[transformer, pooling], device="cpu").save(str(model))
+    # A folder without modules of its own gets mean pooling.
+    encoder = sentence_transformers.SentenceTransformer(str(base), device="cpu")
+    encoder.max_seq_length = 64
+    encoder.save(str(model))
     return model
 
 

@@ -34,7 +34,7 @@ def find_exactly(corpus: Corpus, tiny_model: Path, tiny_export: Path) -> np.ndar
     return encoder.encode_queries(QUERIES) @ encoder.encode_passages(list(corpus.texts())).T
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw8-sq8", "ivf4-flat", "ivf4-sq8", "ivf-pq16"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "hnsw8-sq8", "ivf4-flat", "ivf4-sq8", "ivf4-pq8"])
 def test_every_type_finds_what_is_near(
     kind: str, make_corpus: MakeCorpus, build_index: Build, tiny_model: Path, tiny_export: Path
 ) -> None:

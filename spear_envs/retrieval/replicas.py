@@ -14,6 +14,7 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.searcher import LocalSearcher
 from spear_envs.retrieval.server import RetrievalService, ServiceSettings, make_app
+from spear_envs.retrieval.serving import spare_collections
 from spear_envs.retrieval.source import Source
 
 __all__ = ["Replicas", "make_deployment", "serve_replicas"]
@@ -44,6 +45,7 @@ def make_deployment(replicas: Replicas) -> Any:
     def build_app() -> Any:
         # In the replica: what cannot be opened fails the deployment with its own sentence.
         opened = replicas.source.open()
+        spare_collections()
         return make_app(RetrievalService(lambda: opened, replicas.settings), lambda _: None)
 
     deployment = serve.deployment(

@@ -194,7 +194,7 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
     app.add_exception_handler(405, _explain_method)
     app.add_exception_handler(500, _explain_bug)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         status, content = service.describe()
         headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
@@ -209,12 +209,17 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
+    chunks, size, is_more = [], 0, True
+    while is_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGoneError
+        chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
             raise BadRequestError(f"the body has more than {limit} bytes: send fewer queries in one request.")
         chunks.append(chunk)
+        is_more = message.get("more_body", False)
     return b"".join(chunks)
 
 

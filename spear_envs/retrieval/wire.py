@@ -39,6 +39,9 @@ class RequestLimits:
     """Of one query."""
     body_bytes: int = 64 << 20
     """More than 512 queries of 8,192 characters can take, whichever way JSON writes them."""
+    separators: int = 200_000
+    """Commas and opening brackets in the body, those of the queries' text included. Each may make an object when JSON
+    is read, which stops all other requests; 512 queries of 8,192 characters of prose have fewer."""
 
 
 class BadRequestError(Exception):
@@ -67,10 +70,20 @@ def read_request(body: bytes, limits: RequestLimits) -> Query:
     Raises:
         BadRequestError: it is not that; the message names the field, its value and the limit.
     """
+    separators = sum(map(body.count, (b",", b"[", b"{")))
+    if separators > limits.separators:
+        raise BadRequestError(
+            f"the body has {separators} commas and opening brackets; at most {limits.separators} are allowed. "
+            "Send fewer queries in one request."
+        )
     try:
         data = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadRequestError(f"the body is not JSON: {error}.") from None
+    except RecursionError:
+        raise BadRequestError("the body is not JSON that can be read: it is nested too deeply.") from None
+    except ValueError:
+        raise BadRequestError("the body is not JSON that can be read: a number in it has too many digits.") from None
     if not isinstance(data, dict):
         raise BadRequestError(f"the body must be a JSON object, not {_name_type(data)}.")
     return Query(_read_queries(data, limits), _read_topk(data, limits), _read_return_scores(data))

@@ -7,6 +7,7 @@ import gc
 import http.client
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def ask(url: str, body: Any, method: str = "POST", path: str = "/retrieve", **he
     finally:
         connection.close()
     is_json = response.headers.get("content-type") == "application/json"
-    return response.status, json.loads(content) if is_json else content.decode(), response.headers
+    return response.status, json.loads(content) if is_json and content else content.decode(), response.headers
 
 
 def ids(row: list[dict[str, Any]]) -> list[str]:
@@ -203,6 +204,7 @@ class TestOtherAnswers:
         assert status == 200 and (health["status"], health["passages"]) == ("ok", 72)
         assert health["retriever"]["kind"] == "bm25" and len(health["fingerprint"]) == 64
         assert health["limits"]["pending"] == 4096
+        assert ask(url, None, "HEAD", "/health")[0] == 200  # how some load balancers ask
 
     def test_a_body_larger_than_any_request_is_refused_while_it_comes(self) -> None:
         limits = RequestLimits(body_bytes=10_000)
@@ -252,6 +254,19 @@ class TestOtherAnswers:
             assert first.result()[0] == 200
             (bad, answer, _), (good, _, _) = (future.result() for future in futures)
             assert (bad, good) == (500, 200) and "RuntimeError: the retriever choked" in answer["detail"]
+
+    def test_callers_that_hang_up_in_their_body_are_no_errors(self, caplog: pytest.LogCaptureFixture) -> None:
+        service = make_service(ScriptedRetriever())
+        with run_service(service) as base:
+            parts = urlsplit(base)
+            for reset in (False, True):
+                with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
+                    caller.sendall(b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"query": ')
+                    if reset:
+                        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            wait_until(lambda: service.tally.answers[499] == 2)
+            assert ask(base, {"query": "1"})[0] == 200
+        assert not caplog.records
 
     def test_callers_that_hang_up_are_not_computed(self) -> None:
         retriever = ScriptedRetriever()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -25,8 +26,14 @@ from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.searcher import RetrieverFault
-from spear_envs.retrieval.serving import bind_socket, is_loopback
-from tests.spear_envs.retrieval.service import make_documents, run_command, write_corpus
+from spear_envs.retrieval.serving import bind_socket, is_loopback, serve
+from tests.spear_envs.retrieval.service import (
+    ScriptedRetriever,
+    make_documents,
+    make_service,
+    run_command,
+    write_corpus,
+)
 
 
 @pytest.fixture
@@ -189,6 +196,20 @@ def test_a_server_killed_during_a_request_is_a_fault_and_its_successor_answers(c
     with run_command("--corpus", corpus, "--port", str(port)):
         waiting.join(30)
     assert answers == ["d10"]
+
+
+def test_what_is_loaded_is_in_no_garbage_collection() -> None:
+    before, found = gc.get_freeze_count(), []
+
+    def stop() -> None:
+        found.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        serve(make_service(ScriptedRetriever()), bind_socket("127.0.0.1", 0), stop)
+    finally:
+        gc.unfreeze()
+    assert found[0] > before
 
 
 def test_a_server_that_hangs_is_a_timeout(corpus: str) -> None:

@@ -37,6 +37,8 @@ def test_both_forms_and_defaults() -> None:
     assert read({"queries": ["a", "b"]}) == Query(("a", "b"), 3, False)
     assert read({"query": "a", "topk": None, "return_scores": True, "user": 1}) == Query(("a",), 3, True)
     assert read({"queries": ["x" * 8192] * 512, "topk": 100}).topk == 100
+    prose = "When it had rained for days, and nobody came [1], who was it that said so? "
+    assert len(read({"queries": [(prose * 110)[:8192]] * 512}).queries) == 512
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,11 @@ def test_both_forms_and_defaults() -> None:
         (b'{"queries": ["city"', ["not JSON"]),
         (b"\xff\xfe\xfd", ["not JSON"]),
         (b"[" * 100_000, ["not JSON"]),
-        (b'{"query": "a", "topk": ' + b"9" * 10_000 + b"}", ["not JSON"]),
+        (b'{"query": "a", "topk": ' + b"9" * 10_000 + b"}", ["not JSON", "too many digits"]),
+        (
+            b'{"query": "a", "rest": [' + b"[]," * 100_000 + b"[]]}",
+            ["200004 commas", "at most 200000", "fewer queries"],
+        ),
         (["city"], ["JSON object", "a list"]),
         ({}, ["'queries'", "'query'", "neither"]),
         ({"query": "a", "queries": ["a"]}, ["exactly one", "both"]),

@@ -1,19 +1,23 @@
-"""Progress bars of transfers, checks, unpacking and builds."""
+"""Progress of transfers, checks, unpacking and builds: bars on a terminal, elsewhere lines."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn
+    from rich.progress import ProgressColumn, Task
 
-__all__ = ["Show", "show_bytes", "show_phases"]
+__all__ = ["Show", "format_seconds", "show_bytes", "show_phases", "show_rows"]
 
 Show = Callable[[str, int, "int | None"], None]
 """Hears what is being done, how much of it is done, and of how much (None: not known)."""
+
+LINE_SECONDS = 10.0
 
 
 @contextmanager
@@ -33,6 +37,35 @@ def show_phases(console: Console) -> AbstractContextManager[Show]:
     from rich.progress import TaskProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 
     return _show(console, TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(), in_turn=True)
+
+
+@contextmanager
+def show_rows(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """A bar for each kind of work, elsewhere a line now and then; with amount, rate and time left."""
+    stages: dict[str, _Stage] = {}
+    if console.is_terminal:
+        from rich.progress import ProgressColumn
+        from rich.text import Text
+
+        class Amount(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                stage = stages.setdefault(task.description, _Stage(0.0, int(task.completed)))
+                total = None if task.total is None else int(task.total)
+                seconds = task.finished_time or task.elapsed or 0.0
+                return Text(stage.describe(int(task.completed), total, seconds))
+
+        with _show(console, Amount()) as show:
+            yield show
+        return
+
+    def say(what: str, done: int, total: int | None) -> None:
+        now = clock()
+        stage = stages.setdefault(what, _Stage(now, done))
+        if done == total or now - stage.said >= LINE_SECONDS:
+            stage.said = now
+            console.print(f"{what}: {stage.describe(done, total, now)}", soft_wrap=True, markup=False, highlight=False)
+
+    yield say
 
 
 @contextmanager
@@ -57,7 +90,34 @@ def _show(console: Console, *figures: ProgressColumn, transient: bool = False, i
             if what not in tasks:
                 for task in progress.tasks if in_turn else ():  # what came before is done
                     progress.update(task.id, total=task.completed or 1, completed=task.completed or 1)
-                tasks[what] = progress.add_task(what, total=total)
+                tasks[what] = progress.add_task(what, total=total, completed=done)
             progress.update(tasks[what], completed=done, total=total)
 
         yield draw
+
+
+@dataclass
+class _Stage:
+    """Rows of one kind of work, counted from where this run began: an earlier one may have done some."""
+
+    began: float
+    first: int
+    said: float = float("-inf")
+
+    def describe(self, done: int, total: int | None, now: float) -> str:
+        """``1,000 of 13,481 (35/s, 6 min left)``."""
+        text = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+        rate = (done - self.first) / (now - self.began) if now > self.began else 0.0
+        if rate <= 0:
+            return text
+        left = f", {format_seconds((total - done) / rate)} left" if total is not None and done < total else ""
+        return f"{text} ({rate:,.0f}/s{left})" if rate >= 10 else f"{text} ({rate:.1f}/s{left})"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people: seconds, minutes, hours or days."""
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < limit:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "s" else f"{value:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -22,6 +22,7 @@ import numpy as np
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
 from spear_envs.data.processes import hold_folder
+from spear_envs.data.progress import Show
 from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.dense import DenseRetriever
@@ -30,7 +31,6 @@ from spear_envs.retrieval.kinds import EF_CONSTRUCTION, IndexType
 from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, POSTINGS, Part, write_manifest
 from spear_envs.retrieval.models import EncoderSpec
 from spear_envs.retrieval.plan import choose_type, require_memory
-from spear_envs.retrieval.progress import Progress
 from spear_envs.retrieval.vector_index import read_type
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
@@ -49,11 +49,11 @@ ADDED_ROWS = 1_000
 """Vectors that are added together: a large graph takes seconds for so many, and progress should be seen."""
 
 
-def _ignore(what: str, done: int, total: int) -> None:
+def _ignore(what: str, done: int, total: int | None) -> None:
     pass
 
 
-def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: Progress = _ignore) -> None:
+def build_bm25(corpus: Corpus, index: Path, *, processes: int = 2, on_progress: Show = _ignore) -> None:
     """Build the part ``bm25`` of an index folder.
 
     Raises:
@@ -94,7 +94,7 @@ class DenseBuild:
     """Of the sample that codes and lists are fitted to."""
 
 
-def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Progress = _ignore) -> None:
+def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: Show = _ignore) -> None:
     """Build the part ``dense`` of an index folder, and see that passages find themselves in it.
 
     Raises:
@@ -136,7 +136,7 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
         shutil.rmtree(work)
 
 
-def _encode(corpus: Corpus, build: DenseBuild, work: Path, by_torch: bool, on_progress: Progress) -> VectorFiles:
+def _encode(corpus: Corpus, build: DenseBuild, work: Path, by_torch: bool, on_progress: Show) -> VectorFiles:
     if by_torch or build.device != "cpu":
         source = EncoderSource(build.model, build.spec, exported=False, device=build.device)
     else:
@@ -164,7 +164,7 @@ def _adopt_index(path: Path, target: Path) -> IndexType:
 
 
 def assemble_index(
-    vectors: VectorFiles, kind: IndexType, folder: Path, build: DenseBuild, *, on_progress: Progress = _ignore
+    vectors: VectorFiles, kind: IndexType, folder: Path, build: DenseBuild, *, on_progress: Show = _ignore
 ) -> None:
     """Make the faiss index of finished vectors in ``folder``; memory holds the index, a shard and a training sample."""
     import faiss

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.progress import Show, format_seconds, show_rows
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.kinds import EF_CONSTRUCTION, EXAMPLES, parse_type
@@ -28,7 +29,6 @@ from spear_envs.retrieval.plan import (
     find_memory,
     is_possible,
 )
-from spear_envs.retrieval.progress import Progress, format_seconds, show_rows
 
 __all__ = ["index"]
 
@@ -231,7 +231,7 @@ def plan(
         _say(console, f"With {format_bytes(limit)} of memory no graph can be built: --type bm25.")
 
 
-def _open_corpus(path: Path, report: Progress) -> Corpus:
+def _open_corpus(path: Path, report: Show) -> Corpus:
     size = path.stat().st_size if path.is_file() else 0
     return Corpus.open(path, on_lines=lambda lines, place: report("read corpus (bytes)", place, size))
 

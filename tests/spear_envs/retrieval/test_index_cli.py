@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.progress import show_rows
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.index_cli import index
-from spear_envs.retrieval.progress import show_rows
 
 MakeCorpus = Callable[..., Corpus]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.progress import format_seconds
 from spear_envs.retrieval.kinds import Code, Family, IndexType, parse_type
 from spear_envs.retrieval.plan import PLANNED, choose_type, estimate_index, find_memory, is_possible, require_memory
-from spear_envs.retrieval.progress import format_seconds
 
 
 @pytest.mark.parametrize("name", ["flat", "hnsw", "hnsw8", "hnsw64-sq8", "ivf-flat", "ivf16-sq8", "ivf1024-pq96"])

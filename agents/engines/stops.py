@@ -7,6 +7,8 @@ from typing import Protocol
 
 _SPARE = 4
 """Tokens looked at beside those that a stop string can have, since some tokens have no text."""
+_CHARACTER = 4
+"""Bytes of a character at most. Where a window begins within one, some tokenizers show no character that follows it."""
 
 
 class Decoder(Protocol):
@@ -46,8 +48,14 @@ class StopFinder:
             may_end = self._may_end[last] = "\ufffd" in piece or not self._ends.isdisjoint(piece)
         if not may_end:
             return False
-        text = self._tokenizer.decode(list(token_ids[-self._window :]), skip_special_tokens=False)
-        return any(string in text for string in self._strings)
+        for further in range(_CHARACTER):
+            window = list(token_ids[-self._window - further :])
+            text = self._tokenizer.decode(window, skip_special_tokens=False)
+            if any(string in text for string in self._strings):
+                return True
+            if len(window) == len(token_ids) or "\ufffd" not in text:
+                return False
+        return False
 
 
 def cut_at_stop(text: str, strings: Sequence[str]) -> tuple[str, bool]:

@@ -59,3 +59,22 @@ def test_no_strings_never_stop() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         Sampling(stop_strings=("</search>", ""))
+
+
+class BytePieces:
+    """Shows a run of bytes as U+FFFD throughout if any of it is broken, as tokenizers with byte fallback do."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        try:
+            return bytes(token_ids).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(token_ids)
+
+
+@given(st.lists(st.sampled_from(["。終", "わり", "é", "😀", "x"])))
+def test_a_stop_string_beyond_ascii_is_found(parts: list[str]) -> None:
+    text = "".join([*parts, "。終わり"])
+    ids = list(text.encode())
+    finder = StopFinder(BytePieces(), ("。終わり",))
+    reached = next(n for n in range(1, len(ids) + 1) if finder.is_reached(ids[:n]))
+    assert bytes(ids[:reached]).decode() == cut_at_stop(text, ("。終わり",))[0]

@@ -101,7 +101,8 @@ def open_benchmark(dataset: str, split: str, panel: int | None = None) -> Questi
             if not found.is_file():
                 what = "train" if dataset == TRAINING else "questions"
                 raise SpearError(f"{found} is not there: 'spear data get search {what}' fetches it.")
-            groups.append(list(read_questions(found, path.split("/")[1] if path.startswith("flashrag/") else dataset)))
+            # Files to train on are of several benchmarks, and their rows say of which.
+            groups.append(list(read_questions(found, None if dataset == TRAINING else path.split("/")[1])))
         name = dataset
     else:
         groups.append(list(read_questions(Path(dataset))))

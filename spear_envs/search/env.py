@@ -19,6 +19,7 @@ from spear_envs.search.grammar import (
     ResponseKind,
     SearchParser,
     find_peer_action,
+    mend_text,
     read_action,
     render_information,
     write_action,
@@ -31,6 +32,7 @@ from spear_envs.search.opening import (
     list_texts,
     open_searcher,
     open_tasks,
+    read_path,
 )
 from spear_envs.search.prompts import LAST_TURN, compress_observation, make_templates
 
@@ -126,7 +128,7 @@ class SearchR1Env(SpearEnv[str]):
             _require_number("panel", panel, 1)
         if preset is not None:
             choose_member(Preset, preset, "preset")
-        name = os.fspath(dataset)
+        name = read_path("dataset", dataset)
         parser = SearchParser(choose_member(ResponseFormat, response_format, "response_format"))
         self.outcome = choose_member(Outcome, outcome, "outcome")
         self.history = history
@@ -134,7 +136,12 @@ class SearchR1Env(SpearEnv[str]):
         self.dataset = name
         self.splits = find_splits(name)
         tasks = open_tasks(name, split, panel)
-        self.searcher = open_searcher(retriever, corpus, index, name)
+        self.searcher = open_searcher(
+            retriever,
+            None if corpus is None else read_path("corpus", corpus),
+            None if index is None else read_path("index", index),
+            name,
+        )
         super().__init__(
             tasks,
             max_turns=(4 if preset else MAX_TURNS) if max_turns is None else max_turns,
@@ -177,9 +184,7 @@ class SearchR1Env(SpearEnv[str]):
             self._found = []
             told = f"The query has {len(content):,} characters, and at most {MAX_QUERY:,} are searched: ask for less."
             return ActionResult(False, message=self._warn(told), details=self._details())
-        # Lone surrogates cannot be sent; a model that writes them gets no hit for them either way.
-        query = content.encode("utf-8", "replace").decode("utf-8")
-        documents = self.searcher.search(query, self.topk)
+        documents = self.searcher.search(mend_text(content), self.topk)
         self._asked.append(content)
         self._found = [str(document["id"]) for document in documents]
         self._seen.update(dict.fromkeys(self._found))

@@ -17,9 +17,11 @@ __all__ = [
     "ResponseKind",
     "SearchParser",
     "find_peer_action",
+    "mend_text",
     "neutralize_tags",
     "parse_response",
     "read_action",
+    "read_content",
     "render_information",
     "take_out",
     "write_action",
@@ -89,17 +91,23 @@ def parse_response(text: str, *, needs_thought: bool = True) -> Parsed:
         return refuse(_explain_lack(text, thoughts))
     start, kind = min(starts)
     begin, end = f"<{kind.value}>", f"</{kind.value}>"
-    content, closed, behind = rest[start + len(begin) :].partition(end)
+    written, closed, behind = rest[start + len(begin) :].partition(end)
     if not closed:
         return refuse(f"The {begin} is never closed by {end}.")
-    content = content.replace(_THOUGHT, "").replace(_OPEN, "").strip()
-    if _TAG.search(content):
+    content = read_content(written)
+    if content is None:
         return refuse(f"Another tag stands between {begin} and {end}.")
     if not content:
         return refuse(f"There is nothing between {begin} and {end}.")
     front = rest[:start].strip()
     thought_ok = (front == _THOUGHT and len(thoughts) == 1) or not (needs_thought or front or thoughts)
     return Parsed(kind, content, thought_ok and not invented and not behind.strip(), "", think)
+
+
+def read_content(written: str) -> str | None:
+    """The content of an action, of a text that :func:`take_out` went over; None if it holds a reserved tag."""
+    content = written.replace(_THOUGHT, "").replace(_OPEN, "").strip()
+    return None if _TAG.search(content) else content
 
 
 def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
@@ -217,6 +225,11 @@ class SearchParser:
         return f"<think>{think}</think>{action}" if self.response_format is ResponseFormat.TAGS else action
 
 
+def mend_text(text: str) -> str:
+    """The text with ``?`` for each half of a surrogate pair: JSON may escape one alone, and tokenizers refuse it."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def neutralize_tags(text: str) -> str:
     """The text with its reserved tags in square brackets, so that they mean nothing; as long as before."""
     return _TAG.sub(lambda tag: f"[{tag[0][1:-1]}]", text) if "<" in text else text
@@ -238,35 +251,34 @@ def render_information(documents: Sequence[Mapping[str, Any]], limit: int, measu
     for number, document in enumerate(documents, 1):
         title, _, text = str(document["contents"]).partition("\n")
         lines.append(f"Doc {number}(Title: {title}) {text}\n")
-    body = neutralize_tags("".join(lines)).strip() or NO_PASSAGE
+    body = neutralize_tags(mend_text("".join(lines))).strip() or NO_PASSAGE
     return f"{_OPEN}{_cut(body, limit, measure)}{_CLOSE}"
 
 
 def _cut(body: str, limit: int, measure: Callable[[str], int]) -> str:
     """The longest beginning of ``body`` that stays within ``limit`` between its tags."""
 
-    def count(length: int) -> int:
-        return measure(f"{_OPEN}{body[:length]}{_CLOSE}")
+    def count(text: str) -> int:
+        return measure(f"{_OPEN}{text}{_CLOSE}")
 
     high = max(limit, 1)  # units are no shorter than characters as a rule, so begin there and double
-    while high < len(body) and count(high) <= limit:
+    while high < len(body) and count(body[:high]) <= limit:
         high *= 2
     if high >= len(body):
         high = len(body)
-        if count(high) <= limit:
+        if count(body) <= limit:
             return body
     low = 0
     while high - low > 1:
         middle = (low + high) // 2
-        if count(middle) <= limit:
+        if count(body[:middle]) <= limit:
             low = middle
         else:
             high = middle
-    # Tokens depend on what follows, so a shorter text may have more of them: the search is right only nearly.
-    while low and count(low) > limit:
-        low -= 1
+    longest = body[:low]
+    shorter = [longest.rstrip()]
     if not body[low : low + 1].isspace():
-        blank = max(body.rfind(" ", 0, low), body.rfind("\n", 0, low))
-        if blank > 0 and count(len(body[:blank].rstrip())) >= limit - _SLACK:
-            low = blank
-    return body[:low].rstrip()
+        blank = max(longest.rfind(" "), longest.rfind("\n"))
+        shorter.insert(0, longest[: max(blank, 0)].rstrip())
+    # Tokens depend on what follows, so a shorter text may have more of them.
+    return next((text for text in shorter if text and limit - _SLACK <= count(text) <= limit), longest)

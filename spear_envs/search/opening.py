@@ -11,16 +11,28 @@ from typing import TypeAlias
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
 from spear_envs.retrieval.searcher import LocalSearcher, Searcher
-from spear_envs.search.benchmarks import ALL, DATASETS, list_splits, open_benchmark
+from spear_envs.search.benchmarks import ALL, DATASETS, list_splits, locate_file, open_benchmark
 from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
-__all__ = ["EMBEDDED", "MINI", "RetrieverChoice", "find_splits", "list_texts", "open_searcher", "open_tasks"]
+__all__ = [
+    "EMBEDDED",
+    "MINI",
+    "RetrieverChoice",
+    "find_splits",
+    "list_texts",
+    "open_searcher",
+    "open_tasks",
+    "read_path",
+]
 
 MINI = "mini"
 EMBEDDED = {MINI: "standard", "mini-small": "small"}
 """Embedded data sets, and the size of the knowledge base behind each."""
 KINDS = ("bm25", "dense", "hybrid")
+
+FileState: TypeAlias = "tuple[tuple[str, tuple[int, int] | None], ...]"
+"""Paths with size and time of change: what was opened is kept for as long as they stay the same."""
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
 """``"bm25"``, ``"dense"``, ``"hybrid"``, the address of a retrieval service or several, or a searcher."""
@@ -68,11 +80,16 @@ def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> Tas
     """
     splits = find_splits(dataset)
     chosen = check_split(splits[0] if split is None else split, splits)
-    return _open_tasks(os.path.abspath(dataset) if _is_file(dataset) else dataset, chosen, panel)
+    if _is_file(dataset):
+        dataset = os.path.abspath(dataset)
+        files = [Path(dataset)]
+    else:
+        files = [locate_file(path) for path in DATASETS[dataset][chosen]] if dataset in DATASETS else []
+    return _open_tasks(dataset, chosen, panel, _look_at(files))
 
 
 @lru_cache(maxsize=16)
-def _open_tasks(dataset: str, split: str, panel: int | None) -> TaskSet:
+def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) -> TaskSet:
     if dataset not in EMBEDDED:
         return open_benchmark(dataset, split, panel)
     if panel is not None:
@@ -88,6 +105,27 @@ def _open_tasks(dataset: str, split: str, panel: int | None) -> TaskSet:
         for asked in _build(dataset).questions[split]
     )
     return QuestionTaskSet(dataset, split, questions)
+
+
+def read_path(keyword: str, value: object) -> str:
+    """A path, or a name in the place of one, as text.
+
+    Raises:
+        SpearError: it is of another type.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise SpearError(f"{keyword}={value!r} is not valid: give a path.")
+    return value
+
+
+def _look_at(paths: Sequence[Path]) -> FileState:
+    """What changes when a file is written to, or another one lies in its place."""
+    found = (path.stat() if path.exists() else None for path in paths)
+    return tuple(
+        (str(path), stat and (stat.st_size, stat.st_mtime_ns)) for path, stat in zip(paths, found, strict=True)
+    )
 
 
 def _is_file(dataset: str) -> bool:
@@ -127,7 +165,8 @@ def open_searcher(
             )
         path = None if corpus is None else os.path.abspath(corpus)
         folder = None if index is None else os.path.abspath(index)
-        return _open_local(retriever, path, folder, dataset if corpus is None else "")
+        state = _look_at([Path(file) for file in (path, folder) if file is not None])
+        return _open_local(retriever, path, folder, dataset if corpus is None else "", state)
     elif _is_url(retriever):
         served, retriever = True, (retriever,)
     else:
@@ -146,7 +185,7 @@ def _is_url(value: object) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str) -> Searcher:
+def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Searcher:
     # Late: dense retrievers are heavy, and a client needs none of it.
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.opening import open_retriever

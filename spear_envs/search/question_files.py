@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ ANSWER_SPLIT = "<|answer_split|>"
 """Stands between the gold answers in DeepResearcher's files."""
 _QUESTION_MARK = "Question:"
 """The question is what stands behind the last of these in a prompt."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can escape one alone, but no tokenizer takes it."""
 _ROWS = 1_024
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}
 
@@ -59,9 +62,12 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
             golds = _clean(_find_golds(row))
             if not golds:
                 raise _MalformedError("it has no gold answer")
+            question = _find_question(row)
+            if _SURROGATE.search(" ".join((question, *golds))):
+                raise _MalformedError("it holds half of a surrogate pair")
             yield RawQuestion(
                 str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
-                _find_question(row),
+                question,
                 golds,
                 benchmark or _find_benchmark(row) or path.name.partition(".")[0],
             )
@@ -103,7 +109,7 @@ def _read_parquet(path: Path) -> Iterator[Any]:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS):
                 yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from spear_envs.core.errors import SpearError
 from spear_envs.search.grading import exact_match, f1_score
-from spear_envs.search.grammar import take_out
+from spear_envs.search.grammar import read_content, take_out
 
 __all__ = ["find_answer", "grade_transcript"]
 
@@ -22,11 +23,19 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
 
     Args:
         messages: each with ``role`` and ``content``, in order.
+
+    Raises:
+        SpearError: a message is of another form.
     """
-    for message in messages:
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise SpearError(f'message {number} is none: give {{"role": "assistant", "content": "…"}}.')
         if message["role"] != "assistant":
             continue
-        rest, _ = take_out(message["content"], "think", preopened=True)
+        written = message.get("content")
+        if not isinstance(written, str):
+            raise SpearError(f"message {number} has no text under 'content': join the texts of its parts.")
+        rest, _ = take_out(written, "think", preopened=True)
         rest, _ = take_out(rest, "information", preopened=False)
         position = 0
         for opened in _OPENED.finditer(rest):
@@ -36,7 +45,7 @@ def find_answer(messages: Sequence[Mapping[str, str]]) -> str | None:
             closing = rest.find(end, opened.end())
             if closing < 0:
                 break
-            content = rest[opened.end() : closing].strip()
+            content = read_content(rest[opened.end() : closing])
             if opened[1] == "answer" and content:
                 return content
             position = closing + len(end)

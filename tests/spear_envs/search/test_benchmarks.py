@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
@@ -108,6 +109,8 @@ def test_parquet_files_of_others(tmp_path: Path, row: dict[str, Any], expected: 
         (b"\xff\xfe\n", "line 1"),
         (b"[" * 100_000, "line 1"),
         (b"<!DOCTYPE html>\n", "line 1"),
+        (b'{"question": "q \\ud800", "golden_answers": ["a"]}\n', "surrogate"),
+        (b'{"question": "q", "golden_answers": ["a", "\\udfff"]}\n', "surrogate"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, content: bytes, words: str) -> None:
@@ -194,6 +197,38 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     tasks = open_tasks(str(path), None)
     assert tasks[0].id == "search/mine/all/00000" and tasks[0].subtask == "mine"
     assert tasks[1].subtask == "nq"
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "mine.jsonl", ROWS)
+    assert open_tasks(str(path), None) is open_tasks(str(path), None)
+    before = open_tasks(str(path), None)
+    write_lines(path, ROWS[:1])
+    assert len(open_tasks(str(path), None)) == 1 < len(before)
+
+
+def test_training_questions_keep_their_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    folder = tmp_path / "search" / "search-r1"
+    folder.mkdir(parents=True)
+    rows = [
+        {"question": f"{name} {i}?", "golden_answers": ["a"], "data_source": name}
+        for name in ("nq", "hotpotqa")
+        for i in range(3)
+    ]
+    write_parquet(folder / "train.parquet", rows)
+    assert {asked.subtask for asked in open_benchmark("nq_hotpotqa", "train").questions} == {"nq", "hotpotqa"}
+    assert len(open_benchmark("nq_hotpotqa", "train", panel=1)) == 2
+
+
+def test_a_parquet_file_with_broken_text_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    offsets = pa.py_buffer(np.array([0, 1], np.int32).tobytes())
+    question = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(b"\xff"))
+    parquet.write_table(pa.table({"question": question, "golden_answers": [["a"]]}), tmp_path / "x.parquet")
+    with pytest.raises(SpearError, match="cannot be read"):
+        list(read_questions(tmp_path / "x.parquet"))
 
 
 def test_the_published_counts_are_those_of_search_r1() -> None:

@@ -206,7 +206,14 @@ def test_a_passage_cannot_end_the_information_and_answer() -> None:
     st.lists(st.text(st.sampled_from("ab \n<>é")) | RESPONSES, max_size=5),
     st.integers(0, 400),
     st.sampled_from(
-        [len, lambda text: len(text.split()), lambda text: (len(text) + 2) // 3, lambda s: len(s.encode())]
+        [
+            len,
+            lambda text: len(text.split()),
+            lambda text: (len(text) + 2) // 3,
+            lambda text: len(text.encode()),
+            # A blank goes with what follows it, so that a text without its last one may have a token more.
+            lambda text: len(re.findall(r"\s</|\s?\w+|.", text, re.DOTALL)),
+        ]
     ),
 )
 def test_a_cut_keeps_both_tags_and_the_budget(contents: list[str], limit: int, measure: Callable[[str], int]) -> None:
@@ -245,3 +252,12 @@ def test_long_passages_are_cut_quickly() -> None:
     start = time.process_time()
     assert len(render_information(long, 2_000)) <= 2_000
     assert time.process_time() - start < 0.5
+
+
+def test_a_run_of_blanks_does_not_leave_the_budget_unused() -> None:
+    shown = render_information(documents("t\n" + "x" * 40 + " " * 300 + "y" * 300), 250)
+    assert 190 <= len(shown) <= 250
+
+
+def test_half_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
+    assert render_information(documents("t\na \ud83d b"), 100) == "<information>Doc 1(Title: t) a ? b</information>"

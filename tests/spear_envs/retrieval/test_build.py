@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -211,6 +212,38 @@ def test_indexes_of_others_are_taken_over(make_corpus: MakeCorpus, build_index: 
         with pytest.raises(SpearError, match=words):
             build_index(corpus, None, f"wrong{number}", adopted=foreign)
         assert not (tmp_path / f"wrong{number}" / "dense").exists()
-    foreign.write_bytes(b"part of a file")
-    with pytest.raises(SpearError, match="cannot be read as a faiss index"):
-        build_index(corpus, None, "broken", adopted=foreign)
+    faiss.write_index(graph, str(foreign))
+    whole = foreign.read_bytes()
+    for number, content in enumerate((b"part of a file", b"", whole[: len(whole) // 2])):  # one part of two, say
+        foreign.write_bytes(content)
+        with pytest.raises(SpearError, match="cannot be read as a faiss index"):
+            build_index(corpus, None, f"broken{number}", adopted=foreign)
+
+
+def test_an_index_on_another_file_system_is_linked_by_name(
+    make_corpus: MakeCorpus, build_index: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(100)
+    own = build_index(corpus, "flat", "own")
+    stored = faiss.read_index(str(own / "dense" / INDEX)).reconstruct_n(0, 100)
+    foreign = tmp_path / "lists.index"
+    lists = faiss.index_factory(32, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+    lists.train(stored)
+    lists.add(stored)
+    faiss.write_index(lists, str(foreign))
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    index = build_index(corpus, None, "adopted", adopted=foreign)
+    assert (index / "dense" / INDEX).is_symlink()
+    retriever = open_retriever("dense", corpus, index, nprobe=4)
+    assert retriever.describe()["index"] == "ivf4-flat"
+    expected = open_retriever("dense", corpus, own)
+    for ours, theirs in zip(retriever.search(["river"], 5), expected.search(["river"], 5), strict=True):
+        # A build rounds to float16 on its way.
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-3)
+    foreign.unlink()
+    with pytest.raises(SpearError, match="is missing from the index"):
+        open_retriever("dense", corpus, index)

@@ -49,6 +49,12 @@ def test_vectors_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path, 
     assert "prefixes 'q: ' and ''" in done.output and "encode: 120 of 120" in done.output
     done = call("check", out, "--corpus", corpus)
     assert done.exit_code == 0 and done.output.count("sound") == 2
+    adopted = tmp_path / "adopted"
+    again = ("--corpus", corpus, "--out", adopted, "--encoder", tiny_model, "--query-prefix", "q: ")
+    done = call("build", *again, "--adopt", out / "dense" / "index.faiss")
+    assert done.exit_code == 0 and "adopted/dense: hnsw8" in done.output.replace("\n", "")
+    done = call("check", adopted, "--corpus", corpus)
+    assert done.exit_code == 0 and "dense: hnsw8" in done.output and "sound" in done.output
     done = call("plan", "--corpus", corpus, "--encoder", tiny_model)
     assert done.exit_code == 0 and "measured here" in done.output and "× 32 dimensions" in done.output
 

@@ -83,7 +83,7 @@ def test_type_that_fits_is_chosen() -> None:
 
 def test_refusal_says_what_is_needed() -> None:
     require_memory(parse_type("hnsw-sq8"), 1_000_000, 384, 2 * 10**9)
-    with pytest.raises(SpearError, match=r"hnsw32 of 1,000,000 vectors .* needs 4\.\d GB .* 2\.0 GB may be used"):
+    with pytest.raises(SpearError, match=r"hnsw32 of 1,000,000 vectors .* needs 2\.3 GB .* 2\.0 GB may be used"):
         require_memory(parse_type("hnsw"), 1_000_000, 384, 2 * 10**9)
 
 

@@ -218,7 +218,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def measure_base(quick: bool) -> Iterator[Figure]:
-    """What making the base costs, and that its expert answers every question in one turn more than it has hops."""
+    """What making the base costs, and that its expert answers all questions, in at most one turn more than hops."""
     rounds = 2 if quick else ROUNDS
     for size in BaseSize:
         made = [measure_cpu(lambda size=size: make_base(0, size, choose_judge)) for _ in range(rounds)]  # type: ignore[misc]
@@ -235,9 +235,9 @@ def measure_base(quick: bool) -> Iterator[Figure]:
                 while not env.done:
                     info = env.step(env.expert_plan()[0])[4]
                     turns += 1
-                won += bool(info["won"]) and turns == len(task.content["gold_passages"]) + 1
+                won += bool(info["won"]) and turns <= len(task.content["gold_passages"]) + 1
                 played += 1
-        name = f"{dataset}: won by the expert in hops + 1 turns, of {played:,}"
+        name = f"{dataset}: won by the expert in at most hops + 1 turns, of {played:,}"
         yield Figure(name, won, "questions", played, at_least=True)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
 __all__ = ["Backoff", "Endpoint", "EndpointRing", "read_urls"]
 
@@ -100,7 +102,13 @@ def _read_url(url: str) -> str:
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+    if "@" in parts.netloc:  # it would stand in every message about this service
+        raise SpearError(
+            f"the address of the service at {parts.hostname} has a name or password in it: take it out, and set "
+            f"{TOKEN_VARIABLE} to the service's token."
+        )
+    is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)
+    if not is_whole or port == 0 or parts.query or parts.fragment:
         raise SpearError(f"{url!r} is no address of a retrieval service: write, for instance, http://127.0.0.1:8000.")
     path = parts.path.rstrip("/").removesuffix("/retrieve").rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"

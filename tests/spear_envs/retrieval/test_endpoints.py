@@ -95,6 +95,9 @@ def test_addresses_may_be_written_in_several_ways(given_urls: str | list[str], r
         "http://a:port",
         "http://a:99999",
         "http://a?b",
+        "http://a b",
+        "http://a b:80",
+        "http://a/b c",
         [],
         [""],
     ],
@@ -102,3 +105,9 @@ def test_addresses_may_be_written_in_several_ways(given_urls: str | list[str], r
 def test_what_is_no_address_is_told_apart(urls: str | list[str]) -> None:
     with pytest.raises(SpearError, match=r"write, for instance, http://127\.0\.0\.1:8000"):
         read_urls(urls)
+
+
+def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
+    with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN") as caught:
+        read_urls("https://user:s3cret@host:80")
+    assert "s3cret" not in str(caught.value) and "host" in str(caught.value)

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,6 +105,7 @@ class TorchEncoder:
             if drawn:
                 logging.enable_progress_bar()
         self._torch = torch
+        self._lock = Lock()  # a tokenizer of transformers fails where two threads pad differently at a time
         self._threads = threads
         self._model.max_seq_length = spec.max_length
         self.spec = spec
@@ -113,7 +115,8 @@ class TorchEncoder:
     def lengths(self, queries: Sequence[str]) -> list[int]:
         """See :class:`Encoder`."""
         texts = _prepare(self.spec.query_prefix, queries, self.spec)
-        found = self._model.tokenizer(texts, truncation=True, max_length=self.spec.max_length)
+        with self._lock:
+            found = self._model.tokenizer(texts, truncation=True, max_length=self.spec.max_length)
         return [len(ids) for ids in found["input_ids"]]
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -129,10 +132,11 @@ class TorchEncoder:
             return np.empty((0, self.dimension), np.float32)
         self._torch.set_num_threads(self._threads)  # counts for the thread that calls
         prepared = _prepare(prefix, texts, self.spec)
-        # An empty prompt, or a default one of the model's would come before our prefix.
-        return _normalize(
-            self._model.encode(prepared, prompt="", batch_size=max(len(prepared), 1), show_progress_bar=False)
-        )
+        with self._lock:
+            # An empty prompt, or a default one of the model's would come before our prefix.
+            return _normalize(
+                self._model.encode(prepared, prompt="", batch_size=len(prepared), show_progress_bar=False)
+            )
 
     def export(self, folder: Path) -> None:
         """See :func:`export_onnx`."""

@@ -49,8 +49,8 @@ ENCODE_SECONDS = 0.035
 """For one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime. E5-base takes some eight times
 that: the cube of the dimension, as layers grow with it."""
 GROWTH = {Family.FLAT: 1.02, Family.HNSW: 1.02, Family.IVF: 1.35}
-"""Memory of a growing index over its size at last. Flat and HNSW take theirs at once; the lists of IVF grow by doubling,
-each by itself (measured: 1.01, 1.01, 1.31)."""
+"""Greatest memory of an index that grows, over its size at last: measured 1.01, 1.01 and 1.31 with 120,000 vectors of
+768 dimensions. Flat and HNSW take theirs at once; the lists of IVF grow by doubling, each by itself."""
 
 
 @dataclass(frozen=True)

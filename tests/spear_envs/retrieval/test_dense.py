@@ -246,3 +246,22 @@ def test_hybrid_fuses_both(make_corpus: MakeCorpus, build_index: Build) -> None:
     assert mapped.describe()["parts"][0]["mapped"] is True
     assert mapped.fingerprint == hybrid.fingerprint
     assert mapped.lengths(["river city"]) == dense.lengths(["river city"])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch cpu"])
+def test_threads_may_share_a_retriever(
+    backend: str, make_corpus: MakeCorpus, build_index: Build, tiny_model: Path
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    corpus = make_corpus(80)
+    index = build_index(corpus, "hnsw8")
+    if backend != "onnxruntime":
+        change_manifest(index, lambda content: content.update(files={INDEX: content["files"][INDEX]}))
+    retriever = open_retriever("dense", corpus, index)
+    assert retriever.describe()["backend"] == backend
+    queries = [f"{query} {number}" for number in range(10) for query in QUERIES]
+    expected = [retriever.search([query], 3) for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda query: (retriever.lengths([query]), retriever.search([query], 3)), queries)
+        assert [hits for _, hits in found] == expected

@@ -54,10 +54,12 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 layout=Layout.CONVERSATION,
                 episodes=1440,
                 noise=0.0,
-                epochs=8,
+                prompt_weight=0.2,
+                renamed=1.0,
+                epochs=24,
                 learning_rate=2e-3,
                 panel_tasks=120,
-                target=0.05,
+                target=0.0,
             ),
         )
     }

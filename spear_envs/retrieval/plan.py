@@ -6,14 +6,13 @@ one core and say no more than an order of magnitude; encoding can be measured on
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.space import format_bytes
-from spear_envs.retrieval.kinds import Code, Family, IndexType, parse_type
+from spear_envs.retrieval.kinds import Family, IndexType, parse_type
 
 __all__ = [
     "PLANNED",
@@ -37,17 +36,21 @@ PROCESS_BYTES = 500 * 10**6
 """Python, faiss, ONNX Runtime and what they keep for reuse."""
 SHARE = 0.9
 """Of the memory that is free: the rest is for others."""
-# CPU seconds for one vector of 384 dimensions in a graph of 100,000, efConstruction 200. They grow with the logarithm
-# of the graph's size, and with the dimension.
-LINK_SECONDS = {Code.FLAT: 1.1e-3, Code.SQ8: 1.1e-3}
+LINK_SECONDS = 0.98e-3
+"""CPU time to link a vector of 384 dimensions into a graph while it grows to 100,000, efConstruction 200, on a busy
+2026 server core (`benchmarks/search_vectors.py`). Codes of a byte take as long, and so do 64 links."""
 LINK_ROWS, LINK_DIMENSION = 100_000, 384
+LINK_ROWS_POWER, LINK_DIMENSION_POWER = 0.28, 1.2
+"""How it grows: fitted to 0.43 ms for 8,000 vectors and 1.53 ms for 500,000, and to 2.3 times as much at 768
+dimensions. Beyond that it is an extrapolation."""
 COMPARE_SECONDS = 1e-10
 """For one dimension of one comparison with a list's centre."""
 TRAINING_ROUNDS = 11
 """Of k-means, and one to assign a vector at last."""
 ENCODE_SECONDS = 0.035
-"""For one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime. E5-base takes some eight times
-that: the cube of the dimension, as layers grow with it."""
+"""CPU time for one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime: measured with 2,500. By other
+models it is assumed to grow with the cube of the dimension: eight times for E5-base, which has twice the layers and
+twice the width."""
 GROWTH = {Family.FLAT: 1.02, Family.HNSW: 1.02, Family.IVF: 1.35}
 """Greatest memory of an index that grows, over its size at last: measured 1.01, 1.01 and 1.31 with 120,000 vectors of
 768 dimensions. Flat and HNSW take theirs at once; the lists of IVF grow by doubling, each by itself."""
@@ -79,8 +82,8 @@ def estimate_index(kind: IndexType, rows: int, dimension: int) -> Estimate:
     sample = 4 * dimension * kind.training_vectors(rows)
     seconds = 0.0
     if kind.family is Family.HNSW:
-        size_factor = math.log(max(rows, 2)) / math.log(LINK_ROWS)
-        seconds = rows * LINK_SECONDS[kind.code] * size_factor * dimension / LINK_DIMENSION
+        factor = (rows / LINK_ROWS) ** LINK_ROWS_POWER * (dimension / LINK_DIMENSION) ** LINK_DIMENSION_POWER
+        seconds = rows * LINK_SECONDS * factor
     elif kind.family is Family.IVF:
         compared = rows + TRAINING_ROUNDS * kind.training_vectors(rows)
         seconds = compared * kind.lists * dimension * COMPARE_SECONDS

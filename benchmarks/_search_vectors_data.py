@@ -107,11 +107,12 @@ def build_index(vectors: VectorFiles, kind: str, folder: Path) -> BuildCost:
     build = DenseBuild(type=resolved, model=model, spec=describe_model(model), processes=1)
     said, start = time.monotonic(), time.process_time()
 
-    def say(what: str, done: int, total: int) -> None:
+    def say(what: str, done: int, total: int | None) -> None:
         nonlocal said
         if time.monotonic() > said + 60:
             said = time.monotonic()
-            print(f"  {kind}, {what}: {done:,} of {total:,}, {time.process_time() - start:,.0f} s of CPU", flush=True)
+            seconds = time.process_time() - start
+            print(f"  {kind}, {what}: {done:,} of {total or 0:,}, {seconds:,.0f} s of CPU", flush=True)
 
     assemble_index(vectors, resolved, folder, build, on_progress=say)
     status = Path("/proc/self/status").read_text()

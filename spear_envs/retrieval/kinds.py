@@ -147,7 +147,7 @@ class IndexType:
 
         if self.family is Family.IVF:
             return
-        storage = faiss.downcast_index(index.storage) if self.family is Family.HNSW else index
+        storage: Any = faiss.downcast_index(index.storage) if self.family is Family.HNSW else index
         arrays = [(storage.codes, rows * storage.code_size)]
         if self.family is Family.HNSW:
             # Levels are drawn by chance: a hundredth more than the mean, and some for a small graph.

@@ -48,9 +48,9 @@ COMPARE_SECONDS = 1e-10
 TRAINING_ROUNDS = 11
 """Of k-means, and one to assign a vector at last."""
 ENCODE_SECONDS = 0.035
-"""CPU time for one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime: measured with 2,500. By other
-models it is assumed to grow with the cube of the dimension: eight times for E5-base, which has twice the layers and
-twice the width."""
+"""CPU time for one passage of 100 words by MiniLM (384 dimensions), float32 on ONNX Runtime: measured with 2,500. By
+other models it is assumed to grow with the cube of the dimension: eight times for E5-base, which has twice the layers
+and twice the width."""
 GROWTH = {Family.FLAT: 1.02, Family.HNSW: 1.02, Family.IVF: 1.35}
 """Greatest memory of an index that grows, over its size at last: measured 1.01, 1.01 and 1.31 with 120,000 vectors of
 768 dimensions. Flat and HNSW take theirs at once; the lists of IVF grow by doubling, each by itself."""

@@ -88,6 +88,12 @@ def test_files_are_mapped(name: str, vectors: Vectors, tmp_path: Path) -> None:
     assert (str(tmp_path / "exact") in mapped) == ("pq" in name)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ivf")])
+def test_lists_are_not_read_ahead_by_threads(name: str, vectors: Vectors, tmp_path: Path) -> None:
+    index = write(name, vectors, tmp_path)
+    assert faiss.downcast_InvertedLists(index._index.invlists).prefetch_nthread == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_types_are_told_apart(name: str, vectors: Vectors, tmp_path: Path) -> None:
     kind = write(name, vectors, tmp_path).type

@@ -1,6 +1,6 @@
 """The vectors of a corpus on disk: shards of float16 with a journal, so that days of work survive a kill.
 
-A shard holds the vectors of 10,000 lines. It is written under another name, renamed when the disk has it, and only then
+A shard holds the vectors of 2,000 lines. It is written under another name, renamed when the disk has it, and only then
 written down in the journal with its checksum. What the journal names is never made again; the rest is made anew, from
 the same lines in the same batches, and so with the same bytes.
 """
@@ -27,7 +27,7 @@ from spear_envs.retrieval.models import EncoderSpec
 
 __all__ = ["EncoderSource", "VectorFiles", "encode_corpus"]
 
-SHARD_ROWS = 10_000
+SHARD_ROWS = 2_000
 JOURNAL = "journal.jsonl"
 CPU_BATCH, GPU_BATCH = 32, 256
 """Passages that are encoded together. Of the same length within a window, or nearly so: padding is work, too."""
@@ -72,7 +72,7 @@ class VectorFiles:
     dimension: int
 
     def shards(self) -> Iterator[npt.NDArray[np.float32]]:
-        """The vectors in order, a shard at a time: float32 (at most 10,000, D)."""
+        """The vectors in order, a shard at a time: float32 (at most 2,000, D)."""
         for path in self.paths:
             yield np.fromfile(path, DTYPE).reshape(-1, self.dimension).astype(np.float32)
 
@@ -98,7 +98,7 @@ def encode_corpus(
 ) -> VectorFiles:
     """Encode all passages of a corpus, or what is missing of them.
 
-    Memory is bounded by the texts of some windows of 10,000 lines and one encoder for each process.
+    Memory is bounded by the texts of some windows of 2,000 lines and one encoder for each process.
 
     Args:
         corpus: of which ``contents`` is encoded.

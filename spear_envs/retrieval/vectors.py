@@ -29,7 +29,7 @@ __all__ = ["EncoderSource", "VectorFiles", "encode_corpus"]
 
 SHARD_ROWS = 2_000
 JOURNAL = "journal.jsonl"
-CPU_BATCH, GPU_BATCH = 32, 256
+CPU_BATCH, GPU_BATCH = 32, 64
 """Passages that are encoded together. Of the same length within a window, or nearly so: padding is work, too."""
 DTYPE = np.dtype("<f2")
 

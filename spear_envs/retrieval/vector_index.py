@@ -79,7 +79,8 @@ class VectorIndex:
         elif kind.family is Family.IVF:
             self._index.nprobe = min(nprobe or kind.default_probes, self._index.nlist)
             # By default 32 threads are started for each search to read ahead, which takes longer than most searches.
-            faiss.downcast_InvertedLists(self._index.invlists).prefetch_nthread = 0
+            lists: Any = faiss.downcast_InvertedLists(self._index.invlists)
+            lists.prefetch_nthread = 0
             self.effort = {"nprobe": self._index.nprobe}
         self._threads = threads
         self._exact: npt.NDArray[np.float16] | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["Executor", "FaultKind", "Isolation", "KillReason", "Limits", "Outcome", "RunStatus", "SandboxFault"]
+__all__ = ["Executor", "FaultKind", "Health", "Isolation", "KillReason", "Limits", "Outcome", "RunStatus", "SandboxFault"]
 
 
 class Isolation(Enum):
@@ -135,10 +135,26 @@ class Outcome:
     """Bytes printed, kept or not."""
     truncated: bool
     """Whether more was printed than kept."""
-    level: Isolation
+    level: Isolation | None
+    """None where the server does not say it, as SandboxFusion."""
     reason: KillReason = KillReason.NONE
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The files asked for that exist, are regular, lie below the working folder and hold at most 1 MiB."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How an executor is now."""
+
+    level: Isolation
+    features: Mapping[str, bool]
+    """What stands behind the level: userns, pidns, netns, seccomp, landlock, cgroup."""
+    zygotes: int
+    """Warm interpreters that live."""
+    restarts: int
+    """Warm interpreters started in the place of dead ones."""
+    ok: bool
+    """Whether runs can be started."""
 
 
 class Executor(Protocol):

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from sandbox.urls import Rotation, read_urls
-from sandbox.wire import TOKEN_VARIABLE, BadReplyError, BadRequestError, check_name, read_reply, write_request
+from sandbox.wire import (
+    TOKEN_VARIABLE,
+    BadReplyError,
+    BadRequestError,
+    RunRequest,
+    check_name,
+    read_reply,
+    write_request,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -105,8 +113,16 @@ class HttpExecutor:
             except BadRequestError as error:
                 raise ValueError(str(error)) from None
         wanted = limits or self.limits
-        body = write_request(code, stdin, files or {}, fetch_files, (self.queue_s, wanted.wall_s), wanted.memory_mb)
-        return await self._ask(body, self.queue_s + wanted.wall_s + ANSWER_SLACK_S)
+        asked = RunRequest(
+            code,
+            run_timeout=wanted.wall_s,
+            compile_timeout=self.queue_s,
+            memory_mb=wanted.memory_mb,
+            stdin=stdin,
+            files=files or {},
+            fetch_files=tuple(fetch_files),
+        )
+        return await self._ask(write_request(asked), self.queue_s + wanted.wall_s + ANSWER_SLACK_S)
 
     async def close(self) -> None:
         """Close all connections; runs under way end with them."""
@@ -161,9 +177,7 @@ class HttpExecutor:
         if status in RETRIED_ONCE:
             raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {_read_detail(response)}")
         if status in (401, 403):
-            raise ValueError(
-                f"{url} wants another bearer token (status {status}): set {TOKEN_VARIABLE} to the server's."
-            )
+            raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
         if status in (400, 413, 422):
             raise ValueError(f"{url} refused the request (status {status}): {_read_detail(response)}")
         if status != 200:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["Executor", "FaultKind", "Health", "Isolation", "KillReason", "Limits", "Outcome", "RunStatus", "SandboxFault"]
+__all__ = [
+    "Executor",
+    "FaultKind",
+    "Health",
+    "Isolation",
+    "KillReason",
+    "Limits",
+    "Outcome",
+    "RunStatus",
+    "SandboxFault",
+]
 
 
 class Isolation(Enum):

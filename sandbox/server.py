@@ -44,7 +44,7 @@ __all__ = ["RunService", "ServedExecutor", "ServiceSettings", "make_app"]
 logger = logging.getLogger(__name__)
 
 COMPILE_SLACK_S = 5.0
-"""Seconds that a request may wait beyond its ``compile_timeout``: half of what its client grants beside both timeouts."""
+"""A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
 
 
 class ServedExecutor(Executor, Protocol):

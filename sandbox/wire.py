@@ -6,8 +6,8 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.protocol import FaultKind, Isolation, KillReason, Outcome, RunStatus, SandboxFault
@@ -32,6 +32,8 @@ ISOLATION_HEADER = "X-Sandbox-Isolation"
 LANGUAGE = "python"
 DEFAULT_TIMEOUT_S = 10.0
 MAX_FILES = 256
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 1024
 SHOWN_CHARACTERS = 60
 
 
@@ -54,7 +56,7 @@ class RunRequest:
     memory_mb: int | None = None
     """MiB; None for the server's own limit."""
     stdin: str | None = None
-    files: Mapping[str, bytes] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: tuple[str, ...] = ()
 
 
@@ -88,9 +90,7 @@ def _read_json(body: bytes) -> Any:
     except RecursionError:
         raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
     except ValueError as error:
-        raise BadRequestError(
-            f"the body is no JSON ({error}): send UTF-8 and 'Content-Type: application/json'."
-        ) from None
+        raise BadRequestError(f"the body is no JSON ({error}): send an object in UTF-8.") from None
 
 
 def _read_text(content: dict[str, Any], name: str) -> str:
@@ -167,16 +167,11 @@ def check_name(name: str) -> None:
     parts = _split_name(name)
     if name.startswith("/") or ".." in parts:
         raise BadRequestError(
-            f"the file name {_show(name)} leaves the working directory: give one without '..' or a '/' before it."
+            f"the file name {_show(name)} leaves the working directory: leave out '..' and a first '/'."
         )
-    if (
-        not parts
-        or name.endswith(("/", "/."))
-        or "\0" in name
-        or max(len(_encode(part)) for part in parts) > 255
-        or len(_encode(name)) > 1024
-    ):
-        raise BadRequestError(f"{_show(name)} is no file name: give one of at most 255 bytes without NUL.")
+    too_long = len(_encode(name)) > MAX_PATH_BYTES or any(len(_encode(part)) > MAX_NAME_BYTES for part in parts)
+    if not parts or too_long or name.endswith(("/", "/.")) or "\0" in name:
+        raise BadRequestError(f"{_show(name)} is no file name: give one of at most {MAX_NAME_BYTES} bytes without NUL.")
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -190,10 +185,10 @@ def _encode(text: str) -> bytes:
 def _show(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
-    if value is None or isinstance(value, (bool, int)):
-        shown = json.dumps(min(value, 10**30)) if _is_number(value) else json.dumps(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        shown = str(min(value, 10**SHOWN_CHARACTERS))
     else:
-        shown = ascii(value)
+        shown = ascii(value) if isinstance(value, (str, float)) else json.dumps(value)
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
 
 
@@ -250,29 +245,17 @@ def _write(status: str, message: str, run: dict[str, Any], files: dict[str, str]
     return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
-def write_request(
-    code: str,
-    stdin: str | None,
-    files: Mapping[str, bytes],
-    fetch_files: Sequence[str],
-    timings: tuple[float, float],
-    memory_mb: int,
-) -> bytes:
-    """A request for one run of Python.
-
-    Args:
-        timings: ``compile_timeout`` and ``run_timeout``.
-    """
-    compile_timeout, run_timeout = timings
+def write_request(asked: RunRequest) -> bytes:
+    """The body for a server."""
     content = {
-        "code": code,
-        "language": LANGUAGE,
-        "run_timeout": run_timeout,
-        "compile_timeout": compile_timeout,
-        "memory_limit_MB": memory_mb,
-        "stdin": stdin,
-        "files": {name: base64.b64encode(content).decode("ascii") for name, content in files.items()},
-        "fetch_files": list(fetch_files),
+        "code": asked.code,
+        "language": asked.language,
+        "run_timeout": asked.run_timeout,
+        "compile_timeout": asked.compile_timeout,
+        "memory_limit_MB": -1 if asked.memory_mb is None else asked.memory_mb,
+        "stdin": asked.stdin,
+        "files": {name: base64.b64encode(content).decode("ascii") for name, content in asked.files.items()},
+        "fetch_files": list(asked.fetch_files),
     }
     return json.dumps(content).encode("ascii")
 
@@ -293,9 +276,7 @@ def read_reply(body: bytes) -> Outcome:
     run = content.get("run_result")
     status = content.get("status")
     if status == "SandboxError":
-        raise SandboxFault(
-            FaultKind.UNAVAILABLE, f"the server could not run the code: {_shorten(content.get('message'))}"
-        )
+        raise _make_fault(content.get("message"))
     if status not in ("Success", "Failed") or not isinstance(run, dict):
         raise BadReplyError(f"the answer has the status {_show(status)} and run_result {_show(run)}")
     try:
@@ -307,7 +288,7 @@ def read_reply(body: bytes) -> Outcome:
 def _read_outcome(run: dict[str, Any], files: dict[str, str], block: dict[str, Any]) -> Outcome:
     status = RunStatus(run["status"])
     if status is RunStatus.ERROR:
-        raise SandboxFault(FaultKind.UNAVAILABLE, f"the server could not run the code: {_shorten(run.get('stderr'))}")
+        raise _make_fault(run.get("stderr"))
     stdout, stderr = _take(run, "stdout"), _take(run, "stderr")
     code = run.get("return_code")
     if status is RunStatus.FINISHED and (not isinstance(code, int) or isinstance(code, bool)):
@@ -328,7 +309,7 @@ def _read_outcome(run: dict[str, Any], files: dict[str, str], block: dict[str, A
         truncated=bool(block.get("truncated", False)),
         level=None if level is None else Isolation(level),
         reason=KillReason(block.get("reason", KillReason.TIMEOUT.value if late else KillReason.NONE.value)),
-        files={name: base64.b64decode(content) for name, content in files.items()},
+        files={name: base64.b64decode(content, validate=True) for name, content in files.items()},
     )
 
 
@@ -341,5 +322,6 @@ def _take(run: dict[str, Any], name: str) -> str:
     return text
 
 
-def _shorten(message: Any) -> str:
-    return " ".join(str(message or "no reason given").split())[:200]
+def _make_fault(message: Any) -> SandboxFault:
+    reason = " ".join(str(message or "no reason given").split())[:200]
+    return SandboxFault(FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")

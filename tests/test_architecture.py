@@ -51,13 +51,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "gymnasium": BASE,
     "PIL": BASE,
     "cloudpickle": BASE,
-    "click": BASE,
-    "rich": BASE,
+    "click": (*BASE, "sandbox/cli.py"),
+    "rich": (*BASE, "sandbox/cli.py"),
     "regex": ("spear_envs/bm25/*",),
-    "httpx": ("spear_envs/data/*", "spear_envs/retrieval/client.py", "spear_envs/retrieval/session.py"),
-    "fastapi": ("spear_envs/retrieval/server.py",),
-    "uvicorn": ("spear_envs/retrieval/serving.py",),
-    "prometheus_client": ("spear_envs/retrieval/metrics.py",),
+    "httpx": ("spear_envs/data/*", "spear_envs/retrieval/client.py", "spear_envs/retrieval/session.py", "sandbox/client.py"),
+    "fastapi": ("spear_envs/retrieval/server.py", "sandbox/server.py"),
+    "uvicorn": ("spear_envs/retrieval/serving.py", "sandbox/serving.py"),
+    "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/metrics.py"),
     "faiss": ("spear_envs/retrieval/*",),
     "sentence_transformers": ("spear_envs/retrieval/*",),
     "onnxruntime": ("spear_envs/retrieval/*",),
@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),
-    "ray": ("training/verl_plugin/*",),
+    "ray": ("training/verl_plugin/*", "sandbox/deploy/ray_serve.py"),
     "transfer_queue": ("training/verl_plugin/*",),
     "tensordict": ("training/verl_plugin/*",),
     "psutil": ("training/*",),
@@ -89,7 +89,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
-LIGHT += ("agents", "agents.episode", "training", "sandbox")
+LIGHT += ("agents", "agents.episode", "training", "sandbox", "sandbox.client", "sandbox.blocking")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Installation:
 
 
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
-    """The interpreter that this process runs on, outside any virtual environment, and those of the packages that it has."""
+    """The interpreter of this process, outside any virtual environment, and those of the packages that it has."""
     paths: dict[str, str] = {}
     names: list[str] = []
     for name in packages:

@@ -23,7 +23,8 @@ GUEST_UID = 10001
 class LocalExecutor:
     """An :class:`~sandbox.protocol.Executor` without a service. Belongs to one event loop.
 
-    It starts at the first run or with :meth:`start`, tests the isolation from inside a run, and refuses to work without.
+    It starts at the first run or with :meth:`start`, tests the isolation from inside a run, and refuses to work
+    without.
 
     Args:
         isolation: ``"auto"`` takes the first of ``namespaces`` and ``bwrap`` that holds; a weaker level must be named.

@@ -166,6 +166,10 @@ async def _follow(
             reason = why
             kill(pidfd)
 
+    def notice() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
     def read(stream: _Stream) -> None:
         if not stream.read():
             loop.remove_reader(stream.fd)
@@ -174,7 +178,7 @@ async def _follow(
 
     # End of file is not the end: a program may close its output and go on. Nor is the end of the process the end of
     # file, where a copy of the pipe lives on elsewhere.
-    loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+    loop.add_reader(pidfd, notice)
     for stream in (*streams, report):
         loop.add_reader(stream.fd, read, stream)
     late = loop.call_later(longest_s, end, KillReason.TIMEOUT)

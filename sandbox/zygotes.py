@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -128,8 +129,6 @@ def _gone() -> SandboxFault:
 
 def kill(pidfd: int) -> None:
     """SIGKILL; nothing if it is gone already."""
-    import signal
-
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
@@ -138,7 +137,12 @@ async def wait_readable(fd: int) -> None:
     """Return when there is something to read, or, for a pidfd, when the process has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
     try:
         await ready
     finally:

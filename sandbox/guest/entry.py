@@ -20,11 +20,9 @@ def execute(source: str, path: str, names: dict[str, object]) -> None:
                 getattr(sys.modules[module], finish)()
         except BaseException:
             code = code or 1
-    for name in ("stdout", "stderr"):
-        try:
-            getattr(sys, name).flush()
-        except BaseException:
-            code = code or 120
+    # Whatever the program has done to these names.
+    if not (_flush(getattr(sys, "stdout", None)) and _flush(getattr(sys, "stderr", None))):
+        code = code or 120
     os._exit(code)
 
 
@@ -43,10 +41,7 @@ def _report_exit(value: object) -> int:
 
 def _report_error(error: BaseException) -> None:
     trace = error.__traceback__
-    try:
-        sys.stdout.flush()
-    except BaseException:
-        pass
+    _flush(getattr(sys, "stdout", None))
     for hook in (sys.excepthook, sys.__excepthook__):
         try:
             # Without the frame of this module.
@@ -56,3 +51,11 @@ def _report_error(error: BaseException) -> None:
             continue
     # Memory may be so short that not even a traceback can be made.
     os.write(2, b"MemoryError: the traceback could not be printed\n")
+
+
+def _flush(stream: object) -> bool:
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except BaseException:
+        return False
+    return True

@@ -27,7 +27,7 @@ class Job(TypedDict):
 
 def pack_job(job: Job) -> bytes:
     """Bytes for :func:`read_job`. Lone surrogates survive."""
-    return marshal.dumps(job)
+    return marshal.dumps(dict(job))
 
 
 def read_job(fd: int) -> Job:

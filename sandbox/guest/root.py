@@ -94,7 +94,10 @@ def enter() -> NoReturn:
 def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
     shown = [*list_folders(settings["prefix"]), *settings["packages"].values(), settings["guest"]]
     stage = next(path for path in STAGES if os.path.isdir(path) and not any(s.startswith(path + "/") for s in shown))
-    build = lambda: _build_root(stage, settings)
+
+    def build() -> None:
+        _build_root(stage, settings)
+
     # Root may see folders that the user of the sandbox may not, such as an interpreter in a home folder.
     privileged = os.getuid() == 0 and _try_mounts(build)
     if os.getuid() == 0:
@@ -185,11 +188,21 @@ def _build_root(stage: str, settings: Settings) -> None:
         )
     _write(f"{stage}/etc/passwd", f"sandbox:x:{settings['uid']}:{settings['uid']}::/tmp:/bin/sh\n")
     _write(f"{stage}/etc/group", f"sandbox:x:{settings['uid']}:\n")
+    # The names of folders on the way to the interpreter say where it lies on this machine, and they lead nowhere else.
+    for parent in (settings["prefix"], *_list_parents(settings["prefix"])):
+        if not any(folder.startswith(parent) for folder in SYSTEM_FOLDERS):
+            os.chmod(stage + parent, 0o111)
     for name in DEVICES:
         _write(f"{stage}/dev/{name}", "")
         kernel.bind(f"/dev/{name}", f"{stage}/dev/{name}", read_only=False, devices=True)
     os.symlink("/tmp", f"{stage}/dev/shm")
     os.symlink("/proc/self/fd", f"{stage}/dev/fd")
+
+
+def _list_parents(path: str) -> list[str]:
+    """The folders above ``path`` but the root."""
+    parts = path.strip("/").split("/")[:-1]
+    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def _show(source: str, target: str) -> None:

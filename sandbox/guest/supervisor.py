@@ -68,8 +68,8 @@ def _watch(child: int, deadline: float, most_bytes: int, processes: Processes) -
 def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
     """Bytes of private and shared memory that the processes hold.
 
-    Not exactly: pages that they share count once for each. Exactly, and slower: they count once in all, and those shared with
-    the warm interpreter hardly at all. A process that does not let itself be looked into counts in full.
+    Not exactly: pages that they share count once for each. Exactly, and slower: they count once in all, and those that
+    the warm interpreter has, too, hardly at all. A process that does not let itself be looked into counts in full.
     """
     total = 0
     for process in processes:

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that a guest may make, by name: x86_64, then aarch64; None where a machine has no such call.
+"""Numbers of the system calls that a guest may make, by name: x86_64, then aarch64; None where there is none.
 
 Taken from Linux's ``unistd_64.h`` and ``asm-generic/unistd.h``. What is not here is refused.
 """

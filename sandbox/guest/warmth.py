@@ -9,7 +9,12 @@ import sys
 
 __all__ = ["COMMON_MODULES", "warm_up"]
 
-COMMON_MODULES = ["atexit", "bisect", "builtins", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "sys", "textwrap", "threading", "time", "traceback", "types", "typing", "warnings"]
+_NAMES = (
+    "atexit bisect builtins collections collections.abc copy dataclasses datetime decimal enum fractions functools "
+    "heapq io itertools json math operator random re statistics string sys textwrap threading time traceback types "
+    "typing warnings"
+)
+COMMON_MODULES = tuple(_NAMES.split())
 """Of the standard library: small, and what programs of language models import most."""
 
 

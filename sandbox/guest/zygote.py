@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 from sandbox.guest import kernel, warmth
@@ -38,8 +38,8 @@ class _Origin(NamedTuple):
 def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
 
-    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; the answer is
-    ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
+    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; the answer
+    is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
     """
     warmth.warm_up(modules)
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
@@ -129,7 +129,9 @@ def _supervise(child: int, job: Job) -> NoReturn:
     for fd in (0, 1, 2):
         os.close(fd)
     own = str(os.getpid())
-    processes = lambda: (name for name in os.listdir("/proc") if name.isdigit() and name != own)
+
+    def processes() -> Iterator[str]:
+        return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -77,7 +77,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "hydra": ("training/*",),
     "omegaconf": ("training/*",),
     "yaml": ("training/*",),
-    "pyarrow": ("spear_envs/search/question_files.py",),
+    "pyarrow": ("spear_envs/search/question_files.py", "spear_envs/code/problem_files.py"),
+    "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("training/*",),
     "matplotlib": ("training/plots*",),
 }
@@ -151,7 +152,8 @@ def known_to(path: str) -> tuple[str, ...]:
     """The parts of the project that a file may import."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
-        return *(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2])
+        allowed = (*(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2]))
+        return (*allowed, "sandbox") if parts[1] == "code" else allowed
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 
@@ -208,6 +210,9 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_envs/retrieval/server.py", "from spear_envs.sokoban import env"),
         ("spear_envs/retrieval/batching.py", "import fastapi"),
         ("spear_envs/sokoban/env.py", "import httpx"),
+        ("spear_envs/sokoban/env.py", "from sandbox.protocol import Outcome"),
+        ("spear_envs/code/env.py", "from spear_envs.search import grading"),
+        ("spear_envs/code/grading.py", "import math_verify"),
     ],
 )
 def test_rule_breakers_are_found(path: str, source: str) -> None:
@@ -225,6 +230,7 @@ def test_rule_breakers_are_found(path: str, source: str) -> None:
         ("training/warmstart/policy.py", "from transformers import Qwen3Config"),
         ("training/plots.py", "import matplotlib.pyplot as plt"),
         ("spear_envs/sokoban/env.py", "from spear_envs.retrieval.searcher import Searcher"),
+        ("spear_envs/code/env.py", "from sandbox.protocol import Outcome"),
     ],
 )
 def test_allowed_imports_pass(path: str, source: str) -> None:

@@ -32,8 +32,11 @@ class Admission:
         """Callers that wait for a place."""
         return len(self._waiting)
 
-    async def enter(self, seconds: float) -> None:
+    async def enter(self, seconds: float | None) -> None:
         """Take a place; give it back with :meth:`leave`.
+
+        Args:
+            seconds: how long to wait for it; None for as long as it takes.
 
         Raises:
             NoPlaceError: none became free within this time.
@@ -42,7 +45,7 @@ class Admission:
             self.taken += 1
             return
         if len(self._waiting) >= self.longest_queue:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds or 0)
             raise NoPlaceError(f"{self.longest_queue} others wait already")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)

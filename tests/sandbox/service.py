@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from sandbox.protocol import FaultKind, Health, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 
@@ -156,6 +159,38 @@ def run_scripted(**settings: Any) -> Iterator[tuple[RunningService, ScriptedExec
 
     with run_service(start, **settings) as running:
         yield running, executor
+
+
+@contextmanager
+def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[RunningService]:
+    """A service over the real sandbox; skips the test where no isolation holds."""
+    from sandbox.levels import IsolationRefusedError
+    from sandbox.local import LocalExecutor
+
+    async def start() -> LocalExecutor:
+        executor = LocalExecutor(limits=limits, max_running=max_running)
+        await executor.start()
+        return executor
+
+    try:
+        context = run_service(start, max_running=max_running, limits=limits, **settings)
+        running = context.__enter__()
+    except IsolationRefusedError as error:
+        pytest.skip(f"no isolation holds here: {error}")
+    try:
+        yield running
+    finally:
+        context.__exit__(None, None, None)
+
+
+def find_processes(name: str) -> list[int]:
+    """Processes of this machine that call themselves so."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "comm").read_text().strip() == name[:15]:
+                found.append(int(folder.name))
+    return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

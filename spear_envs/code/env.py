@@ -12,6 +12,7 @@ from sandbox.protocol import Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.feedback import (
     EMPTY_CODE,
     OBSERVATION_CHARS,
+    REMINDERS,
     TOOL_FAILED,
     Feedback,
     render_feedback,
@@ -244,7 +245,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         """Every problem and program of an embedded data set in the compact form; nothing for others."""
         if self.dataset in SIZES:
             compact = self.templates["compact"]
-            yield "0123456789"
+            yield "\n".join(["0123456789", *REMINDERS])
             for problems in build(self.dataset).values():
                 for problem in problems:
                     yield problem.text

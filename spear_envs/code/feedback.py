@@ -6,7 +6,7 @@ from enum import Enum
 
 from sandbox.protocol import KillReason, Outcome, RunStatus
 
-__all__ = ["EMPTY_CODE", "OBSERVATION_CHARS", "TOOL_FAILED", "Feedback", "render_feedback", "truncate_middle"]
+__all__ = ["EMPTY_CODE", "OBSERVATION_CHARS", "REMINDERS", "TOOL_FAILED", "Feedback", "render_feedback", "truncate_middle"]
 
 OBSERVATION_CHARS = 16_384
 """Most characters of a tool's text that a policy is shown, unless told otherwise."""
@@ -15,6 +15,8 @@ EMPTY_CODE = "Empty input argument. You should pass your code into the function 
 TOOL_FAILED = "Tool API failed! Please try again."
 _NO_OUTPUT = "Empty stdout! You might forget to print the answer."
 _ERRORS = "Errors occurred! Check your code."
+REMINDERS = (EMPTY_CODE, TOOL_FAILED, _NO_OUTPUT, _ERRORS)
+"""All that a policy may be told in place of output."""
 
 
 class Feedback(str, Enum):

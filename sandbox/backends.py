@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from signal import Signals
 from typing import Protocol
 
 from sandbox.protocol import Health, Isolation
@@ -15,6 +16,8 @@ class Backend(Protocol):
     """One way to start runs in isolation. Belongs to one event loop."""
 
     level: Isolation
+    ending: Signals
+    """What ends a run, sent to the process that ``Fork`` gives."""
 
     async def start(self) -> None:
         """Get ready.

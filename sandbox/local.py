@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from sandbox.admission import Admission
 from sandbox.backends import Backend
-from sandbox.installation import PACKAGES, find_installation
-from sandbox.levels import choose_backend
+from sandbox.installation import Installation, find_installation
+from sandbox.levels import GUEST_UID, choose_backend
 from sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from sandbox.runs import carry_out, make_job
 
 __all__ = ["LocalExecutor"]
-
-GUEST_UID = 10001
-"""User of the programs where the pool belongs to root."""
 
 
 class LocalExecutor:
@@ -31,7 +28,8 @@ class LocalExecutor:
         limits: Defaults of each run, and the most that a run may ask for.
         max_running: Runs at a time; None for two per core that this process may use. More wait in order of arrival.
         zygotes: Warm interpreters of each kind; None for one per four cores, eight at most.
-        packages: What programs may import beside the standard library, as far as it is installed here.
+        installation: The programs' interpreter and packages; None for this process's, with numpy, scipy and sympy if
+            they are installed.
         uid: User of the programs if this process is root.
     """
 
@@ -42,7 +40,7 @@ class LocalExecutor:
         limits: Limits | None = None,
         max_running: int | None = None,
         zygotes: int | None = None,
-        packages: Sequence[str] = PACKAGES,
+        installation: Installation | None = None,
         uid: int = GUEST_UID,
     ) -> None:
         if isolation != "auto":
@@ -54,7 +52,7 @@ class LocalExecutor:
         self.max_running = max_running or 2 * cores
         self._isolation = isolation
         self._zygotes = zygotes or max(1, min(8, cores // 4))
-        self._packages = packages
+        self._installation = installation or find_installation()
         self._uid = uid
         self._admission = Admission(self.max_running, 1 << 30)
         self._backend: Backend | None = None
@@ -89,7 +87,7 @@ class LocalExecutor:
             queue_s = time.monotonic() - arrived
             async with backend.borrow(code) as fork:
                 bounds = limits or self.limits
-                return await carry_out(job, stdin, bounds, backend.level, fork, queue_s=queue_s)
+                return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
         finally:
             self._admission.leave()
 
@@ -127,8 +125,9 @@ class LocalExecutor:
 
     async def _start(self) -> None:
         try:
-            installation = find_installation(self._packages)
-            self._backend = await choose_backend(self._isolation, installation, zygotes=self._zygotes, uid=self._uid)
+            self._backend = await choose_backend(
+                self._isolation, self._installation, zygotes=self._zygotes, uid=self._uid, limits=self.limits
+            )
         finally:
             self._starting = None
 

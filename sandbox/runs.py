@@ -7,12 +7,13 @@ import contextlib
 import fcntl
 import os
 import re
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
 from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
-from sandbox.zygotes import kill
+from sandbox.zygotes import send_signal
 
 __all__ = ["Fork", "carry_out", "check_name", "make_job"]
 
@@ -102,14 +103,20 @@ class _Stream:
 
 
 async def carry_out(
-    job: Job, stdin: str | None, limits: Limits, level: Isolation, fork: Fork, *, queue_s: float = 0.0
+    job: Job,
+    stdin: str | None,
+    limits: Limits,
+    level: Isolation,
+    fork: Fork,
+    *,
+    ending: signal.Signals = signal.SIGKILL,
+    queue_s: float = 0.0,
 ) -> Outcome:
     """Start a run, read what it prints, and return when nothing of it is left.
 
     Raises:
         SandboxFault: It could not be started or has left no report.
     """
-    loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as opened:
 
         def keep(fd: int) -> int:
@@ -133,7 +140,7 @@ async def carry_out(
             pidfd = keep(await fork(descriptors))
         streams = [_Stream(ends[0], limits.kept_output), _Stream(ends[1], limits.kept_output)]
         report = _Stream(ends[2], 1 << 62)
-        end = await _follow(loop, pidfd, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
+        end = await _follow(pidfd, ending, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
         for stream in streams:
             stream.read_rest(limits.max_output + (1 << 20))
         report.read_rest(1 << 62)
@@ -154,9 +161,10 @@ def _make_file(name: str, content: bytes) -> int:
 
 
 async def _follow(
-    loop: asyncio.AbstractEventLoop, pidfd: int, streams: list[_Stream], report: _Stream, longest_s: float, most: int
+    pidfd: int, ending: signal.Signals, streams: list[_Stream], report: _Stream, longest_s: float, most: int
 ) -> KillReason:
     """Read until the run's first process has ended; kill it when it prints or lasts too long, or when cancelled."""
+    loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     reason = KillReason.NONE
 
@@ -164,7 +172,9 @@ async def _follow(
         nonlocal reason
         if reason is KillReason.NONE:
             reason = why
-            kill(pidfd)
+            send_signal(pidfd, ending)
+            lost = loop.call_later(_GRACE_S, send_signal, pidfd, signal.SIGKILL)
+            ended.add_done_callback(lambda _: lost.cancel())
 
     def notice() -> None:
         if not ended.done():
@@ -185,7 +195,7 @@ async def _follow(
     try:
         await ended
     except asyncio.CancelledError:
-        kill(pidfd)
+        send_signal(pidfd, ending)
         raise
     finally:
         late.cancel()

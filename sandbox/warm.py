@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from collections.abc import AsyncIterator
 
 from sandbox.installation import Installation
@@ -41,6 +42,7 @@ class WarmBackend:
     """
 
     level = Isolation.NAMESPACES
+    ending = signal.SIGKILL
 
     def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int) -> None:
         self._installation = installation

@@ -20,7 +20,7 @@ from sandbox.guest.zygote import READY, SPAWN, SPAWNED
 from sandbox.installation import Installation
 from sandbox.protocol import FaultKind, SandboxFault
 
-__all__ = ["RefusedError", "Zygote", "start_zygote", "wait_readable"]
+__all__ = ["RefusedError", "Zygote", "end_process", "send_signal", "start_zygote", "wait_readable"]
 
 START_S = 120.0
 _END_S = 5.0
@@ -99,7 +99,7 @@ class Zygote:
             answer = self._waiting.popleft()
             if message == SPAWNED:
                 if answer.done():  # nobody waits for it any more; closing the pipes does not end it
-                    kill(received[0])
+                    send_signal(received[0], signal.SIGKILL)
                     os.close(received[0])
                 else:
                     answer.set_result(received[0])
@@ -127,10 +127,10 @@ def _gone() -> SandboxFault:
     return SandboxFault(FaultKind.UNAVAILABLE, "the sandbox's interpreter has died; it is started again")
 
 
-def kill(pidfd: int) -> None:
-    """SIGKILL; nothing if it is gone already."""
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    """Signal a process; nothing if it is gone already."""
     with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        signal.pidfd_send_signal(pidfd, number)
 
 
 async def wait_readable(fd: int) -> None:

@@ -15,7 +15,20 @@ from typing import NoReturn, TypedDict
 from sandbox.guest import kernel
 from sandbox.guest.zygote import FAILED, serve
 
-__all__ = ["ENVIRONMENT", "Settings", "enter", "list_folders", "start_warm"]
+__all__ = [
+    "CODE",
+    "DEVICES",
+    "ENVIRONMENT",
+    "LINKED_FOLDERS",
+    "SITE",
+    "SYSTEM_FILES",
+    "Settings",
+    "enter",
+    "list_folders",
+    "list_hidden",
+    "list_parents",
+    "start_warm",
+]
 
 CODE, SITE = "/opt/sandbox/code", "/opt/sandbox/site"
 SYSTEM_FOLDERS = (
@@ -189,9 +202,8 @@ def _build_root(stage: str, settings: Settings) -> None:
     _write(f"{stage}/etc/passwd", f"sandbox:x:{settings['uid']}:{settings['uid']}::/tmp:/bin/sh\n")
     _write(f"{stage}/etc/group", f"sandbox:x:{settings['uid']}:\n")
     # The names of folders on the way to the interpreter say where it lies on this machine, and they lead nowhere else.
-    for parent in (settings["prefix"], *_list_parents(settings["prefix"])):
-        if not any(folder.startswith(parent) for folder in SYSTEM_FOLDERS):
-            os.chmod(stage + parent, 0o111)
+    for parent in list_parents(settings["prefix"]):
+        os.chmod(stage + parent, 0o111)
     for name in DEVICES:
         _write(f"{stage}/dev/{name}", "")
         kernel.bind(f"/dev/{name}", f"{stage}/dev/{name}", read_only=False, devices=True)
@@ -199,10 +211,13 @@ def _build_root(stage: str, settings: Settings) -> None:
     os.symlink("/proc/self/fd", f"{stage}/dev/fd")
 
 
-def _list_parents(path: str) -> list[str]:
-    """The folders above ``path`` but the root."""
-    parts = path.strip("/").split("/")[:-1]
-    return ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+def list_parents(prefix: str) -> list[str]:
+    """The folders from the root to where the interpreter is installed that hold nothing else in the sandbox."""
+    parts = prefix.strip("/").split("/")
+    parents = ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return [
+        parent for parent in parents if not any(f"{path}/".startswith(f"{parent}/") for path in (*SYSTEM_FOLDERS, CODE))
+    ]
 
 
 def _show(source: str, target: str) -> None:

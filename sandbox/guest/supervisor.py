@@ -11,9 +11,19 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
+from sandbox.guest import kernel
 from sandbox.guest.job import Job, Record, Verdict, pack_record
 
-__all__ = ["REPORT_FD", "fetch_files", "report", "report_failure", "supervise"]
+__all__ = [
+    "REPORT_FD",
+    "end_all",
+    "fetch_files",
+    "place_descriptors",
+    "report",
+    "report_failure",
+    "reset_signals",
+    "supervise",
+]
 
 REPORT_FD = 3
 _MIB = 1 << 20
@@ -24,33 +34,49 @@ _FETCHED_BYTES = 1 << 20
 Processes = Callable[[], Iterator[str]]
 
 
-def supervise(child: int, job: Job, folder: str, processes: Processes, kill: Callable[[], None]) -> Record:
+def supervise(
+    child: int,
+    job: Job,
+    folder: str,
+    processes: Processes,
+    kill: Callable[[], None],
+    exceeds: Callable[[], bool] | None = None,
+) -> Record:
     """Wait for the program, or end it; then nothing of the run is left but the caller.
 
     Args:
         child: The program's process.
         processes: Names of the folders in /proc of all processes of the run.
         kill: Kills all of them.
+        exceeds: Whether the run holds more of something else than it may, where the kernel does not see to it.
     """
     started = time.monotonic()
-    verdict = _watch(child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes)
+    verdict = _watch(child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes, exceeds)
     wall_s = time.monotonic() - started
+    status, peak_rss_kb = end_all(child, kill)
+    total = resource.getrusage(resource.RUSAGE_CHILDREN)
+    files = dict(fetch_files(folder, job["fetch_files"])) if verdict == Verdict.ITSELF else {}
+    return Record(verdict, status, total.ru_utime + total.ru_stime, wall_s, peak_rss_kb, files)
+
+
+def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
+    """Kill and wait until there is nobody to wait for; wait status and largest KiB of the program's process."""
     status, peak_rss_kb = 0, 0
     kill()
     while True:
         try:
             pid, ended_with, usage = os.wait4(-1, 0)
         except ChildProcessError:
-            break
+            return status, peak_rss_kb
         if pid == child:
             status, peak_rss_kb = ended_with, usage.ru_maxrss
+        # Whoever was forked by this one in the meantime is an orphan now, and a child of this process.
         kill()
-    total = resource.getrusage(resource.RUSAGE_CHILDREN)
-    files = dict(fetch_files(folder, job["fetch_files"])) if verdict == Verdict.ITSELF else {}
-    return Record(verdict, status, total.ru_utime + total.ru_stime, wall_s, peak_rss_kb, files)
 
 
-def _watch(child: int, deadline: float, most_bytes: int, processes: Processes) -> int:
+def _watch(
+    child: int, deadline: float, most_bytes: int, processes: Processes, exceeds: Callable[[], bool] | None
+) -> int:
     fd = os.pidfd_open(child)
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -61,6 +87,8 @@ def _watch(child: int, deadline: float, most_bytes: int, processes: Processes) -
         if poll.poll(max(1, min(_LOOK_EVERY_S, left) * 1000)):
             os.close(fd)
             return Verdict.ITSELF
+        if exceeds is not None and exceeds():
+            return Verdict.MEMORY
         if _sum_memory(processes(), exactly=False) > most_bytes and _sum_memory(processes(), exactly=True) > most_bytes:
             return Verdict.MEMORY
 
@@ -139,6 +167,20 @@ def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
     text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:4096]
     with contextlib.suppress(OSError):
         report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
+
+
+def place_descriptors(out: int, error: int, report_fd: int, stdin: int | None = None) -> int:
+    """Put them where programs and :func:`report` expect them, and close all others; the report's new number.
+
+    All of them must be above 3, or be the report at 3.
+    """
+    if stdin is not None:
+        os.dup2(stdin, 0)
+    os.dup2(out, 1)
+    os.dup2(error, 2)
+    os.dup2(report_fd, REPORT_FD)
+    kernel.close_from(REPORT_FD + 1)
+    return REPORT_FD
 
 
 def reset_signals() -> None:

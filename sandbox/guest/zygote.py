@@ -17,7 +17,7 @@ from sandbox.guest import kernel, warmth
 from sandbox.guest.job import Job, read_job
 from sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
 from sandbox.guest.seccomp import build_filter, load_filter
-from sandbox.guest.supervisor import REPORT_FD, report, report_failure, reset_signals, supervise
+from sandbox.guest.supervisor import place_descriptors, report, report_failure, reset_signals, supervise
 
 __all__ = ["serve"]
 
@@ -96,13 +96,7 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         os.chdir(WORKING_FOLDER)
         hidden = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
         kernel.mount("proc", "/proc", "proc", hidden)
-        if stdin:
-            os.dup2(stdin[0], 0)
-        os.dup2(out, 1)
-        os.dup2(error, 2)
-        # All numbers received are above those of the control socket, so above 3.
-        report_here = os.dup2(report_fd, REPORT_FD)
-        kernel.close_from(REPORT_FD + 1)
+        report_here = place_descriptors(out, error, report_fd, *stdin)
         resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
         kernel.drop_capabilities()
         kernel.deny_new_privileges()

@@ -6,24 +6,24 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from sandbox.levels import IsolationRefusedError
+from sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from sandbox.local import LocalExecutor
 from sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
 from sandbox.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
+    from sandbox.selftest import Probe
     from sandbox.server import ServiceSettings
 
 __all__ = ["sandbox"]
 
-REFUSED = 78
-"""Exit code where no isolation holds: EX_CONFIG of sysexits.h."""
 TIMED_OUT = 124
 """Exit code of a run that took too long, as of the command ``timeout``."""
 FAULT = 70
@@ -51,7 +51,7 @@ ISOLATION_OPTIONS = (
 class RefusedError(click.ClickException):
     """No isolation holds."""
 
-    exit_code = REFUSED
+    exit_code = EXIT_CODE
 
 
 def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,35 +221,20 @@ def _read_token() -> str | None:
 def doctor(as_json: bool) -> None:
     """Try each level of isolation on this machine and say what holds, and what to do where it does not.
 
-    Exit code 78 if no strong level holds.
+    The weak levels are tried for what they promise, which is less. Exit code 78 if no strong level holds.
     """
-    found = {level: asyncio.run(_examine(level)) for level in Isolation}
-    strong = any(error is None for level, (error, _) in found.items() if not level.weak)
+    found = {level: asyncio.run(examine(level)) for level in Isolation}
+    strong = any(all(probe.ok for probe in probes) for level, probes in found.items() if not level.weak)
     if as_json:
-        levels = {
-            level.value: {"holds": error is None, "weak": level.weak, "reason": error or "", "features": features}
-            for level, (error, features) in found.items()
-        }
+        levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
         click.echo(json.dumps({"ok": strong, "python": sys.executable, "levels": levels}))
     else:
         _show_levels(found)
     if not strong:
-        sys.exit(REFUSED)
+        sys.exit(EXIT_CODE)
 
 
-async def _examine(level: Isolation) -> tuple[str | None, dict[str, bool]]:
-    """Why the level does not hold here, None if it does, and what it stands on."""
-    executor = LocalExecutor(level.value, zygotes=1)
-    try:
-        await executor.start()
-        return None, dict(executor.health().features)
-    except (IsolationRefusedError, SandboxFault) as error:
-        return str(error), {}
-    finally:
-        await executor.close()
-
-
-def _show_levels(found: dict[Isolation, tuple[str | None, dict[str, bool]]]) -> None:
+def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -258,11 +243,12 @@ def _show_levels(found: dict[Isolation, tuple[str | None, dict[str, bool]]]) -> 
     table.add_column("level")
     table.add_column("strong")
     table.add_column("result")
-    table.add_column("what was found", overflow="fold")
-    for level, (error, features) in found.items():
-        verdict = Text("holds", style="green") if error is None else Text("refused", style="bold red")
-        has = ", ".join(name for name, there in features.items() if there)
-        table.add_row(level.value, "no" if level.weak else "yes", verdict, Text(error or has))
+    table.add_column("probes", overflow="fold")
+    for level, probes in found.items():
+        failed = [probe for probe in probes if not probe.ok]
+        verdict = Text("FAILS", style="bold red") if failed else Text("holds", style="green")
+        lines = [f"{len(probes) - len(failed)} of {len(probes)} pass", *(f"{p.name}: {p.detail}" for p in failed)]
+        table.add_row(level.value, "no" if level.weak else "yes", verdict, Text("\n".join(lines)))
     Console().print(table)
 
 

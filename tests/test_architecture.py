@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "hydra": ("training/*",),
     "omegaconf": ("training/*",),
     "yaml": ("training/*",),
-    "pyarrow": ("spear_envs/search/question_files.py", "spear_envs/code/problem_files.py"),
+    "pyarrow": ("spear_envs/data/rows.py",),
     "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("training/*",),
     "matplotlib": ("training/plots*",),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_envs.code.tasks import normalize_text
 from spear_envs.core.errors import SpearError
+from spear_envs.data.rows import read_rows
 
 __all__ = ["Distinct", "RawProblem", "keep_distinct", "read_problems"]
 
-_ROWS = 4_096
 _FORMS = 'A row of .jsonl looks like {"problem": "…", "answer": "42"}.'
 # What DAPO puts around each problem. It asks for another form of the answer than the box that is graded.
 _DAPO_HEAD = (
@@ -41,15 +40,13 @@ def read_problems(path: Path) -> Iterator[RawProblem]:
     the answer in another form.
 
     Args:
-        path: a ``.jsonl`` or ``.parquet`` file.
+        path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.read_rows`.
 
     Raises:
         SpearError: the file cannot be read, or a row is no problem; the message names the row.
     """
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise SpearError(f"{path} is no file of problems: give a .jsonl or .parquet file.")
     number = 0
-    for number, row in enumerate(_read_parquet(path) if path.suffix == ".parquet" else _read_lines(path), 1):
+    for number, row in enumerate(read_rows(path, "sandbox"), 1):
         try:
             if not isinstance(row, Mapping):
                 raise _MalformedError("it is no object")
@@ -84,36 +81,6 @@ def keep_distinct(rows: Iterator[RawProblem]) -> Distinct:
         if found.setdefault(key, raw).answer != raw.answer:
             contradicted.add(key)
     return Distinct(tuple(raw for key, raw in found.items() if key not in contradicted), count, len(contradicted))
-
-
-def _read_lines(path: Path) -> Iterator[Any]:
-    number = 1
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                if line.strip():
-                    yield json.loads(line)
-                number += 1
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpearError(f"{path}, line {number} cannot be read ({reason}): fetch or write it again.") from error
-    except OSError as error:
-        raise SpearError(f"{path} cannot be read ({error.strerror}): check the path, or fetch it again.") from error
-
-
-def _read_parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise SpearError(f"parquet files need a package ({error}): pip install -e '.[search]' brings it.") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
 
 
 def _find_text(row: Mapping[str, Any]) -> str:

@@ -196,5 +196,3 @@ class TestMathVerify:
 
     def test_one_for_each_process(self) -> None:
         assert open_verifier() is open_verifier()
-
-

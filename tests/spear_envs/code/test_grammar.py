@@ -169,7 +169,17 @@ def test_any_text_is_read(text: str) -> None:
         assert not (parsed.action is None and parsed.format_ok)
 
 
-PIECES = ("<tool_call>", "</tool_call>", "<code>", "</code>", "```python\n", "\n```\n", "<think>", "</think>", "\\boxed{")
+PIECES = (
+    "<tool_call>",
+    "</tool_call>",
+    "<code>",
+    "</code>",
+    "```python\n",
+    "\n```\n",
+    "<think>",
+    "</think>",
+    "\\boxed{",
+)
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=12))

@@ -54,10 +54,7 @@ def test_splits_share_neither_text_nor_parameters(dataset: str) -> None:
     check_disjoint(*(open_tasks(dataset, split) for split in SPLITS))
     drawn = list_parameters(dataset)
     keys = [
-        (family, parameters)
-        for split in SPLITS
-        for family, found in drawn[split].items()
-        for _, parameters in found
+        (family, parameters) for split in SPLITS for family, found in drawn[split].items() for _, parameters in found
     ]
     texts = [normalize_text(problem.text) for split in SPLITS for problem in build(dataset)[split]]
     assert len(set(keys)) == len(keys) == len(set(texts)) == len(texts)

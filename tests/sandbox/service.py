@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -181,6 +182,31 @@ def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[Run
         yield running
     finally:
         context.__exit__(None, None, None)
+
+
+@functools.cache
+def _find_refusal() -> str | None:
+    from sandbox.levels import IsolationRefusedError
+    from sandbox.local import LocalExecutor
+
+    async def start() -> None:
+        executor = LocalExecutor(zygotes=1)
+        try:
+            await executor.start()
+        finally:
+            await executor.close()
+
+    try:
+        asyncio.run(start())
+    except IsolationRefusedError as error:
+        return str(error)
+    return None
+
+
+def need_isolation() -> None:
+    """Skip the test where no strong isolation holds."""
+    if (reason := _find_refusal()) is not None:
+        pytest.skip(f"no isolation holds here: {reason}")
 
 
 def find_processes(name: str) -> list[int]:

@@ -56,7 +56,7 @@ def set_limits(job: Job, baseline: int) -> None:
     ):
         _lower(which, bound, bound)
     _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
-    os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # lower asks for a right
 
 
 def _lower(which: int, soft: int, hard: int) -> None:

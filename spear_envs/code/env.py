@@ -76,8 +76,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
         prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.snippets.Prelude`.
         preset: ``"16k"`` for 8 turns or ``"32k"`` for 15.
         max_turns: responses after which the episode is truncated; by default 8, or the preset's.
-        time_limit: seconds that a run may take.
-        memory_mb: MiB that a run may use.
+        time_limit: seconds that a run may take; a sandbox in this process allows 30, a service what it was told.
+        memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
         observation_chars: longer output is cut in its middle to so many characters.
         history: turns of history that prompts should show; kept as an attribute for those who build prompts.
         response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` a text that is no
@@ -122,6 +122,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
         self.feedback = choose_member(Feedback, feedback, "feedback")
         self.prelude = choose_member(Prelude, prelude, "prelude")
         self.limits = Limits(wall_s=float(time_limit), memory_mb=memory_mb)
+        if sandbox is None:
+            _require_within(self.limits)
         self.observation_chars = observation_chars
         self.history = history
         self.dataset = os.fspath(dataset)
@@ -250,6 +252,16 @@ class CodeInterpreterEnv(SpearEnv[str]):
                 for problem in problems:
                     yield problem.text
                     yield compact.respond(write_call(problem.code or ""))
+
+
+def _require_within(limits: Limits) -> None:
+    """Refuse what a sandbox with default limits would cut without a word."""
+    most = Limits()
+    if limits.wall_s > most.wall_s or limits.memory_mb > most.memory_mb:
+        raise SpearError(
+            f"a sandbox in this process allows time_limit={most.wall_s:g} and memory_mb={most.memory_mb}: ask for less,"
+            " or give the address of a service that allows more."
+        )
 
 
 def _require_gradable(grader: Grader, task: Task) -> None:

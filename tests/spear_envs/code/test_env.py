@@ -203,6 +203,16 @@ def test_nobody_answers_at_the_address(tmp_path: Path) -> None:
     assert env.step("\\boxed{42}")[4]["won"], "an answer needs no sandbox"
 
 
+def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_path: Path) -> None:
+    from sandbox.levels import IsolationRefusedError
+
+    runner = Subprocess()
+    runner.fault = IsolationRefusedError("No isolation holds here: do this.")
+    env = make_asking(tmp_path, sandbox=runner)
+    observation, *_, truncated, info = env.step(call("print(1)"))
+    assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
+
+
 def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
     class Asynchronous:
         async def run(self, code: str, **kwargs: Any) -> Outcome:
@@ -306,6 +316,8 @@ def test_presets_and_limits() -> None:
         ({"observation_chars": 3}, "observation_chars=3"),
         ({"memory_mb": 0}, "memory_mb=0"),
         ({"memory_mb": 0.5}, "memory_mb=0.5"),
+        ({"time_limit": 31}, "a service that allows more"),
+        ({"memory_mb": 2_048}, "a service that allows more"),
         ({"time_limit": 0}, "time_limit=0"),
         ({"time_limit": -1}, "time_limit=-1"),
         ({"time_limit": True}, "time_limit=True"),

@@ -12,7 +12,7 @@ from spear_envs.code.tasks import Problem, ProblemTaskSet
 from spear_envs.core.errors import SpearError
 from spear_envs.data import data_folder
 
-__all__ = ["ALL", "BENCHMARKS", "Benchmark", "list_files", "open_benchmark", "read_benchmark"]
+__all__ = ["ALL", "BENCHMARKS", "PUBLISHED", "Benchmark", "list_files", "open_benchmark", "read_benchmark"]
 
 ALL = "all"
 """The one split of a file of problems."""
@@ -58,6 +58,16 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 """By name."""
 
 
+PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        **{item.name: {item.split: item.name} for item in BENCHMARKS.values()},
+        # What the paper trains and evaluates on, as the splits of one data set.
+        "dapo-aime": {"train": "dapo-math-17k", "valid": "aime-2024", "test": "aime-2025"},
+    }
+)
+"""The benchmark behind each split of a data set, by its name."""
+
+
 def list_files(item: Benchmark) -> list[Path]:
     """The fetched files of a benchmark; a parquet file rather than the same as ``.jsonl``."""
     paths = sorted(path for path in item.folder.rglob("*") if path.suffix in (".parquet", ".jsonl"))
@@ -77,22 +87,22 @@ def read_benchmark(item: Benchmark) -> Distinct:
     return keep_distinct(raw for path in paths for raw in read_problems(path))
 
 
-def open_benchmark(dataset: str) -> ProblemTaskSet:
+def open_benchmark(dataset: str, split: str) -> ProblemTaskSet:
     """The problems of a benchmark, or of a file, each once.
 
     Args:
-        dataset: one of :data:`BENCHMARKS`, or the path of a file.
+        dataset: one of :data:`PUBLISHED`, or the path of a file.
+        split: one of its splits.
 
     Raises:
         SpearError: a file is not there or cannot be read.
     """
-    item = BENCHMARKS.get(dataset)
-    if item is None:
-        found = keep_distinct(read_problems(Path(dataset)))
-        name, split = Path(dataset).name.partition(".")[0], ALL
+    if dataset in PUBLISHED:
+        name, subtask = dataset, PUBLISHED[dataset][split]
+        found = read_benchmark(BENCHMARKS[subtask])
     else:
-        found = read_benchmark(item)
-        name, split = item.name, item.split
+        name = subtask = Path(dataset).name.partition(".")[0]
+        found = keep_distinct(read_problems(Path(dataset)))
     if not found.problems:
         raise SpearError(f"dataset={dataset!r} has no problem with a single answer: look at its rows.")
-    return ProblemTaskSet(name, split, [Problem(raw.text, raw.answer, name) for raw in found.problems])
+    return ProblemTaskSet(name, split, [Problem(raw.text, raw.answer, subtask) for raw in found.problems])

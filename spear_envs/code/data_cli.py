@@ -74,7 +74,7 @@ def check(names: tuple[str, ...]) -> None:
         count = len(found.problems)
         if item.count not in (None, count):
             faults.append(f"{item.name}: {count} problems instead of {item.count}")
-        fingerprint = open_benchmark(item.name).fingerprint[:12] if count else "–"
+        fingerprint = open_benchmark(item.name, item.split).fingerprint[:12] if count else "–"
         rows, due = f"{found.rows:,}", f" ({item.count})" if item.count else ""
         table.add_row(item.name, item.split, rows, f"{count:,}{due}", str(found.contradicted), fingerprint)
     console.print(table)

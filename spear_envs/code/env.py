@@ -67,8 +67,9 @@ class CodeInterpreterEnv(SpearEnv[str]):
 
     Args:
         dataset: ``"mini"`` (embedded), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
-            ``"aime-2025"`` (fetched by ``spear data get code``), or the path of a file of problems.
-        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; the others have one each.
+            ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
+            test), or the path of a file of problems.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
         sandbox: None for a sandbox in this process, the address of a service, or anything that runs code.
         grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
             :class:`~spear_envs.code.grading.Grader`.

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from sandbox.protocol import Executor, Limits, Outcome
-from spear_envs.code.benchmarks import ALL, BENCHMARKS, open_benchmark
+from spear_envs.code.benchmarks import ALL, PUBLISHED, open_benchmark
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.errors import SpearError, suggest_name
@@ -41,13 +41,13 @@ def find_splits(dataset: str) -> tuple[str, ...]:
         return SPLITS
     if _is_file(dataset):
         return (ALL,)
-    if dataset not in BENCHMARKS:
-        known = [*SIZES, *BENCHMARKS]
+    if dataset not in PUBLISHED:
+        known = [*SIZES, *PUBLISHED]
         raise SpearError(
             f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
             f" .parquet file.{suggest_name(dataset, known)}"
         )
-    return (BENCHMARKS[dataset].split,)
+    return tuple(PUBLISHED[dataset])
 
 
 def open_tasks(dataset: str, split: str | None) -> TaskSet:
@@ -69,7 +69,7 @@ def open_tasks(dataset: str, split: str | None) -> TaskSet:
 def _open_tasks(dataset: str, split: str) -> TaskSet:
     if dataset in SIZES:
         return ProblemTaskSet(dataset, split, build(dataset)[split])
-    return open_benchmark(dataset)
+    return open_benchmark(dataset, split)
 
 
 def _is_file(dataset: str) -> bool:

@@ -118,7 +118,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_dapo_is_trained_on(data: Path) -> None:
     write_parquet(data / "dapo-math-17k" / "dapo.parquet", [dapo("Who?", "7"), dapo("What?", "12")] * 50)
     assert find_splits("dapo-math-17k") == ("train",)
-    tasks = open_benchmark("dapo-math-17k")
+    tasks = open_benchmark("dapo-math-17k", "train")
     assert [task.instruction for task in tasks] == ["Who?", "What?"]
     assert tasks[1].id == "code/dapo-math-17k/train/00001" and tasks[1].subtask == "dapo-math-17k"
     assert tasks.get(tasks[1].id) is tasks[1] and "code" not in tasks[1].content
@@ -127,14 +127,24 @@ def test_dapo_is_trained_on(data: Path) -> None:
 def test_a_table_is_taken_rather_than_lines(data: Path) -> None:
     folder = data / "aime-2024"
     write_lines(folder / "aime.jsonl", [{"ID": "1", "Problem": "Lines?", "Answer": 1}])
-    assert open_benchmark("aime-2024")[0].instruction == "Lines?"
+    assert open_benchmark("aime-2024", "test")[0].instruction == "Lines?"
     write_parquet(folder / "aime.parquet", [{"ID": "1", "Problem": "Table?", "Answer": 1}])
-    assert [task.instruction for task in open_benchmark("aime-2024")] == ["Table?"]
+    assert [task.instruction for task in open_benchmark("aime-2024", "test")] == ["Table?"]
+
+
+def test_the_paper_s_three_as_one(data: Path) -> None:
+    for name, text in (("dapo-math-17k", "Who?"), ("aime-2024", "What?"), ("aime-2025", "When?")):
+        write_lines(data / name / "problems.jsonl", [{"problem": text, "answer": "7"}])
+    assert find_splits("dapo-aime") == ("train", "valid", "test")
+    tasks = [open_benchmark("dapo-aime", split)[0] for split in find_splits("dapo-aime")]
+    assert [task.subtask for task in tasks] == ["dapo-math-17k", "aime-2024", "aime-2025"]
+    assert [task.instruction for task in tasks] == ["Who?", "What?", "When?"]
+    assert tasks[1].id == "code/dapo-aime/valid/00000"
 
 
 def test_what_was_not_fetched(data: Path) -> None:
     with pytest.raises(SpearError, match="spear data get code aime-2025"):
-        open_benchmark("aime-2025")
+        open_benchmark("aime-2025", "test")
     with pytest.raises(SpearError, match="choose one of 'test'"):
         make(dataset="aime-2025", split="train")
     with pytest.raises(SpearError, match="Did you mean 'aime-2025'"):

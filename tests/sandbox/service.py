@@ -8,6 +8,7 @@ import functools
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -217,6 +218,11 @@ def find_processes(name: str) -> list[int]:
             if (folder / "comm").read_text().strip() == name[:15]:
                 found.append(int(folder.name))
     return found
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:

@@ -18,7 +18,7 @@ from sandbox.client import HttpExecutor, Retries
 from sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from sandbox.urls import Rotation, read_urls
 from sandbox.wire import TOKEN_VARIABLE, write_reply
-from tests.sandbox.service import make_outcome, run_scripted, wait_until
+from tests.sandbox.service import find_free_port, make_outcome, run_scripted, wait_until
 
 QUICK = Retries(first_wait_s=0.01)
 Answer = Callable[[bytes], bytes | None]
@@ -106,8 +106,7 @@ def run(*servers: ScriptedServer | str, code: str = "a", **keywords: Any) -> Out
 
 
 def find_closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{find_free_port()}"
 
 
 def test_a_run_sends_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:

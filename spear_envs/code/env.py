@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from sandbox.protocol import Limits, Outcome, RunStatus, SandboxFault
@@ -24,6 +25,7 @@ from spear_envs.code.opening import MINI, SandboxChoice, find_splits, open_runne
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.prompts import make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
+from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.faults import EnvFault
@@ -130,7 +132,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         self.dataset = os.fspath(dataset)
         self.splits = find_splits(self.dataset)
         tasks = open_tasks(self.dataset, split)
-        _require_gradable(self.grader, tasks[0])
+        _require_gradable(self.grader, tasks)
         self._runner = open_runner(sandbox)
         parser = CodeParser(choose_member(ResponseFormat, response_format, "response_format"))
         super().__init__(
@@ -265,17 +267,24 @@ def _require_within(limits: Limits) -> None:
         )
 
 
-def _require_gradable(grader: Grader, task: Task) -> None:
-    """Refuse a grader that could find no answer to these problems right."""
+def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:
+    """Refuse a grader that cannot be had, or could find no answer to one of the problems right."""
     if grader is Grader.MATH_VERIFY:
         from spear_envs.code.verifying import require_math_verify
 
         require_math_verify()
-    if grader is Grader.INTEGER and read_integer(task.content["answer"]) is None:
+    if grader is Grader.INTEGER and (index := _find_no_integer(tasks)) is not None:
         raise SpearError(
-            f"grader='integer' cannot grade {task.id}, whose answer is {task.content['answer']!r}: take"
-            " grader='math_verify'."
+            f"grader='integer' cannot grade {tasks.id_of(index)}, whose answer is"
+            f" {tasks.problems[index].answer[:80]!r}: take grader='math_verify'."
         )
+
+
+@lru_cache(maxsize=16)
+def _find_no_integer(tasks: ProblemTaskSet) -> int | None:
+    """Index of the first problem whose answer is no integer, if there is one."""
+    answers = enumerate(problem.answer for problem in tasks.problems)
+    return next((index for index, answer in answers if read_integer(answer) is None), None)
 
 
 def _require_number(keyword: str, value: object, least: int) -> None:

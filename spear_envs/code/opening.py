@@ -12,7 +12,7 @@ from spear_envs.code.benchmarks import ALL, PUBLISHED, open_benchmark
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.errors import SpearError, suggest_name
-from spear_envs.core.tasks import TaskSet, check_split
+from spear_envs.core.tasks import check_split
 
 __all__ = ["MINI", "Runner", "SandboxChoice", "find_splits", "open_runner", "open_tasks"]
 
@@ -50,7 +50,7 @@ def find_splits(dataset: str) -> tuple[str, ...]:
     return tuple(PUBLISHED[dataset])
 
 
-def open_tasks(dataset: str, split: str | None) -> TaskSet:
+def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
     """The problems of a split as tasks.
 
     Args:
@@ -66,7 +66,7 @@ def open_tasks(dataset: str, split: str | None) -> TaskSet:
 
 
 @lru_cache(maxsize=16)
-def _open_tasks(dataset: str, split: str) -> TaskSet:
+def _open_tasks(dataset: str, split: str) -> ProblemTaskSet:
     if dataset in SIZES:
         return ProblemTaskSet(dataset, split, build(dataset)[split])
     return open_benchmark(dataset, split)

@@ -152,12 +152,14 @@ def test_what_was_not_fetched(data: Path) -> None:
 
 
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "own.v2.jsonl", [{"problem": "Half?", "answer": "1/2"}])
+    rows = [{"problem": "Half?", "answer": "1/2"}, {"problem": "One?", "answer": 1}]
+    path = write_lines(tmp_path / "own.v2.jsonl", rows[::-1])
+    with pytest.raises(SpearError, match="cannot grade code/own/all/00001, whose answer is '1/2'"):
+        make(dataset=path)
+    path = write_lines(tmp_path / "own.v3.jsonl", rows[:1])
     assert find_splits(str(path)) == ("all",)
     tasks = open_tasks(str(path), None)
     assert tasks[0].id == "code/own/all/00000" and open_tasks(str(path), "all") is tasks
-    with pytest.raises(SpearError, match="grader='math_verify'"):
-        make(dataset=path)
     pytest.importorskip("math_verify", reason="needs the extra 'sandbox'")
     env = make(dataset=path, grader="math_verify")
     env.reset(seed=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call
@@ -107,7 +107,7 @@ class ToolCallTemplate:
             max_turns=context.max_turns,
             problem=context.instruction.strip(),
         )
-        return opening if context.turn == 1 else _append_history(opening, context, self.follow_up(context))
+        return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
         """What the environment says."""
@@ -146,7 +146,7 @@ class RetoolTemplate:
             max_turns=context.max_turns,
             problem=context.instruction.strip(),
         )
-        return opening if context.turn == 1 else _append_history(opening, context, self.follow_up(context))
+        return opening if context.turn == 1 else _append_history(self, opening, context)
 
     def follow_up(self, context: PromptContext) -> str:
         """What the code printed, between the tags of the interpreter."""
@@ -159,15 +159,17 @@ class RetoolTemplate:
         return f"{think}\n{written}" if think else written
 
 
-def _append_history(opening: str, context: PromptContext, last: str) -> str:
-    """A prompt that shows the last turns in place of a conversation."""
+def _append_history(template: PromptTemplate, opening: str, context: PromptContext) -> str:
+    """A prompt that shows the last turns in place of a conversation, and what is seen now."""
     parts = [opening]
     first = context.turn - len(context.history)
     if first > 1:
         parts.append(f"({first - 1} earlier turns are not shown.)")
     for turn, (seen, action) in enumerate(context.history, first):
-        parts += [action] if turn == 1 else [seen, action]
-    return "\n\n".join([*parts, last])
+        if turn > 1:
+            parts.append(template.follow_up(replace(context, observation=seen, turn=turn)).strip())
+        parts.append(action if read_call(action) is None else template.respond(action))
+    return "\n\n".join([*parts, template.follow_up(context).strip()])
 
 
 # A word takes the blank before it and the bracket behind it along; numbers are written digit by digit.

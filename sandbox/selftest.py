@@ -46,7 +46,7 @@ class _Canaries:
     port: int
     abstract: str
     token: str
-    victim: int
+    victim: subprocess.Popen[bytes]
 
     def describe(self) -> dict[str, Any]:
         """For the program inside."""
@@ -54,7 +54,7 @@ class _Canaries:
             "file": str(self.folder / "canary"),
             "port": self.port,
             "abstract": self.abstract,
-            "victims": [self.victim, os.getpid()],
+            "victim": self.victim.pid,
             "tokens": [self.token],
             "environment": [_VARIABLE],
         }
@@ -113,12 +113,13 @@ class _SelfTest:
         if found is None:
             return [Probe("arithmetic", False, f"no answer: {_shorten(outcome)}")]
         status = found.get("status", {})
+        alive = canaries.victim.poll() is None
         rules: list[tuple[str, tuple[Isolation, ...], bool, object]] = [
             ("arithmetic", _ALL, found["arithmetic"] == 42, found["arithmetic"]),
             ("canary_file", _FILTERED, found["read"] is None and found["wrote"] is None, found["read"]),
             ("loopback", _FILTERED, found["loopback"] is None, found["loopback"]),
             ("abstract_socket", _FILTERED, found["abstract"] is None, found["abstract"]),
-            ("other_process", _FILTERED, not found["victims"] and not found["names"], found["victims"]),
+            ("other_process", _FILTERED, alive and not found["names"], "not reached" if alive else "killed"),
             ("user", _ALL, found["uid"] != 0, f"uid {found['uid']}"),
             (
                 "capabilities",
@@ -204,7 +205,7 @@ async def _set_out(uid: int) -> AsyncIterator[_Canaries]:
             **drop,  # type: ignore[call-overload]
         )
         stack.callback(_end, victim)
-        yield _Canaries(folder, secret, port, abstract, token, victim.pid)
+        yield _Canaries(folder, secret, port, abstract, token, victim)
 
 
 def _set_variable(value: str | None) -> None:

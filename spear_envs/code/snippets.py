@@ -86,7 +86,9 @@ def run(source, prelude, name):
     linecache.cache[name] = len(source), None, [line + "\\n" for line in source.split("\\n")], name
     try:
         exec(compile(source, name, "exec", dont_inherit=True), space)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         try:
             show(type(error), error, error.__traceback__.tb_next)
         except BaseException:

@@ -130,7 +130,7 @@ def box(engine: Engine, image: str, request: pytest.FixtureRequest) -> Iterator[
     name = f"sandbox-{os.getpid()}"
     engine.do("podman", "run", "-d", "--name", name, *options.split(), image, "serve", "--host", "127.0.0.1")
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while "ready: isolation namespaces" not in (logs := engine.do("podman", "logs", name)):
             assert time.monotonic() < end, logs
             time.sleep(0.3)

@@ -24,8 +24,9 @@ GUEST_UID = 10001
 
 _STRONG = (Isolation.NAMESPACES, Isolation.BWRAP)
 _REMEDY = (
-    "To mend it: in a container, start it with the seccomp profile in sandbox/deploy/seccomp.json and with all of /proc "
-    "(docker run --security-opt seccomp=… --security-opt systempaths=unconfined; podman: unmask=ALL); on a host, allow user namespaces (sysctl user.max_user_namespaces=10000, "
+    "To mend it: in a container, start it with the seccomp profile in sandbox/deploy/seccomp.json and all of /proc "
+    "(docker run --security-opt seccomp=… --security-opt systempaths=unconfined; podman: unmask=ALL); "
+    "on a host, allow user namespaces (sysctl user.max_user_namespaces=10000, "
     "kernel.unprivileged_userns_clone=1 on Debian, kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu). "
     "To run with less around the programs, say so: --allow-weak-isolation landlock, or isolation='landlock' in Python."
 )

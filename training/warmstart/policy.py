@@ -39,6 +39,9 @@ class PolicyShape:
     """Size of the model (tied embeddings, no grouped heads).  The default has 0.45 M parameters.
 
     The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
+
+    Attributes:
+        context: positions that there are at least; episodes that go wrong may be longer than the expert's.
     """
 
     hidden: int = 96
@@ -46,6 +49,7 @@ class PolicyShape:
     heads: int = 3
     mlp: int = 256
     initializer_range: float = 0.05
+    context: int = 256
 
 
 @dataclass(frozen=True)
@@ -301,7 +305,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
 
 
 def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
-    """A new float32 model with room for sequences of twice ``longest`` tokens, at least 256."""
+    """A new float32 model with room for sequences of twice ``longest`` tokens, at least ``shape.context``."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -310,7 +314,7 @@ def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: 
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.hidden // shape.heads,
-        max_position_embeddings=max(256, 2 ** math.ceil(math.log2(2 * longest))),
+        max_position_embeddings=max(shape.context, 2 ** math.ceil(math.log2(2 * longest))),
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         attention_dropout=0.0,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agents.trajectory import Layout
-from training.warmstart.policy import WarmStartSettings
+from training.warmstart.policy import PolicyShape, WarmStartSettings
 from training.warmstart.rows import Answers
 
 __all__ = ["RECIPES", "choose_recipe"]
@@ -56,6 +56,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 noise=0.0,
                 epochs=16,
                 learning_rate=2e-3,
+                shape=PolicyShape(context=512),
                 panel_tasks=120,
                 target=0.1,
             ),

@@ -133,6 +133,8 @@ def serve_runs(
     """
     limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
     token = _read_token()
+    if not self_test_only:
+        _check_extra()
 
     async def work() -> None:
         make = partial(LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes)
@@ -205,6 +207,15 @@ async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str
 
 def _warn(text: str) -> None:
     click.echo(f"Warning: {text}", err=True)
+
+
+def _check_extra() -> None:
+    try:
+        import sandbox.server
+        import sandbox.serving  # noqa: F401
+    except ModuleNotFoundError as error:
+        sentence = f"the service needs the package {error.name}: pip install -e '.[sandbox]' brings it."
+        raise click.ClickException(sentence) from None
 
 
 def _read_token() -> str | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -211,6 +212,12 @@ class TestFailedStarts:
             found = call(capsys, "serve", "--port", str(port))
         sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
         assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+
+    def test_a_missing_package_is_named_with_its_extra(self) -> None:
+        code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1 and "uvicorn" in done.stderr and "'.[sandbox]'" in done.stderr
+        assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(
         "arguments",

@@ -8,7 +8,7 @@ import sys
 from sandbox.backends import Backend
 from sandbox.cold import BwrapBackend, WeakBackend
 from sandbox.installation import Installation, find_installation
-from sandbox.protocol import Isolation, Limits, SandboxFault
+from sandbox.protocol import FaultKind, Isolation, Limits, SandboxFault
 from sandbox.selftest import Probe, probe_backend
 from sandbox.warm import WarmBackend
 from sandbox.zygotes import RefusedError
@@ -32,8 +32,11 @@ _REMEDY = (
 )
 
 
-class IsolationRefusedError(Exception):
+class IsolationRefusedError(SandboxFault):
     """No level that may be taken holds here; the message names the failed probes, the remedy and the flag."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(FaultKind.UNAVAILABLE, message)
 
 
 async def choose_backend(

@@ -11,12 +11,32 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-__all__ = ["PACKAGES", "Installation", "find_installation"]
+__all__ = ["PACKAGES", "Installation", "Warmth", "find_installation", "list_kinds"]
 
-PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
+PACKAGES = ("numpy", "sympy", "mpmath", "scipy")
 """What programs may import beside the standard library, as far as it is installed."""
 
-_SUBMODULES = {"scipy": ("scipy.linalg", "scipy.optimize", "scipy.stats")}
+
+@dataclass(frozen=True)
+class Warmth:
+    """What a kind of warm interpreter has imported, and the words that call for it."""
+
+    words: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def fits(self, code: str) -> bool:
+        """Whether one of the words stands somewhere in a program.
+
+        A program that hides the name of a package can import it all the same, only cold.
+        """
+        return bool(self.words) and re.search(rf"\b(?:{'|'.join(self.words)})\b", code) is not None
+
+
+# Forking costs in proportion to what has been imported, so SciPy is kept apart. SymPy's lambdify imports all of it.
+_KINDS = (
+    (("numpy", "sympy", "mpmath"), (), ()),
+    (("scipy",), ("lambdify",), ("scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats")),
+)
 
 
 @dataclass(frozen=True)
@@ -30,16 +50,24 @@ class Installation:
     """Folder of ``sandbox.guest``."""
     packages: dict[str, str]
     """Name in ``site-packages`` → path."""
-    modules: tuple[str, ...]
-    """What a warm interpreter imports before the first run; without their submodules these are ``names``."""
-    names: tuple[str, ...]
+    kinds: tuple[Warmth, ...]
+    """Of warm interpreters, each with all that the one before it has."""
 
-    def is_needed(self, code: str) -> bool:
-        """Whether a program may import one of the packages: their names stand somewhere in the text.
+    def choose_kind(self, code: str) -> int:
+        """The place of the smallest kind that has what the program names."""
+        return max(place for place, kind in enumerate(self.kinds) if place == 0 or kind.fits(code))
 
-        A program that hides the name imports it all the same, only cold.
-        """
-        return bool(self.names) and re.search(rf"\b(?:{'|'.join(map(re.escape, self.names))})\b", code) is not None
+
+def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
+    """The kinds of warm interpreters that make sense with these packages; the first has none of them."""
+    kinds = [Warmth()]
+    others = tuple(name for name in packages if not any(name in names for names, _, _ in _KINDS))
+    for place, (names, words, submodules) in enumerate(_KINDS):
+        here = tuple(name for name in names if name in packages) + (others if place == 0 else ())
+        if here:
+            found = (*here, *(name for name in submodules if name.partition(".")[0] in packages))
+            kinds.append(Warmth((*here, *words), (*kinds[-1].modules, *found)))
+    return tuple(kinds)
 
 
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
@@ -63,6 +91,5 @@ def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
         prefix=os.path.realpath(sys.base_prefix),
         guest=str(Path(__file__).resolve().parent / "guest"),
         packages=paths,
-        modules=tuple(module for name in names for module in (name, *_SUBMODULES.get(name, ()))),
-        names=tuple(names),
+        kinds=list_kinds(names),
     )

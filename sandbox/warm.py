@@ -25,8 +25,8 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
 class _Slot:
     """A place for one warm interpreter."""
 
-    def __init__(self, warm: bool) -> None:
-        self.warm = warm
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
         self.zygote: Zygote | None = None
         self.worn_out = asyncio.Event()
 
@@ -34,7 +34,8 @@ class _Slot:
 class WarmBackend:
     """Forks each run from an interpreter that has imported what the program needs.
 
-    There are two kinds: one with the packages, and a small one, cheaper to fork, for programs that name none of them.
+    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest that
+    has what its program names.
 
     Args:
         zygotes: interpreters of each kind.
@@ -47,8 +48,7 @@ class WarmBackend:
     def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int) -> None:
         self._installation = installation
         self._uid = uid
-        kinds = (False, True) if installation.names else (False,)
-        self._slots = [_Slot(warm) for warm in kinds for _ in range(zygotes)]
+        self._slots = [_Slot(kind) for kind in range(len(installation.kinds)) for _ in range(zygotes)]
         self._keepers: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._restarts = 0
@@ -65,7 +65,7 @@ class WarmBackend:
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
         """See :meth:`sandbox.backends.Backend.borrow`."""
-        slot = self._choose(self._installation.is_needed(code))
+        slot = self._choose(self._installation.choose_kind(code))
         zygote = slot.zygote
         assert zygote is not None
         zygote.running += 1
@@ -94,16 +94,17 @@ class WarmBackend:
             slot.zygote = None
         await asyncio.gather(*(zygote.close() for zygote in zygotes))
 
-    def _choose(self, warm: bool) -> _Slot:
+    def _choose(self, kind: int) -> _Slot:
         alive = [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
         if not alive:
             raise SandboxFault(FaultKind.UNAVAILABLE, "no warm interpreter is alive; one is being started again")
-        # One of the other kind runs the program, too, only slower.
-        fitting = [slot for slot in alive if slot.warm == warm] or alive
+        # One of another kind runs the program, too, only slower.
+        fitting = [slot for slot in alive if slot.kind == kind] or alive
         return min(fitting, key=lambda slot: slot.zygote.running if slot.zygote else 0)
 
     async def _start_one(self, slot: _Slot) -> None:
-        slot.zygote = await start_zygote(self._installation, warm=slot.warm, uid=self._uid)
+        modules = self._installation.kinds[slot.kind].modules
+        slot.zygote = await start_zygote(self._installation, modules, uid=self._uid)
         slot.worn_out.clear()
 
     async def _keep(self, slot: _Slot) -> None:

@@ -165,11 +165,11 @@ async def end_process(process: subprocess.Popen[bytes], patience_s: float = _END
         process.wait()
 
 
-async def start_zygote(installation: Installation, *, warm: bool, uid: int) -> Zygote:
+async def start_zygote(installation: Installation, modules: Sequence[str], *, uid: int) -> Zygote:
     """Start an interpreter in its namespaces and wait until it has imported what it should.
 
     Args:
-        warm: With the packages; else with parts of the standard library only.
+        modules: What to import beside common parts of the standard library.
         uid: User inside, if this process is root; else it is this process's own.
 
     Raises:
@@ -185,7 +185,7 @@ async def start_zygote(installation: Installation, *, warm: bool, uid: int) -> Z
         "prefix": installation.prefix,
         "guest": installation.guest,
         "packages": installation.packages,
-        "modules": [*COMMON_MODULES, *(installation.modules if warm else ())],
+        "modules": [*COMMON_MODULES, *modules],
     }
     source = str(Path(installation.guest).parent.parent)
     boot = f"import sys; sys.path.insert(0, {source!r}); from sandbox.guest.root import enter; enter()"

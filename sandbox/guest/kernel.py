@@ -20,6 +20,7 @@ __all__ = [
     "die_with_parent",
     "drop_capabilities",
     "enter_root",
+    "gather_memory",
     "make_mounts_private",
     "map_ids",
     "mount",
@@ -50,6 +51,7 @@ _AT_RECURSIVE = 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _HIGHEST_CAPABILITY = 63
+_MADV_COLLAPSE, _HUGE = 25, 2 << 20
 
 # PyDLL keeps the interpreter's lock through the call: the child of clone() must own it.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -177,6 +179,25 @@ def clear_dumpable() -> None:
 def close_from(first: int) -> None:
     """Close all descriptors from ``first`` on."""
     _call(_CLOSE_RANGE, "close_range", first, 2**31 - 1, 0)
+
+
+def gather_memory() -> int:
+    """Put this process's private memory into huge pages as far as it goes; how many 2 MiB pieces there are now.
+
+    A fork copies one entry for a huge page instead of 512. Linux 6.1 and later; elsewhere this does nothing.
+    """
+    gathered = 0
+    with open("/proc/self/maps", encoding="ascii") as file:
+        areas = [line.split(maxsplit=5) for line in file]
+    for span, rights, _, _, inode, *name in areas:
+        if inode != "0" or not rights.startswith("rw-p") or (name and name[0].strip() != "[heap]"):
+            continue
+        first, _, last = span.partition("-")
+        start = -(-int(first, 16) // _HUGE) * _HUGE
+        for address in range(start, int(last, 16) - _HUGE + 1, _HUGE):
+            size, advice = ctypes.c_size_t(_HUGE), ctypes.c_int(_MADV_COLLAPSE)
+            gathered += _libc.madvise(ctypes.c_void_p(address), size, advice) == 0
+    return gathered
 
 
 # Rights of Landlock's first version, then those that later ones added, by the version.

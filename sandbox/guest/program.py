@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import resource
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -72,6 +73,7 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     The caller returns to the bottom of its stack before it calls that, so the program finds no frames of ours.
     """
     kernel.close_from(3)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _reseed()
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")

@@ -158,9 +158,12 @@ def _try_mounts(build: Callable[[], None]) -> bool:
 
 
 def _become(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise OSError(error.errno, f"root may not become user {uid} here: {error.strerror}") from None
     # Changing the user has made this process a secret to itself; it could not write its own maps.
     kernel.set_dumpable()
 

@@ -25,6 +25,9 @@ _AF_UNIX = 1
 _IOCTLS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _PR_SET_SECCOMP = 22
+_PRIO_PROCESS = 0
+_SUPERVISOR = 1
+_SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
 # What acts on processes by number: without a pid namespace these would be other people's.
 _ON_OTHERS = (
     "kill",
@@ -32,9 +35,7 @@ _ON_OTHERS = (
     "pidfd_send_signal",
     "rt_sigqueueinfo",
     "rt_tgsigqueueinfo",
-    "sched_setaffinity",
     "setpgid",
-    "setpriority",
     "setsid",
     "tkill",
 )
@@ -80,6 +81,18 @@ def _all_of(index: int, bits: int, then: int, otherwise: int) -> Program:
     return [_load_argument(index), masked, _Step(_EQUAL, 1, 0, bits), *_end(otherwise), *_end(then)]
 
 
+def _unless(index: int, value: int, otherwise: int) -> Program:
+    """Go on if the argument has this value, else return ``otherwise``."""
+    return [_load_argument(index), _Step(_EQUAL, 1, 0, value), *_end(otherwise)]
+
+
+def _stream_pairs(otherwise: int) -> Program:
+    """Pairs of stream sockets of this machine: from one of datagrams, messages could be sent to any address."""
+    masked = _Step(_AND, 0, 0, _SOCK_TYPE_MASK)
+    kind = [_load_argument(1), masked, _Step(_EQUAL, 1, 0, _SOCK_STREAM), *_end(otherwise), *_end(_ALLOW)]
+    return [*_unless(0, _AF_UNIX, otherwise), *kind]
+
+
 def _examine(own_process: int | None) -> dict[str, Program]:
     """What is decided by arguments."""
     denied = _ERRNO | errno.EPERM
@@ -91,13 +104,21 @@ def _examine(own_process: int | None) -> dict[str, Program]:
         "ioctl": _one_of(1, _IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY),
         # Pages of a shared anonymous mapping outlive the process that filled them, and no process then shows them.
         "mmap": _all_of(3, _SHARED_ANONYMOUS, denied, _ALLOW),
-        "prlimit64": _end(_ALLOW),
+        # The supervisor belongs to the same user. A program that lowered its limits could end the run without a report.
+        "prlimit64": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
+        "sched_setaffinity": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
+        "setpriority": [
+            *_unless(0, _PRIO_PROCESS, denied),
+            *_one_of(1, (_SUPERVISOR,), denied, _ALLOW),
+        ],
         "socket": _end(denied),
         "socketpair": _one_of(0, (_AF_UNIX,), _ALLOW, denied),
         "tgkill": _end(_ALLOW),
     }
     if own_process is not None:
         rules["fcntl"] = _one_of(1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), denied, _ALLOW)
+        rules["sched_setaffinity"] = rules["setpriority"] = _end(denied)
+        rules["socketpair"] = _stream_pairs(denied)
         rules["prlimit64"] = _one_of(0, (0, own_process), _ALLOW, denied)
         rules["tgkill"] = _one_of(0, (own_process,), _ALLOW, denied)
     return rules

@@ -104,15 +104,16 @@ def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
         try:
             if exactly:
                 with contextlib.suppress(PermissionError):
-                    total += _read_kib(f"/proc/{process}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+                    total += _read_kib(f"/proc/{process}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
                     continue
-            total += _read_kib(f"/proc/{process}/status", b"RssAnon:", b"RssShmem:")
+            total += _read_kib(f"/proc/{process}/status", b"\nRssAnon:", b"\nRssShmem:")
         except (OSError, ValueError):  # it has ended
             continue
     return total << 10
 
 
 def _read_kib(path: str, *names: bytes) -> int:
+    # With the line break: a process can call itself by any of these names, but not by a line of its own.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 8192)
@@ -184,6 +185,6 @@ def place_descriptors(out: int, error: int, report_fd: int, stdin: int | None = 
 
 
 def reset_signals() -> None:
-    """As in a process that has just started."""
+    """No handlers: the program may send signals to its supervisor, and only those with a handler would reach it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -49,6 +49,7 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     gc.collect()
     gc.disable()
     gc.freeze()
+    kernel.gather_memory()
     # Ended runs need not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

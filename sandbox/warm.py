@@ -29,6 +29,8 @@ class _Slot:
         self.kind = kind
         self.zygote: Zygote | None = None
         self.worn_out = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set when its first start has succeeded or failed."""
 
 
 class WarmBackend:
@@ -55,17 +57,18 @@ class WarmBackend:
 
     async def start(self) -> None:
         """See :meth:`sandbox.backends.Backend.start`."""
-        started = await asyncio.gather(*(self._start_one(slot) for slot in self._slots), return_exceptions=True)
-        for result in started:
-            if isinstance(result, BaseException):
-                await self.close()
-                raise result
+        # The smallest kind shows whether it can be done. Programs that need another wait for it.
+        first = self._slots[0]
+        await self._start_one(first)
+        first.tried.set()
         self._keepers = [asyncio.ensure_future(self._keep(slot)) for slot in self._slots]
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
         """See :meth:`sandbox.backends.Backend.borrow`."""
-        slot = self._choose(self._installation.choose_kind(code))
+        kind = self._installation.choose_kind(code)
+        await asyncio.gather(*(slot.tried.wait() for slot in self._slots if slot.kind == kind))
+        slot = self._choose(kind)
         zygote = slot.zygote
         assert zygote is not None
         zygote.running += 1
@@ -108,7 +111,9 @@ class WarmBackend:
         slot.worn_out.clear()
 
     async def _keep(self, slot: _Slot) -> None:
-        """Replace the interpreter when it has died or is worn out, for ever."""
+        """Start an interpreter, and replace it when it has died or is worn out, for ever."""
+        if slot.zygote is None:
+            await self._renew(slot)
         while True:
             zygote = slot.zygote
             assert zygote is not None
@@ -136,6 +141,8 @@ class WarmBackend:
                 return await self._start_one(slot)
             except (SandboxFault, RefusedError, OSError) as error:
                 logger.warning("no new interpreter: %s; again in %.1f s", error, delay_s)
+            finally:
+                slot.tried.set()
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 

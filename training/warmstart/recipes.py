@@ -54,7 +54,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 layout=Layout.CONVERSATION,
                 episodes=720,
                 noise=0.0,
-                epochs=16,
+                epochs=6,
                 learning_rate=2e-3,
                 shape=PolicyShape(context=512),
                 panel_tasks=120,

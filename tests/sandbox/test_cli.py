@@ -72,6 +72,12 @@ def find_children(pid: int) -> list[int]:
     return sorted(found - {pid})
 
 
+def read_peak_mb(pid: int) -> float:
+    """The most memory that a process has held so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
 def are_gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -83,6 +89,9 @@ class TestServe:
             assert running.line.startswith("ready: isolation ")
             assert ", 3 runs at a time, at http://127.0.0.1:" in running.line
             assert run_once(running.url, "print(1)").stdout == "1\n"
+            before = read_peak_mb(running.process.pid)
+            assert ask(running.url, b'{"code": "' + b"x" * 50_000_000 + b'"}')[0] == 413
+            assert read_peak_mb(running.process.pid) < before + 8  # it was not taken into memory
             children = find_children(running.process.pid)
             running.process.send_signal(signal.SIGINT)
             assert finish(running.process) == (0, "", "")

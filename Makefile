@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint bench docs clean
+.PHONY: help setup demo test slow container lint bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -25,6 +25,9 @@ test: setup  ## the fast tests
 
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
 	$(PY) -m pytest -q -m slow $(ARGS)
+
+container: setup  ## build the sandbox's image and run it (as root; installs buildah, podman, runc, debootstrap)
+	scripts/container_test.sh $(ARGS)
 
 lint: setup  ## ruff and mypy
 	$(PY) -m ruff check .

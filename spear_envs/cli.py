@@ -28,6 +28,7 @@ SUMMARIES = {
     "eval": "Play an environment's tasks with a policy and report its success.",
     "index": "Plan, build and check the index of a corpus.",
     "retriever": "Serve passages to search agents over HTTP.",
+    "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
     "train": "Train a policy with SPEAR, through verl.",
     "warmstart": "Build a small policy from an environment's expert.",
 }

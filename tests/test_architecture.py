@@ -47,17 +47,23 @@ NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing"}
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
 BASE = ("spear_envs/*", "agents/*", "training/*")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "numpy": BASE,
+    "numpy": (*BASE, "sandbox/guest/warmth.py"),
+    "sympy": ("sandbox/guest/warmth.py",),
     "gymnasium": BASE,
     "PIL": BASE,
     "cloudpickle": BASE,
-    "click": BASE,
-    "rich": BASE,
+    "click": (*BASE, "sandbox/cli.py"),
+    "rich": (*BASE, "sandbox/cli.py"),
     "regex": ("spear_envs/bm25/*",),
-    "httpx": ("spear_envs/data/*", "spear_envs/retrieval/client.py", "spear_envs/retrieval/session.py"),
-    "fastapi": ("spear_envs/retrieval/server.py",),
-    "uvicorn": ("spear_envs/retrieval/serving.py",),
-    "prometheus_client": ("spear_envs/retrieval/metrics.py",),
+    "httpx": (
+        "spear_envs/data/*",
+        "spear_envs/retrieval/client.py",
+        "spear_envs/retrieval/session.py",
+        "sandbox/client.py",
+    ),
+    "fastapi": ("spear_envs/retrieval/server.py", "sandbox/server.py"),
+    "uvicorn": ("spear_envs/retrieval/serving.py", "sandbox/serving.py"),
+    "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/metrics.py"),
     "faiss": ("spear_envs/retrieval/*",),
     "sentence_transformers": ("spear_envs/retrieval/*",),
     "onnxruntime": ("spear_envs/retrieval/*",),
@@ -70,14 +76,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),
-    "ray": ("spear_envs/retrieval/replicas.py", "training/verl_plugin/*"),
+    "ray": ("spear_envs/retrieval/replicas.py", "sandbox/deploy/ray_serve.py", "training/verl_plugin/*"),
     "transfer_queue": ("training/verl_plugin/*",),
     "tensordict": ("training/verl_plugin/*",),
     "psutil": ("training/*",),
     "hydra": ("training/*",),
     "omegaconf": ("training/*",),
     "yaml": ("training/*",),
-    "pyarrow": ("spear_envs/search/question_files.py",),
+    "pyarrow": ("spear_envs/data/rows.py",),
+    "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("training/*",),
     "matplotlib": ("training/plots*",),
 }
@@ -89,7 +96,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
-LIGHT += ("agents", "agents.episode", "training", "sandbox")
+LIGHT += ("agents", "agents.episode", "training", "sandbox", "sandbox.client", "sandbox.blocking")
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,8 @@ def known_to(path: str) -> tuple[str, ...]:
     """The parts of the project that a file may import."""
     parts = path.removesuffix(".py").split("/")
     if parts[0] == "spear_envs" and len(parts) > 2 and parts[1] not in NOT_ENVIRONMENTS:
-        return *(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2])
+        allowed = (*(f"spear_envs.{folder}" for folder in SHARED_FOLDERS), ".".join(parts[:2]))
+        return (*allowed, "sandbox") if parts[1] == "code" else allowed
     module = ".".join(parts)
     return KNOWS[max((name for name in KNOWS if is_within(module, name)), key=len)]
 
@@ -208,6 +216,9 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_envs/retrieval/server.py", "from spear_envs.sokoban import env"),
         ("spear_envs/retrieval/batching.py", "import fastapi"),
         ("spear_envs/sokoban/env.py", "import httpx"),
+        ("spear_envs/sokoban/env.py", "from sandbox.protocol import Outcome"),
+        ("spear_envs/code/env.py", "from spear_envs.search import grading"),
+        ("spear_envs/code/grading.py", "import math_verify"),
     ],
 )
 def test_rule_breakers_are_found(path: str, source: str) -> None:
@@ -225,6 +236,7 @@ def test_rule_breakers_are_found(path: str, source: str) -> None:
         ("training/warmstart/policy.py", "from transformers import Qwen3Config"),
         ("training/plots.py", "import matplotlib.pyplot as plt"),
         ("spear_envs/sokoban/env.py", "from spear_envs.retrieval.searcher import Searcher"),
+        ("spear_envs/code/env.py", "from sandbox.protocol import Outcome"),
     ],
 )
 def test_allowed_imports_pass(path: str, source: str) -> None:

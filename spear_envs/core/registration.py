@@ -25,6 +25,7 @@ ENVIRONMENTS: tuple[EnvEntry, ...] = (
     EnvEntry("spear/WebShop-v0", "spear_envs.webshop.env:WebShopEnv"),
     EnvEntry("spear/Sokoban-v0", "spear_envs.sokoban.env:SokobanEnv", "spear_envs.sokoban.vector:SokobanVectorEnv"),
     EnvEntry("spear/SearchR1-v0", "spear_envs.search.env:SearchR1Env"),
+    EnvEntry("spear/CodeInterpreter-v0", "spear_envs.code.env:CodeInterpreterEnv"),
 )
 """All environments that this package registers; one line each."""
 

@@ -37,6 +37,11 @@ DATASETS: tuple[Dataset, ...] = (
         {"get": "spear_envs.alfworld.data_cli:get", "check": "spear_envs.alfworld.data_cli:check"},
     ),
     Dataset(
+        "code",
+        "Code interpreter: DAPO-Math-17k, AIME 2024 and 2025.",
+        {verb: f"spear_envs.code.data_cli:{verb}" for verb in ("get", "check")},
+    ),
+    Dataset(
         "search",
         "Search-R1: questions of the seven benchmarks, training questions, wiki-18 and its indexes.",
         {verb: f"spear_envs.search.data_cli:{verb}" for verb in ("get", "check")},

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch, verify
 from spear_envs.data.cli import source_option
 from spear_envs.data.files import read_checksum, record_checksum
+from spear_envs.data.hub import find_given, list_given, list_published
 from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts, verify_joined
 from spear_envs.data.progress import show_bytes
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
@@ -100,10 +98,6 @@ def _parts_folder(name: str, source: Source) -> Path:
     return folder_of(source) / f"{name}.files" if source.target else folder_of(source)
 
 
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
-
-
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
@@ -133,11 +127,14 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
             shutil.rmtree(folder)
         if target.exists():
             return target
-    files = _list_given(source, given) if given is not None else _list_published(source)
+    if given is not None:
+        files = list_given(given, source.pattern)
+    else:
+        files = list_published(source.repository, source.pattern)
     parts = []
     for file, path in files:
         place = folder / Path(path).parent
-        found = fetch(file, place, source=given and _find_given(given, path), console=console)
+        found = fetch(file, place, source=given and find_given(given, path), console=console)
         if file.sha256 is None:
             _say(console, f"{path}: no SHA-256 is known; that of this copy is recorded beside it.")
         else:
@@ -151,53 +148,6 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
         join_parts(folder, target, parts, console=console)
     shutil.rmtree(folder)  # what it was made of, and their checksums
     return target
-
-
-def _list_published(source: Source) -> list[tuple[RemoteFile, str]]:
-    """The files of a source and their paths, as the repository lists them."""
-    page = f"{_endpoint()}/datasets/{source.repository}"
-    api = RemoteFile(
-        "tree.json",
-        (f"{_endpoint()}/api/datasets/{source.repository}/tree/main?recursive=true",),
-        manual=f"Open {page} in a browser and download what matches {source.pattern}.",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        listed = fetch(api, Path(folder)).read_bytes()
-    try:
-        entries = [entry for entry in json.loads(listed) if entry["type"] == "file"]
-        files = [
-            (
-                RemoteFile(
-                    Path(entry["path"]).name,
-                    (f"{page}/resolve/main/{entry['path']}",),
-                    size=entry["size"],
-                    sha256=entry["lfs"]["oid"] if entry.get("lfs") else None,
-                    manual=f"Open {page}/tree/main in a browser and download {entry['path']}.",
-                ),
-                entry["path"],
-            )
-            for entry in sorted(entries, key=lambda entry: entry["path"])
-            if re.fullmatch(source.pattern, entry["path"])
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SpearError(f"{api.urls[0]} gives no listing of files: is $HF_ENDPOINT right? {api.manual}") from error
-    if not files:
-        raise SpearError(f"{page} has no file {source.pattern} any more. {api.manual} Then: --from FOLDER.")
-    return files
-
-
-def _list_given(source: Source, given: Path) -> list[tuple[RemoteFile, str]]:
-    """The files of a source that lie in a folder."""
-    base = given if given.is_dir() else given.parent
-    paths = sorted(path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
-    found = [path for path in paths if re.fullmatch(source.pattern, path) and (given.is_dir() or path == given.name)]
-    if not found:
-        raise SpearError(f"{given} has no file {source.pattern} in it: name the folder that has it.")
-    return [(RemoteFile(Path(path).name), path) for path in found]
-
-
-def _find_given(given: Path, path: str) -> Path:
-    return (given / path) if given.is_dir() else given
 
 
 @click.command()

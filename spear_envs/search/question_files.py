@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
+from spear_envs.data.rows import read_rows
 
 __all__ = ["ANSWER_SPLIT", "RawQuestion", "read_questions"]
 
@@ -21,8 +18,6 @@ _QUESTION_MARK = "Question:"
 """The question is what stands behind the last of these in a prompt."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can escape one alone, but no tokenizer takes it."""
-_ROWS = 1_024
-_OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}
 
 
 class RawQuestion(NamedTuple):
@@ -53,9 +48,8 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
     Raises:
         SpearError: the file cannot be read, or a row is no question; the message names the row.
     """
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     number = 0
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(read_rows(path, "search"), 1):
         try:
             if not isinstance(row, Mapping):
                 raise _MalformedError("it is no object")
@@ -78,40 +72,6 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
 
 
 _FORMS = 'A row of .jsonl looks like {"id": "1", "question": "…", "golden_answers": ["…"]}.'
-
-
-def _read_lines(path: Path) -> Iterator[Any]:
-    opener = _OPENERS.get(path.suffix)
-    if opener is None:
-        raise SpearError(f"{path} is no file of questions: give a .jsonl (also .jsonl.xz, .jsonl.gz) or .parquet file.")
-    number = 1
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                if line.strip():
-                    yield json.loads(line)
-                number += 1
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpearError(f"{path}, line {number} cannot be read ({reason}): fetch or write it again.") from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
-
-
-def _read_parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise SpearError(f"parquet files need a package ({error}): pip install -e '.[search]' brings it.") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpearError(f"{path} cannot be read ({reason}): check the path, or fetch it again.") from error
 
 
 def _dig(row: Any, *keys: str) -> Any:

@@ -47,6 +47,18 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=100,
                 target=0.0,
             ),
+            # `spear train --config code`
+            WarmStartSettings(
+                "spear/CodeInterpreter-v0",
+                {"dataset": "mini-small", "prelude": "none", "max_turns": 4, "observation_chars": 64},
+                layout=Layout.CONVERSATION,
+                episodes=720,
+                noise=0.0,
+                epochs=6,
+                learning_rate=2e-3,
+                panel_tasks=120,
+                target=0.1,
+            ),
             # `spear train --config search`
             WarmStartSettings(
                 "spear/SearchR1-v0",

@@ -1,0 +1,334 @@
+"""The sandbox beside a plain subprocess and bubblewrap: CPU time of a run, waits under load, what 10,000 runs leave.
+
+``python -m benchmarks.sandbox`` measures two programs, ``print(1 + 1)`` and an equation solved with NumPy and SymPy
+loaded, at 1, 8 and 64 runs asked for at a time. CPU time is that of this process and of all below it, read off a
+control group of its own, so it needs root; the runners are measured in turn. SandboxFusion cannot be installed from a
+package index; its figures are those of the specification, from another measurement. ``--runs 10000`` goes on with a
+mixed load and counts what is left of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks._figures import Figure, describe_run, print_figures, write_figures
+from sandbox.cold import BwrapBackend
+from sandbox.installation import Installation, find_installation
+from sandbox.levels import GUEST_UID
+from sandbox.local import LocalExecutor
+from sandbox.protocol import Limits, RunStatus
+from sandbox.runs import carry_out, make_job
+from sandbox.zygotes import start_zygote
+
+PRINT = "print(1 + 1)"
+SOLVE = """
+import numpy as np
+import sympy as sp
+x = sp.symbols("x")
+roots = sp.solve(x**3 - 6 * x**2 + 11 * x - 6, x)
+print(roots, round(np.linalg.det(np.array([[2.0, 1.0], [1.0, 3.0]])), 6))
+"""
+PROGRAMS = {"print": PRINT, "numpy+sympy": SOLVE}
+ANSWERS = {"print": "2\n", "numpy+sympy": "[1, 2, 3] 5.0\n"}
+BARS = {"print": 12.0, "numpy+sympy": 45.0}
+SANDBOX_FUSION = {"print": (48, 50, 45), "numpy+sympy": (386, 473, 481)}
+CONCURRENCY = (1, 8, 64)
+TAIL_FACTOR = 3.0
+START_SECONDS = 3.0
+IN_FLIGHT = 64
+ROUNDS = 5
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+Run = Callable[[str], Awaitable[str]]
+"""Runs a program and gives what it printed."""
+
+
+class CpuGroup:
+    """A control group that this process moves into: CPU time of it and of all it starts, gone or not."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._usage: Path | None = None
+
+    def __enter__(self) -> CpuGroup:
+        name = f"benchmark-{os.getpid()}"
+        for base, usage in (("cpuacct", "cpuacct.usage"), ("cpu,cpuacct", "cpuacct.usage"), ("", "cpu.stat")):
+            folder = Path("/sys/fs/cgroup", base, name)
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                self._folder, self._usage = folder, folder / usage
+                (folder / "cgroup.procs").write_text(str(os.getpid()))
+                self.read()
+                return self
+        raise SystemExit("no control group for CPU time can be made here: run it as root")
+
+    def __exit__(self, *_: object) -> None:
+        assert self._folder is not None
+        (self._folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+                return
+            time.sleep(0.1)
+
+    def read(self) -> float:
+        """Seconds."""
+        assert self._usage is not None
+        text = self._usage.read_text()
+        if self._usage.name == "cpu.stat":
+            return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
+        return int(text) / 1e9
+
+
+async def run_many(run: Run, code: str, expected: str, count: int, at_a_time: int) -> None:
+    """Run a program so often, so many at a time, and see that each answer is right."""
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            printed = await run(code)
+            assert printed == expected, printed
+
+    await asyncio.gather(*(work() for _ in range(at_a_time)))
+
+
+def make_pool_runner(executor: LocalExecutor) -> Run:
+    async def run(code: str) -> str:
+        return (await executor.run(code)).stdout
+
+    return run
+
+
+def make_subprocess_runner(installation: Installation) -> Run:
+    """The interpreter itself, with the same packages and no isolation at all."""
+    path = os.pathsep.join(sorted({str(Path(folder).parent) for folder in installation.packages.values()}))
+    environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
+    slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+
+    async def run(code: str) -> str:
+        async with slots:
+            process = await asyncio.create_subprocess_exec(
+                installation.interpreter,
+                "-s",
+                "-c",
+                code,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            return (await process.communicate())[0].decode()
+
+    return run
+
+
+async def make_bwrap_runner(installation: Installation) -> Run:
+    """Our level ``bwrap``: an interpreter for each run."""
+    limits = Limits()
+    backend = BwrapBackend(installation, uid=GUEST_UID, limits=limits)
+    await backend.start()
+    slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+
+    async def run(code: str) -> str:
+        async with slots, backend.borrow(code) as fork:
+            job = make_job(code, None, (), limits, limits)
+            return (await carry_out(job, None, limits, backend.level, fork)).stdout
+
+    return run
+
+
+async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> list[Figure]:
+    """CPU milliseconds of a run, by program, runner and concurrency."""
+    installation = find_installation()
+    runners: dict[str, Run] = {"sandbox": make_pool_runner(executor)}
+    runners["subprocess"] = make_subprocess_runner(installation)
+    if shutil.which("bwrap"):
+        reachable = installation
+        if os.getuid() == 0 and not _is_open(installation.interpreter):
+            # A home folder of root: bubblewrap runs as another user.
+            reachable = replace(installation, interpreter=os.path.realpath(SYSTEM_PYTHON), prefix="/usr")
+        runners["bwrap"] = await make_bwrap_runner(reachable)
+    figures = []
+    for name, code in PROGRAMS.items():
+        for place, at_a_time in enumerate(CONCURRENCY):
+            spent: dict[str, list[float]] = {runner: [] for runner in runners}
+            for turn in range(2 if quick else ROUNDS):
+                for runner, run in runners.items():
+                    if runner != "sandbox" and turn > 0 and (quick or turn > 2):
+                        continue  # half a second of CPU for each run
+                    count = max(at_a_time, 32 if runner == "sandbox" else 8)
+                    start = group.read()
+                    await run_many(run, code, ANSWERS[name], count, at_a_time)
+                    spent[runner].append((group.read() - start) / count * 1e3)
+            about = f"{name}, {at_a_time} at a time"
+            found = []
+            for runner, values in spent.items():
+                bar = BARS[name] if runner == "sandbox" and at_a_time == CONCURRENCY[-1] else None
+                found.append(Figure(f"{about}: {runner}", median(values), "ms CPU", bar))
+            found.append(Figure(f"{about}: SandboxFusion, elsewhere", SANDBOX_FUSION[name][place], "ms CPU"))
+            figures += print_figures(found)
+    return figures
+
+
+def _is_open(path: str) -> bool:
+    return all(os.stat(parent).st_mode & 0o001 for parent in Path(path).parents)
+
+
+async def measure_tail(executor: LocalExecutor, quick: bool) -> list[Figure]:
+    """Waits at half of what the pool can do, arrivals of a Poisson process."""
+    run = make_pool_runner(executor)
+    count = 256 if quick else 1000
+    start = time.perf_counter()
+    await run_many(run, PRINT, ANSWERS["print"], 256, 8)
+    rate = 256 / (time.perf_counter() - start) / 2
+    chance = random.Random(5)
+    waits: list[float] = []
+    in_flight = asyncio.Semaphore(IN_FLIGHT)
+
+    async def call() -> None:
+        async with in_flight:
+            begun = time.perf_counter()
+            await run(PRINT)
+            waits.append((time.perf_counter() - begun) * 1e3)
+
+    calls = []
+    for _ in range(count):
+        calls.append(asyncio.ensure_future(call()))
+        await asyncio.sleep(chance.expovariate(rate))
+    await asyncio.gather(*calls)
+    p50, p99 = median(waits), quantiles(waits, n=100)[98]
+    load = f"half load, {rate:.0f} runs/s"
+    return [
+        Figure(f"{load}: p50", p50, "ms"),
+        Figure(f"{load}: p99", p99, "ms", TAIL_FACTOR * p50),
+    ]
+
+
+async def measure_start(quick: bool) -> list[Figure]:
+    """Seconds until a warm interpreter can fork."""
+    installation = find_installation()
+    figures = []
+    for place, kind in enumerate(installation.kinds):
+        seconds = []
+        for _ in range(2 if quick else ROUNDS):
+            start = time.perf_counter()
+            zygote = await start_zygote(installation, kind.modules, uid=GUEST_UID)
+            seconds.append(time.perf_counter() - start)
+            await zygote.close()
+        name = f"kind {place}: {', '.join(name for name in kind.modules if '.' not in name) or 'standard library'}"
+        figures.append(Figure(f"start of an interpreter, {name}", min(seconds), "s", START_SECONDS))
+    return figures
+
+
+MIXED: tuple[tuple[str, int], ...] = (
+    (PRINT, 12),
+    (SOLVE, 2),
+    ("1 / 0", 2),
+    ("import os; os.fork(); print('two')", 1),
+    ("import subprocess; subprocess.Popen(['/bin/sleep', '60'])", 1),
+    ("open('left', 'wb').write(bytes(1 << 20))", 1),
+    ("while True: pass", 1),
+)
+"""Programs of the mixed load and how often each comes in a round."""
+
+
+async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
+    """What a mixed load leaves behind."""
+    chance = random.Random(7)
+    programs = [code for code, times in MIXED for _ in range(times)]
+    in_flight = asyncio.Semaphore(2 * executor.max_running)
+    short = replace(executor.limits, wall_s=0.2)
+    ended = {status: 0 for status in RunStatus}
+
+    async def call(code: str) -> None:
+        async with in_flight:
+            outcome = await executor.run(code, limits=short if code.startswith("while") else None)
+            ended[outcome.status] += 1
+
+    async def play(count: int) -> None:
+        await asyncio.gather(*(call(chance.choice(programs)) for _ in range(count)))
+
+    await play(min(500, runs // 4))
+    before = count_resources()
+    start = time.perf_counter()
+    for done in range(0, runs, 1000):
+        await play(min(1000, runs - done))
+    seconds = time.perf_counter() - start
+    for _ in range(100):  # worn-out interpreters end after their last run
+        after = count_resources()
+        if after["processes"] <= before["processes"]:
+            break
+        await asyncio.sleep(0.1)
+    figures = [Figure(f"{runs:,} mixed runs", runs / seconds, "runs/s")]
+    for name in ("processes", "descriptors", "mounts", "temporary files"):
+        figures.append(Figure(f"{runs:,} mixed runs: {name} left", max(0, after[name] - before[name]), "", 0))
+    grown = (after["rss_kb"] - before["rss_kb"]) / 1024
+    figures.append(Figure(f"{runs:,} mixed runs: resident memory grown by", grown, "MB", 20))
+    return figures
+
+
+def count_resources() -> dict[str, int]:
+    """Of this process and those below it."""
+    below = list(_list_below(os.getpid()))
+    status = Path("/proc/self/status").read_text()
+    return {
+        "processes": len(below),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "temporary files": sum(len(os.listdir(folder)) for folder in ("/tmp", "/dev/shm") if os.path.isdir(folder)),
+        "rss_kb": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")),
+    }
+
+
+def _list_below(ancestor: int) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == ancestor:
+                yield int(folder.name)
+                yield from _list_below(int(folder.name))
+
+
+async def measure(group: CpuGroup, options: argparse.Namespace) -> list[Figure]:
+    """All parts."""
+    figures = print_figures(await measure_start(options.quick))
+    # Admission as wide as the widest concurrency would only make runs wait for a core inside instead of outside.
+    executor = LocalExecutor()
+    await executor.start()
+    try:
+        figures += await measure_cpu(group, executor, options.quick)
+        figures += print_figures(await measure_tail(executor, options.quick))
+        if options.runs:
+            figures += print_figures(await measure_leaks(executor, options.runs))
+    finally:
+        await executor.close()
+    return figures
+
+
+def main() -> int:
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--runs", type=int, default=0, metavar="N", help="also play a mixed load of N runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    print(describe_run("numpy", "scipy", "sympy"))
+    with CpuGroup() as group:
+        figures = asyncio.run(measure(group, options))
+    if options.json is not None:
+        write_figures(figures, options.json)
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

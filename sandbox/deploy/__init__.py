@@ -1,0 +1,1 @@
+"""The service in containers, in Kubernetes and under Ray Serve."""

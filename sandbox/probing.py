@@ -1,0 +1,154 @@
+"""The program of the self-test. It runs inside the sandbox, imports nothing of it, and prints what it found."""
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import sys
+import time
+
+CALLS = {
+    "x86_64": {"unshare": 272, "mount": 165, "ptrace": 101, "io_uring_setup": 425},
+    "aarch64": {"unshare": 97, "mount": 40, "ptrace": 117, "io_uring_setup": 425},
+}
+
+
+def try_to(action):
+    """What ``action`` gives, or None if the system refuses."""
+    try:
+        return action()
+    except (OSError, ValueError):
+        return None
+
+
+def look_around(canaries):
+    """Everything that one run can find out about its surroundings."""
+    found = {}
+
+    def read():
+        with open(canaries["file"]) as file:
+            return file.read()
+
+    def write():
+        with open(canaries["file"], "w") as file:
+            return file.write("changed")
+
+    def connect(family, address):
+        with socket.socket(family) as line:
+            line.settimeout(1)
+            line.connect(address)
+            return "connected"
+
+    found["arithmetic"], found["uid"] = 6 * 7, os.getuid()
+    found["read"], found["wrote"] = try_to(read), try_to(write)
+    found["loopback"] = try_to(lambda: connect(socket.AF_INET, ("127.0.0.1", canaries["port"])))
+    found["abstract"] = try_to(lambda: connect(socket.AF_UNIX, "\0" + canaries["abstract"]))
+    # A signal, not a question: in a pid namespace the number may be that of a process of this run.
+    try_to(lambda: os.kill(canaries["victim"], 9))
+    found["names"] = [token for token in canaries["tokens"] if token in list_commands()]
+    with open("/dev/null"), contextlib.suppress(OSError), open("/proc/self/status") as file:
+        fields = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
+        wanted = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")
+        found["status"] = {name: int(fields[name], 16) for name in wanted if name in fields}
+    # The prctl call tells the same where /proc cannot be read.
+    found["no_new_privileges"] = ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
+    found["seccomp"] = ctypes.CDLL(None).prctl(21, 0, 0, 0, 0)
+    found["calls"] = try_calls()
+    found["descriptors"] = [number for number in range(256) if try_to(lambda n=number: os.fstat(n))]
+    found["environment"] = [name for name in os.environ if name in canaries["environment"]]
+    return found
+
+
+def list_commands():
+    """The command lines of all processes that can be seen."""
+    lines = []
+    for name in try_to(lambda: os.listdir("/proc")) or ():
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                lines.append(file.read().decode("utf-8", "replace"))
+    return "\n".join(lines)
+
+
+def try_calls():
+    """The system calls that were not refused."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    numbers = CALLS[os.uname().machine]
+    attempts = {
+        "unshare": (numbers["unshare"], 0x10000000),
+        "mount": (numbers["mount"], b"none", b"/tmp", b"tmpfs", 0, None),
+        "ptrace": (numbers["ptrace"], 0, 0, 0, 0),
+        "io_uring": (numbers["io_uring_setup"], 1, ctypes.create_string_buffer(120)),
+    }
+    return [name for name, arguments in attempts.items() if libc.syscall(*arguments) >= 0]
+
+
+def try_forks(most):
+    """How many processes there can be at once."""
+    children = []
+    try:
+        while len(children) < most:
+            child = os.fork()
+            if child == 0:
+                time.sleep(5)
+                os._exit(0)
+            children.append(child)
+    except OSError:
+        pass
+    return len(children)
+
+
+def leave_orphan(token):
+    """A process that has no parent any more, whose name is ``token``."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(15, token.encode(), 0, 0, 0)
+            time.sleep(30)
+        os._exit(0)
+    os.wait()
+    time.sleep(0.05)
+    return "left"
+
+
+def hold_memory(mib):
+    """Whether one process gets so much."""
+    try:
+        return len(bytearray(mib << 20)) >> 20
+    except MemoryError:
+        return None
+
+
+def share_out_memory(mib, children):
+    """Have several processes hold so much each."""
+    for _ in range(children):
+        if os.fork() == 0:
+            held = bytearray(os.urandom(4096) * 256 * mib)
+            time.sleep(10)
+            os._exit(len(held) & 1)
+    time.sleep(10)
+    return "held"
+
+
+def write_much(mib):
+    """How many MiB of a file can be written."""
+    import signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with open("much", "wb", buffering=0) as file:
+            for _ in range(mib):
+                file.write(bytes(1 << 20))
+    except OSError:
+        pass
+    return os.path.getsize("much") >> 20
+
+
+def main():
+    """Do what standard input asks for."""
+    name, arguments = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(globals()[name](*arguments)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the service counts; plain numbers, so that counting costs next to nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+__all__ = ["Histogram", "Tally"]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Histogram:
+    """Counts of seconds by upper bound, as Prometheus has them."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(SECONDS, value)] += 1
+        self.total += value
+
+
+@dataclass
+class Tally:
+    """Counts since the start of the service."""
+
+    running: int = 0
+    runs: int = 0
+    """Runs that were carried out, however they ended."""
+    ended: Counter[str] = field(default_factory=Counter)
+    """Of them, by status: ``success``, ``failed``, ``time_limit``."""
+    killed: Counter[str] = field(default_factory=Counter)
+    """Of them, those that a limit ended, by its name."""
+    faults: int = 0
+    """Runs that were not carried out through a fault of the sandbox."""
+    gateway_timeouts: int = 0
+    """Requests that waited for a place as long as they may."""
+    gone: int = 0
+    """Requests whose sender did not wait for the answer; their runs were dropped or killed."""
+    answers: Counter[int] = field(default_factory=Counter)
+    """Answers of ``/run_code`` by HTTP status."""
+    cpu_seconds: float = 0.0
+    """CPU time of all runs."""
+    queue_seconds: Histogram = field(default_factory=Histogram)
+    run_seconds: Histogram = field(default_factory=Histogram)
+    """Wall time of runs, without their wait."""
+    request_seconds: Histogram = field(default_factory=Histogram)
+    """Of ``/run_code``, whatever its answer."""

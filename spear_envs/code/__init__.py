@@ -1,0 +1,1 @@
+"""``spear/CodeInterpreter-v0``: mathematics with a Python tool."""

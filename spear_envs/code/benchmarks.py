@@ -1,0 +1,108 @@
+"""The published problems to train and to evaluate on: which files they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from spear_envs.code.problem_files import Distinct, keep_distinct, read_problems
+from spear_envs.code.tasks import Problem, ProblemTaskSet
+from spear_envs.core.errors import SpearError
+from spear_envs.data import data_folder
+
+__all__ = ["ALL", "BENCHMARKS", "PUBLISHED", "Benchmark", "list_files", "open_benchmark", "read_benchmark"]
+
+ALL = "all"
+"""The one split of a file of problems."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set on Hugging Face."""
+
+    name: str
+    repository: str
+    pattern: str
+    """Regular expression of its files in the repository."""
+    split: str
+    """Its one split."""
+    count: int | None
+    """Problems in it; None where no exact number is published."""
+    summary: str
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie once fetched."""
+        return data_folder() / "code" / self.name
+
+
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
+    {
+        item.name: item
+        for item in (
+            Benchmark(
+                "dapo-math-17k",
+                "BytedTsinghua-SIA/DAPO-Math-17k",
+                r".*\.parquet",
+                "train",
+                None,
+                "about 17,400 problems with integer answers, each about 100 times in the file",
+            ),
+            Benchmark("aime-2024", "Maxwell-Jia/AIME_2024", r".*\.(?:parquet|jsonl)", "test", 30, "30 problems"),
+            Benchmark("aime-2025", "yentinglin/aime_2025", r".*\.(?:parquet|jsonl)", "test", 30, "30 problems"),
+        )
+    }
+)
+"""By name."""
+
+
+PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        **{item.name: {item.split: item.name} for item in BENCHMARKS.values()},
+        # What the paper trains and evaluates on, as the splits of one data set.
+        "dapo-aime": {"train": "dapo-math-17k", "valid": "aime-2024", "test": "aime-2025"},
+    }
+)
+"""The benchmark behind each split of a data set, by its name."""
+
+
+def list_files(item: Benchmark) -> list[Path]:
+    """The fetched files of a benchmark; a parquet file rather than the same as ``.jsonl``."""
+    paths = sorted(path for path in item.folder.rglob("*") if path.suffix in (".parquet", ".jsonl"))
+    tables = [path for path in paths if path.suffix == ".parquet"]
+    return tables or paths
+
+
+def read_benchmark(item: Benchmark) -> Distinct:
+    """Its problems, each once.
+
+    Raises:
+        SpearError: its files are not there or cannot be read.
+    """
+    paths = list_files(item) if item.folder.is_dir() else []
+    if not paths:
+        raise SpearError(f"{item.folder} has no problems: 'spear data get code {item.name}' fetches them.")
+    return keep_distinct(raw for path in paths for raw in read_problems(path))
+
+
+def open_benchmark(dataset: str, split: str) -> ProblemTaskSet:
+    """The problems of a benchmark, or of a file, each once.
+
+    Args:
+        dataset: one of :data:`PUBLISHED`, or the path of a file.
+        split: one of its splits.
+
+    Raises:
+        SpearError: a file is not there or cannot be read.
+    """
+    if dataset in PUBLISHED:
+        name, subtask = dataset, PUBLISHED[dataset][split]
+        found = read_benchmark(BENCHMARKS[subtask])
+    else:
+        name = subtask = Path(dataset).name.partition(".")[0]
+        found = keep_distinct(read_problems(Path(dataset)))
+    if not found.problems:
+        raise SpearError(f"dataset={dataset!r} has no problem with a single answer: look at its rows.")
+    return ProblemTaskSet(name, split, [Problem(raw.text, raw.answer, subtask) for raw in found.problems])

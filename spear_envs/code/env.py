@@ -1,0 +1,293 @@
+"""The environment ``spear/CodeInterpreter-v0``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from sandbox.protocol import Limits, Outcome, RunStatus, SandboxFault
+from spear_envs.code.feedback import (
+    EMPTY_CODE,
+    OBSERVATION_CHARS,
+    REMINDERS,
+    TOOL_FAILED,
+    Feedback,
+    render_feedback,
+    truncate_middle,
+)
+from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
+from spear_envs.code.grammar import CodeParser, ResponseKind, read_call, write_answer, write_call
+from spear_envs.code.opening import MINI, SandboxChoice, find_splits, open_runner, open_tasks
+from spear_envs.code.problems import SIZES, SPLITS, build
+from spear_envs.code.prompts import make_templates
+from spear_envs.code.snippets import Prelude, make_program, strip_fences
+from spear_envs.code.tasks import ProblemTaskSet
+from spear_envs.core.env import ActionResult, SpearEnv
+from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.parsing import ResponseFormat
+from spear_envs.core.prompts import PromptTemplate
+from spear_envs.core.rewards import Schedule
+from spear_envs.core.tasks import Task, canonical_json
+
+__all__ = ["CodeInterpreterEnv", "Preset"]
+
+TIME_LIMIT = 30.0
+MEMORY_MB = 1_024
+NOT_RUN = "This was the last turn, so the code was not run."
+
+
+class Preset(str, Enum):
+    """Turn limits of the paper under one name. Their token limits belong to who plays: 16,384 and 30,000."""
+
+    SHORT = "16k"
+    """8 turns."""
+    LONG = "32k"
+    """15 turns."""
+
+
+_TURNS = {Preset.SHORT: 8, Preset.LONG: 15}
+
+
+class CodeInterpreterEnv(SpearEnv[str]):
+    r"""Mathematics with a Python tool: a response posts code, or it is the answer, which ends the episode.
+
+    A call is a JSON object between ``<tool_call>`` tags, as Qwen's chat templates have it, code between ``<code>``
+    tags, or a fence of Python; the first valid one of a response is run, in a process of its own that remembers
+    nothing. What it printed is the next observation. A call that cannot be read is answered with what is wrong. A
+    response without a call is final, whatever it says; its answer stands in ``\boxed{}``. A call in the last turn is
+    not run and does not count.
+
+    ``tool_calls`` counts programs that were run, also those that failed. ``won``, ``score`` and the native reward are
+    whether the answer is right. The first observation is the problem. The anchor digests the task and what came back so
+    far. ``info`` has the keys of ``StepInfo``, ``answer`` (what the grader looks at; None until the end), ``grader``,
+    ``run`` (how the program of this turn ended: ``Finished``, ``TimeLimitExceeded``, or None) and ``return_code``.
+
+    Args:
+        dataset: ``"mini"`` (embedded), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
+            ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
+            test), or the path of a file of problems.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
+        sandbox: None for a sandbox in this process, the address of a service, or anything that runs code.
+        grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
+            :class:`~spear_envs.code.grading.Grader`.
+        feedback: ``"spear"``, ``"paper"`` or ``"helpful"``, see :class:`~spear_envs.code.feedback.Feedback`.
+        prelude: ``"retool"`` or ``"none"``, see :class:`~spear_envs.code.snippets.Prelude`.
+        preset: ``"16k"`` for 8 turns or ``"32k"`` for 15.
+        max_turns: responses after which the episode is truncated; by default 8, or the preset's.
+        time_limit: seconds that a run may take; a sandbox in this process allows 30, a service what it was told.
+        memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
+        observation_chars: longer output is cut in its middle to so many characters.
+        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
+        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` a text that is no
+            call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the episode, as in the
+            authors' loop.
+
+    Raises:
+        SpearError: a keyword without a valid value, or data that is not there.
+    """
+
+    metadata: dict[str, Any]  # type: ignore[misc]
+    splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
+    templates: Mapping[str, PromptTemplate] = make_templates(CodeParser(), TIME_LIMIT)  # type: ignore[misc]
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str] = MINI,
+        split: str | None = None,
+        sandbox: SandboxChoice = None,
+        grader: str = "integer",
+        feedback: str = "spear",
+        prelude: str = "retool",
+        preset: str | None = None,
+        max_turns: int | None = None,
+        time_limit: float = TIME_LIMIT,
+        memory_mb: int = MEMORY_MB,
+        observation_chars: int = OBSERVATION_CHARS,
+        history: int = 2,
+        response_format: str = "tags",
+        reward: str = "spear",
+        on_malformed: str = "explain",
+        mu: str | float | Schedule = "constant",
+        render_mode: str | None = None,
+    ) -> None:
+        _require_number("history", history, 0)
+        _require_number("observation_chars", observation_chars, 16)
+        _require_number("memory_mb", memory_mb, 1)
+        if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not 0 < time_limit <= 3_600:
+            raise SpearError(f"time_limit={time_limit!r} is not valid: give seconds above 0 and up to 3,600.")
+        chosen = Preset.SHORT if preset is None else choose_member(Preset, preset, "preset")
+        self.grader = choose_member(Grader, grader, "grader")
+        self.feedback = choose_member(Feedback, feedback, "feedback")
+        self.prelude = choose_member(Prelude, prelude, "prelude")
+        self.limits = Limits(wall_s=float(time_limit), memory_mb=memory_mb)
+        if sandbox is None:
+            _require_within(self.limits)
+        self.observation_chars = observation_chars
+        self.history = history
+        self.dataset = os.fspath(dataset)
+        self.splits = find_splits(self.dataset)
+        tasks = open_tasks(self.dataset, split)
+        _require_gradable(self.grader, tasks)
+        self._runner = open_runner(sandbox)
+        parser = CodeParser(choose_member(ResponseFormat, response_format, "response_format"))
+        super().__init__(
+            tasks,
+            max_turns=_TURNS[chosen] if max_turns is None else max_turns,
+            parser=parser,
+            response_format=response_format,
+            reward=reward,
+            on_malformed=on_malformed,
+            mu=mu,
+            render_mode=render_mode,
+        )
+        self.metadata = {**self.metadata, "blocking": True}
+        self.templates = make_templates(parser, float(time_limit))
+        self._calls: list[tuple[str, str]] = []
+        self._answer: str | None = None
+
+    # ---------------------------------------------------------------- hooks of SpearEnv
+
+    def _start(self, task: Task) -> None:
+        self._calls, self._answer = [], None
+
+    def _act(self, action: str) -> ActionResult:
+        code = read_call(action)
+        if code is None:
+            return self._finish(action)
+        code = strip_fences(code)
+        if self.turn >= self.max_turns:
+            return ActionResult(False, message=NOT_RUN, details=self._details(), action=write_call(code))
+        if not code.strip():
+            return ActionResult(False, message=EMPTY_CODE, details=self._details(), action=write_call(code))
+        outcome = self._run(make_program(code, self.prelude))
+        told = truncate_middle(render_feedback(outcome, self.feedback, self.limits.wall_s), self.observation_chars)
+        self._calls.append((code, told))
+        return ActionResult(
+            True,
+            message=told,
+            tool_calls=1,
+            details={**self._details(), "run": outcome.status.value, "return_code": outcome.return_code},
+            action=write_call(code),
+        )
+
+    def _run(self, program: str) -> Outcome:
+        try:
+            outcome = self._runner.run(program, limits=self.limits)
+        except SandboxFault as fault:
+            raise EnvFault(fault.kind.value, str(fault)) from fault
+        except ValueError as error:  # an address or a token that a person must mend
+            raise SpearError(f"sandbox: {error}") from error
+        if outcome.status is RunStatus.ERROR:
+            raise EnvFault("sandbox_unavailable", TOOL_FAILED)
+        return outcome
+
+    def _finish(self, action: str) -> ActionResult:
+        """Grade the response: the end of the episode."""
+        plain = self.response_format is ResponseFormat.PLAIN
+        self._answer = find_answer(action if plain else self.response, self.grader)
+        right = is_right(self._answer, self.task.content["answer"], self.grader)
+        return ActionResult(
+            self._answer is not None,
+            float(right),
+            won=right,
+            done=True,
+            message="Your answer is right." if right else "Your answer is not right.",
+            details=self._details(),
+            action=action,
+        )
+
+    def _malformed(self, problem: str) -> ActionResult:
+        if self.parsed.kind == ResponseKind.BAD_CALL.value:
+            told = f"Your tool call could not be read: {problem}. {self.parser.hint}"
+            return ActionResult(False, message=told, details=self._details())
+        ended = self._finish("")
+        return ended._replace(message=f"{ended.message} Your response was the final one since {problem}.")
+
+    def peer_action(self, text: str) -> str:
+        """What the authors' loop does of a call that cannot be read: it ends the episode."""
+        return ""
+
+    def _details(self) -> dict[str, Any]:
+        return {"answer": self._answer, "grader": self.grader.value, "run": None, "return_code": None}
+
+    def _observe(self, message: str) -> str:
+        # What code printed may be empty, so the turn tells whether there is something to be told.
+        return message if self.turn else self.task.instruction
+
+    def _world(self) -> dict[str, Any]:
+        return {"calls": [list(call) for call in self._calls], "answer": self._answer}
+
+    def _restore_world(self, state: Mapping[str, Any]) -> None:
+        self._calls = [(code, told) for code, told in state["calls"]]
+        self._answer = state["answer"]
+
+    def _anchor(self) -> str:
+        seen = [self.task.id, [told for _, told in self._calls]]
+        return hashlib.sha256(canonical_json(seen).encode()).hexdigest()[:32]
+
+    def expert_plan(self) -> list[str]:
+        """The next action: the reference code, then what it printed as the answer; empty at the end.
+
+        On the last turn, and where a problem has no reference code, only its answer is left.
+        """
+        if self.done:
+            return []
+        content = self.task.content
+        reference = content.get("code")
+        printed = next((told for code, told in reversed(self._calls) if code == reference), None)
+        if printed is not None:
+            return [write_answer(printed)]
+        if reference is not None and self.turn < self.max_turns - 1:
+            return [write_call(reference)]
+        return [write_answer(content["answer"])]
+
+    def lexicon(self) -> Iterator[str]:
+        """Every problem and program of an embedded data set in the compact form; nothing for others."""
+        if self.dataset in SIZES:
+            compact = self.templates["compact"]
+            yield "\n".join(["0123456789", *REMINDERS])
+            for problems in build(self.dataset).values():
+                for problem in problems:
+                    yield problem.text
+                    yield compact.respond(write_call(problem.code or ""))
+
+
+def _require_within(limits: Limits) -> None:
+    """Refuse what a sandbox with default limits would cut without a word."""
+    most = Limits()
+    if limits.wall_s > most.wall_s or limits.memory_mb > most.memory_mb:
+        raise SpearError(
+            f"a sandbox in this process allows time_limit={most.wall_s:g} and memory_mb={most.memory_mb}: ask for less,"
+            " or give the address of a service that allows more."
+        )
+
+
+def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:
+    """Refuse a grader that cannot be had, or could find no answer to one of the problems right."""
+    if grader is Grader.MATH_VERIFY:
+        from spear_envs.code.verifying import require_math_verify
+
+        require_math_verify()
+    if grader is Grader.INTEGER and (index := _find_no_integer(tasks)) is not None:
+        raise SpearError(
+            f"grader='integer' cannot grade {tasks.id_of(index)}, whose answer is"
+            f" {tasks.problems[index].answer[:80]!r}: take grader='math_verify'."
+        )
+
+
+@lru_cache(maxsize=16)
+def _find_no_integer(tasks: ProblemTaskSet) -> int | None:
+    """Index of the first problem whose answer is no integer, if there is one."""
+    answers = enumerate(problem.answer for problem in tasks.problems)
+    return next((index for index, answer in answers if read_integer(answer) is None), None)
+
+
+def _require_number(keyword: str, value: object, least: int) -> None:
+    """Refuse what is no whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number of at least {least}.")

@@ -1,0 +1,256 @@
+"""What a response of the code environment means. Everything is linear in the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from spear_envs.code.boxes import find_last_box
+from spear_envs.code.snippets import OPENING, find_fence
+from spear_envs.core.parsing import ParsedResponse, ResponseFormat
+
+__all__ = [
+    "TOOL_NAME",
+    "CodeParser",
+    "Parsed",
+    "ResponseKind",
+    "parse_response",
+    "read_call",
+    "remove_thoughts",
+    "write_answer",
+    "write_call",
+]
+
+TOOL_NAME = "code_interpreter"
+"""The one tool."""
+
+_OPENINGS = re.compile(rf"<tool_call>|<code>|{OPENING}", re.MULTILINE)
+_OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
+_FENCE = ("```python\n", "\n```")
+_ENCODINGS = 2
+"""Times that arguments may have been written as JSON within JSON."""
+
+
+class ResponseKind(str, Enum):
+    """What a response is."""
+
+    CALL = "call"
+    """Code to run."""
+    ANSWER = "answer"
+    """No call, and something in a box: ends the episode."""
+    NO_ANSWER = "no_answer"
+    """Neither: ends the episode too."""
+    BAD_CALL = "bad_call"
+    """A call that cannot be read: an error comes back."""
+
+
+class Parsed(NamedTuple):
+    """What was found in a response."""
+
+    kind: ResponseKind
+    content: str
+    """Code as it was written, or what stands in the box; else empty."""
+    format_ok: bool
+    """A call with nothing behind it, or an answer in a box; and thoughts that are closed."""
+    problem: str = ""
+    """What is wrong, as a clause; empty unless there is neither a call nor an answer."""
+    think: str = ""
+    """The first thought, stripped."""
+
+
+class _BadCallError(Exception):
+    """A call that cannot be read; the message is a clause."""
+
+
+def parse_response(text: str) -> Parsed:
+    """Read a response; never raises, and takes time linear in its length.
+
+    Thoughts (``<think>…</think>``, also from the beginning to a ``</think>`` that was never opened, and from a
+    ``<think>`` that is never closed to the end) are left out. A call is a JSON object between ``<tool_call>`` and
+    ``</tool_call>``, code between ``<code>`` and ``</code>``, or a fence that a line opens as Python; the first valid
+    one counts. A response without any call, valid or not, is the final answer.
+    """
+    rest, thoughts, closed = remove_thoughts(text)
+    think = thoughts[0].strip() if thoughts else ""
+    problem = ""
+    for end, found in _find_calls(rest):
+        if isinstance(found, _BadCallError):
+            problem = problem or str(found)
+            continue
+        single = not problem and rest[end:].strip() in ("", "</action>")
+        return Parsed(ResponseKind.CALL, found, closed and single, "", think)
+    if problem:
+        return Parsed(ResponseKind.BAD_CALL, "", False, problem, think)
+    box = find_last_box(rest)
+    if box is not None and box.strip():
+        return Parsed(ResponseKind.ANSWER, box.strip(), closed, "", think)
+    return Parsed(ResponseKind.NO_ANSWER, "", False, _explain_lack(text, closed), think)
+
+
+def remove_thoughts(text: str) -> tuple[str, list[str], bool]:
+    """The text without its thoughts, the thoughts, and whether each thought was closed."""
+    if _OPEN_THOUGHT not in text and _CLOSE_THOUGHT not in text:
+        return text, [], True
+    kept: list[str] = []
+    thoughts: list[str] = []
+    position = 0
+    first = text.find(_CLOSE_THOUGHT)
+    if first >= 0 and not 0 <= text.find(_OPEN_THOUGHT) < first:  # the chat template may have opened it
+        thoughts.append(text[:first])
+        position = first + len(_CLOSE_THOUGHT)
+    while (opening := text.find(_OPEN_THOUGHT, position)) >= 0:
+        kept.append(text[position:opening])
+        inside = opening + len(_OPEN_THOUGHT)
+        closing = text.find(_CLOSE_THOUGHT, inside)
+        if closing < 0:
+            thoughts.append(text[inside:])
+            return "".join(kept), thoughts, False
+        thoughts.append(text[inside:closing])
+        position = closing + len(_CLOSE_THOUGHT)
+    return "".join([*kept, text[position:]]), thoughts, True
+
+
+def _find_calls(text: str) -> Iterator[tuple[int, str | _BadCallError]]:
+    """End, and code or error of each call, in order. What one call holds is not searched for others."""
+    unclosed: set[str] = set()
+    position = 0
+    while (opening := _OPENINGS.search(text, position)) is not None:
+        name = opening[0] if opening[0].startswith(("<t", "<c")) else "```"
+        end = -1
+        if name not in unclosed:  # once there is no closing one behind, there is none later on
+            inside, closing, end = _find_end(text, opening, name)
+        if end < 0:
+            if name not in unclosed:
+                unclosed.add(name)
+                shown = "fence" if name == "```" else name
+                yield len(text), _BadCallError(f"the {shown} is never closed by {_closing(name)}")
+            position = opening.end()
+            continue
+        content = text[inside:closing]
+        try:
+            yield end, _read_json(content) if name == "<tool_call>" else content.strip("\r\n")
+        except _BadCallError as error:
+            yield end, error
+        position = end
+
+
+def _closing(name: str) -> str:
+    return "```" if name == "```" else f"</{name[1:]}"
+
+
+def _find_end(text: str, opening: re.Match[str], name: str) -> tuple[int, int, int]:
+    """Where the content of an element begins, where it ends, and where the element ends; -1 if it does not."""
+    if name == "```":
+        return find_fence(text, opening.start()) or (-1, -1, -1)
+    tag = _closing(name)
+    closing = text.find(tag, opening.end())
+    return opening.end(), closing, closing + len(tag) if closing >= 0 else -1
+
+
+def _read_json(text: str) -> str:
+    """The code of a call as JSON.
+
+    Raises:
+        _BadCallError: it is no such call.
+    """
+    call = _load_json(text, "the tool call")
+    if not isinstance(call, dict):
+        raise _BadCallError("the tool call is no JSON object")
+    name = call.get("name")
+    if name != TOOL_NAME:
+        shown = repr(name)[:80] if isinstance(name, str) else "without a name"
+        raise _BadCallError(f"there is no tool {shown}; the only one is {TOOL_NAME!r}")
+    arguments = call.get("arguments")
+    for _ in range(_ENCODINGS):
+        if isinstance(arguments, str):
+            arguments = _load_json(arguments, "what stands in 'arguments'") if arguments.strip() else None
+    if arguments is None:
+        return ""
+    if not isinstance(arguments, dict):
+        raise _BadCallError("'arguments' is no JSON object")
+    code = arguments.get("code")
+    if code is not None and not isinstance(code, str):
+        raise _BadCallError("'code' is no string")
+    return code or ""
+
+
+def _load_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except (ValueError, RecursionError) as error:  # a number too long, or too many brackets
+        reason = str(error).partition(";")[0][:120]
+    raise _BadCallError(f"{what} is no valid JSON ({reason})")
+
+
+def _explain_lack(text: str, closed: bool) -> str:
+    if not text.strip():
+        return "it is empty"
+    if not closed:
+        return "<think> is never closed by </think>"
+    return "it holds neither a tool call nor an answer in \\boxed{}"
+
+
+def write_call(code: str) -> str:
+    """A call in plain form: the code within a fence."""
+    return f"{_FENCE[0]}{code}{_FENCE[1]}"
+
+
+def write_answer(answer: str) -> str:
+    """An answer in plain form: its box."""
+    return f"\\boxed{{{answer}}}"
+
+
+def read_call(action: str) -> str | None:
+    """The code of a call in plain form; None for an answer."""
+    if action.startswith(_FENCE[0]) and action.endswith(_FENCE[1]):
+        return action[len(_FENCE[0]) : -len(_FENCE[1])]
+    return None
+
+
+@dataclass(frozen=True)
+class CodeParser:
+    """The grammar of the code environment as a :class:`~spear_envs.core.parsing.ResponseParser`.
+
+    In plain form an action is the code within a fence, or the answer in its box.
+
+    Args:
+        response_format: with ``plain`` a text that holds neither is an answer too, without its box.
+    """
+
+    response_format: ResponseFormat = ResponseFormat.TAGS
+
+    @property
+    def hint(self) -> str:
+        """The forms of a call and of an answer."""
+        call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
+        return f"Call the tool with <tool_call>\n{call}\n</tool_call> or answer with \\boxed{{your answer}}."
+
+    def parse(self, response: str) -> ParsedResponse:
+        """Read a response of any length; never raises."""
+        parsed = parse_response(response)
+        kind = parsed.kind
+        if kind is ResponseKind.CALL:
+            return ParsedResponse(write_call(parsed.content), parsed.format_ok, "", parsed.think, kind.value)
+        answer = parsed.content
+        if self.response_format is ResponseFormat.PLAIN and kind is ResponseKind.NO_ANSWER and response.strip():
+            kind, answer = ResponseKind.ANSWER, response.strip()
+        if kind is ResponseKind.ANSWER:
+            plain = self.response_format is ResponseFormat.PLAIN
+            return ParsedResponse(write_answer(answer), parsed.format_ok or plain, "", parsed.think, kind.value)
+        return ParsedResponse(None, False, parsed.problem, parsed.think, kind.value)
+
+    def respond(self, action: str, think: str = "") -> str:
+        """A call as Qwen's chat templates have it, or the action itself; behind the thoughts, if there are any."""
+        if self.response_format is ResponseFormat.PLAIN:
+            return action
+        code = read_call(action)
+        if code is not None:
+            call = json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}, ensure_ascii=False)
+            action = f"<tool_call>\n{call}\n</tool_call>"
+        return f"{_OPEN_THOUGHT}\n{think}\n{_CLOSE_THOUGHT}\n\n{action}" if think else action

@@ -1,0 +1,99 @@
+"""Problems and sandboxes by the names that a user gives them. What was opened is shared within a process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias
+
+from sandbox.protocol import Executor, Limits, Outcome
+from spear_envs.code.benchmarks import ALL, PUBLISHED, open_benchmark
+from spear_envs.code.problems import SIZES, SPLITS, build
+from spear_envs.code.tasks import ProblemTaskSet
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.tasks import check_split
+
+__all__ = ["MINI", "Runner", "SandboxChoice", "find_splits", "open_runner", "open_tasks"]
+
+MINI = "mini"
+
+
+class Runner(Protocol):
+    """What runs code for an environment, and waits for it: :class:`sandbox.blocking.BlockingExecutor` is one."""
+
+    def run(self, code: str, *, limits: Limits | None = None) -> Outcome:
+        """Run a program; raises :class:`sandbox.protocol.SandboxFault`."""
+        ...
+
+
+SandboxChoice: TypeAlias = "str | Runner | Executor | None"
+"""None for a private pool in this process, the address of a service, or something that runs code."""
+
+
+def find_splits(dataset: str) -> tuple[str, ...]:
+    """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
+
+    Raises:
+        SpearError: there is no such data set.
+    """
+    if dataset in SIZES:
+        return SPLITS
+    if _is_file(dataset):
+        return (ALL,)
+    if dataset not in PUBLISHED:
+        known = [*SIZES, *PUBLISHED]
+        raise SpearError(
+            f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
+            f" .parquet file.{suggest_name(dataset, known)}"
+        )
+    return tuple(PUBLISHED[dataset])
+
+
+def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
+    """The problems of a split as tasks.
+
+    Args:
+        dataset: a name, or the path of a file of problems, which has the one split ``all``.
+        split: its name; by default the first.
+
+    Raises:
+        SpearError: no such data set or split, or its file is not there or cannot be read.
+    """
+    splits = find_splits(dataset)
+    chosen = check_split(splits[0] if split is None else split, splits)
+    return _open_tasks(os.path.abspath(dataset) if _is_file(dataset) else dataset, chosen)
+
+
+@lru_cache(maxsize=16)
+def _open_tasks(dataset: str, split: str) -> ProblemTaskSet:
+    if dataset in SIZES:
+        return ProblemTaskSet(dataset, split, build(dataset)[split])
+    return open_benchmark(dataset, split)
+
+
+def _is_file(dataset: str) -> bool:
+    return dataset.endswith((".jsonl", ".parquet"))
+
+
+def open_runner(sandbox: SandboxChoice) -> Runner:
+    """What runs the code of an environment; nothing is started before the first run.
+
+    Raises:
+        SpearError: a value that is not valid.
+    """
+    if sandbox is None or (isinstance(sandbox, str) and sandbox.startswith(("http://", "https://"))):
+        from sandbox.blocking import open_executor
+
+        return open_executor(sandbox)
+    run: Any = getattr(sandbox, "run", None)
+    if isinstance(sandbox, str) or not callable(run):
+        raise SpearError(
+            f"sandbox={sandbox!r} is not valid: give the address of a sandbox service (http://…), an executor, or None"
+            " for a sandbox in this process."
+        )
+    if inspect.iscoroutinefunction(run):
+        from sandbox.blocking import BlockingExecutor
+
+        return BlockingExecutor(lambda: sandbox)  # type: ignore[arg-type, return-value]
+    return sandbox  # type: ignore[return-value]

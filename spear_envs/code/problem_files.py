@@ -1,0 +1,106 @@
+"""Reading files of problems: DAPO-Math-17k, AIME, and JSON lines or parquet of one's own in the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from spear_envs.code.tasks import normalize_text
+from spear_envs.core.errors import SpearError
+from spear_envs.data.rows import read_rows
+
+__all__ = ["Distinct", "RawProblem", "keep_distinct", "read_problems"]
+
+_FORMS = 'A row of .jsonl looks like {"problem": "…", "answer": "42"}.'
+# What DAPO puts around each problem. It asks for another form of the answer than the box that is graded.
+_DAPO_HEAD = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem."
+)
+_DAPO_TAIL = 'Remember to put your answer on its own line after "Answer:".'
+
+
+class RawProblem(NamedTuple):
+    """A problem as a file has it."""
+
+    text: str
+    answer: str
+
+
+class _MalformedError(Exception):
+    """A row that is no problem; the message is a clause."""
+
+
+def read_problems(path: Path) -> Iterator[RawProblem]:
+    """The problems of a file, in order, as often as they stand there.
+
+    Columns are ``problem`` and ``answer`` in either case (AIME), or a ``prompt`` of messages or text with
+    ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are taken off, since they ask for
+    the answer in another form.
+
+    Args:
+        path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.read_rows`.
+
+    Raises:
+        SpearError: the file cannot be read, or a row is no problem; the message names the row.
+    """
+    number = 0
+    for number, row in enumerate(read_rows(path, "sandbox"), 1):
+        try:
+            if not isinstance(row, Mapping):
+                raise _MalformedError("it is no object")
+            yield RawProblem(_find_text(row), _find_answer(row))
+        except _MalformedError as error:
+            raise SpearError(f"{path}, row {number}: this is no problem ({error}). {_FORMS}") from None
+    if number == 0:
+        raise SpearError(f"{path} has no problems: fetch or write it again.")
+
+
+class Distinct(NamedTuple):
+    """The problems of a file, each once."""
+
+    problems: tuple[RawProblem, ...]
+    rows: int
+    """In the file."""
+    contradicted: int
+    """Problems left out since their answers differ from row to row."""
+
+
+def keep_distinct(rows: Iterator[RawProblem]) -> Distinct:
+    """Each problem once, in the order in which they come first; those with several answers are left out.
+
+    Texts are the same if they are but for case and white space. The published DAPO-Math-17k has each about 100 times.
+    """
+    found: dict[str, RawProblem] = {}
+    contradicted: set[str] = set()
+    count = 0
+    for raw in rows:
+        count += 1
+        key = normalize_text(raw.text)
+        if found.setdefault(key, raw).answer != raw.answer:
+            contradicted.add(key)
+    return Distinct(tuple(raw for key, raw in found.items() if key not in contradicted), count, len(contradicted))
+
+
+def _find_text(row: Mapping[str, Any]) -> str:
+    found = next((row[name] for name in ("problem", "Problem", "question") if row.get(name)), None)
+    if found is None:
+        found = row.get("prompt")
+        if isinstance(found, Sequence) and not isinstance(found, str):
+            found = found[-1].get("content") if found and isinstance(found[-1], Mapping) else None
+    if not isinstance(found, str) or not found.strip():
+        raise _MalformedError("it has no problem")
+    return found.strip().removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL).strip()
+
+
+def _find_answer(row: Mapping[str, Any]) -> str:
+    found = next((row[name] for name in ("answer", "Answer") if row.get(name) is not None), None)
+    if found is None:
+        model = row.get("reward_model")
+        found = model.get("ground_truth") if isinstance(model, Mapping) else None
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = str(found)
+    if not isinstance(found, str) or not found.strip():
+        raise _MalformedError("it has no answer")
+    return found.strip()

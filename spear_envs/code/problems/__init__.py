@@ -1,0 +1,5 @@
+"""The embedded problems: made by rule, with integer answers, where a few lines of code help."""
+
+from spear_envs.code.problems.generate import SIZES, SPLITS, build
+
+__all__ = ["SIZES", "SPLITS", "build"]

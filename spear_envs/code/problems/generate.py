@@ -1,0 +1,115 @@
+"""Putting the embedded problems together: which families and levels, how many, in which split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from spear_envs.code.problems import counting, number_theory, small, structures
+from spear_envs.code.problems.family import LEVELS, Family, Parameters
+from spear_envs.code.tasks import Problem, normalize_text
+from spear_envs.core.dice import Dice
+
+__all__ = ["SIZES", "SPLITS", "Size", "build", "list_parameters"]
+
+SPLITS = ("train", "valid", "test")
+ATTEMPTS = 10_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """A set of embedded problems."""
+
+    families: tuple[Family, ...]
+    counts: Mapping[str, int]
+    """Problems of each family in each split."""
+    distinct_answers: bool
+    """Whether the answers of a family differ within a split, so that no constant is right more often than once."""
+
+
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {
+        "mini": Size(
+            (*number_theory.FAMILIES, *counting.FAMILIES, *structures.FAMILIES),
+            MappingProxyType({"train": 40, "valid": 20, "test": 20}),
+            True,
+        ),
+        "mini-small": Size(small.FAMILIES, MappingProxyType({"train": 72, "valid": 12, "test": 24}), False),
+    }
+)
+"""By the name of the data set: ``mini``, and ``mini-small`` for tiny word-level policies."""
+
+
+@lru_cache(maxsize=4)
+def build(dataset: str) -> Mapping[str, Sequence[Problem]]:
+    """The problems of each split: the same on any machine, families taking turns, and their levels too.
+
+    Args:
+        dataset: one of :data:`SIZES`.
+    """
+    size = SIZES[dataset]
+    drawn = list_parameters(dataset)
+    splits: dict[str, Sequence[Problem]] = {}
+    for split in SPLITS:
+        columns = [
+            [_make_problem(family, level, parameters) for level, parameters in drawn[split][family.name]]
+            for family in size.families
+            if family.name in drawn[split]
+        ]
+        splits[split] = tuple(problem for row in zip(*columns, strict=True) for problem in row)
+    return MappingProxyType(splits)
+
+
+@lru_cache(maxsize=4)
+def list_parameters(dataset: str) -> Mapping[str, Mapping[str, Sequence[tuple[int, Parameters]]]]:
+    """Levels and parameters of each family in each split. No two problems share parameters or text."""
+    size = SIZES[dataset]
+    splits: dict[str, dict[str, list[tuple[int, Parameters]]]] = {split: {} for split in SPLITS}
+    texts: set[str] = set()
+    for family in size.families:
+        taken: set[Parameters] = set()
+        for split in SPLITS:
+            if family.only_test and split != "test":
+                continue
+            dice = Dice(dataset, family.name, split)
+            answers: set[int] = set()
+            found: list[tuple[int, Parameters]] = []
+            for number in range(size.counts[split]):
+                level = LEVELS[number % len(LEVELS)]
+                parameters, text, answer = _draw_new(family, level, dice, taken, texts, answers)
+                taken.add(parameters)
+                texts.add(text)
+                if size.distinct_answers:
+                    answers.add(answer)
+                found.append((level, parameters))
+            splits[split][family.name] = found
+    return splits
+
+
+def _draw_new(
+    family: Family, level: int, dice: Dice, taken: set[Parameters], texts: set[str], answers: set[int]
+) -> tuple[Parameters, str, int]:
+    """Parameters that were not drawn before, with their text as it is compared and their answer."""
+    for _ in range(ATTEMPTS):
+        parameters = family.draw(dice, level)
+        if parameters in taken:
+            continue
+        text = normalize_text(family.text(*parameters))
+        if text in texts:
+            continue
+        answer = family.answer(*parameters)
+        if answer >= family.least and answer not in answers:
+            return parameters, text, answer
+    raise RuntimeError(f"the family {family.name} has too few problems of level {level}")
+
+
+def _make_problem(family: Family, level: int, parameters: Parameters) -> Problem:
+    return Problem(
+        family.text(*parameters),
+        str(family.answer(*parameters)),
+        family.name,
+        level,
+        family.code(*parameters),
+    )

@@ -1,0 +1,237 @@
+"""Prompt templates of the code environment: ``default``, ``budget``, ``retool``, and ``compact`` for tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call
+from spear_envs.core.parsing import ResponseParser
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+
+__all__ = ["TOOL", "CompactCodeTemplate", "RetoolTemplate", "ToolCallTemplate", "make_templates"]
+
+TOOL: Mapping[str, object] = MappingProxyType(
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL_NAME,
+            "description": "Runs Python code and returns what it prints.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The code to run."}},
+                "required": ["code"],
+            },
+        },
+    }
+)
+"""The tool as chat templates take it."""
+
+_WHEN = """\
+Use Python where it helps: for long calculations, for trying many cases, for checking a result. Each piece of code \
+runs by itself, in a fresh process that remembers nothing of earlier ones, so define all you need anew and print what \
+you want to see. There is no network, and a run may take {time_limit:g} seconds."""
+
+_TOOL_CALL = """\
+Solve the mathematics problem below. You have a Python interpreter as a tool and at most {max_turns} turns; each \
+response is one turn.
+
+{when}
+
+# Tools
+
+<tools>
+{tool}
+</tools>
+
+To call the tool, write a JSON object with its name and arguments between <tool_call> and </tool_call>, one call in a \
+response:
+<tool_call>
+{call}
+</tool_call>
+What it printed comes back in the next message. A response without a call ends the task, so give one only when you \
+have the answer, and put the answer into \\boxed{{}}.
+
+Problem: {problem}"""
+
+_RETOOL = """\
+Solve the mathematics problem below step by step. You can have Python code run while you think, at most \
+{max_turns} times.
+
+{when}
+
+Put the code between <code> and </code>:
+<code>
+```python
+print(6 * 7)
+```
+</code>
+What it printed follows between <interpreter> and </interpreter>; never write these yourself. When you have the \
+answer, end with <answer>\\boxed{{your answer}}</answer>.
+
+Problem: {problem}"""
+
+
+@dataclass(frozen=True)
+class ToolCallTemplate:
+    """The problem and the tool in one user message; what code printed comes back as Qwen's chat templates put it.
+
+    A follow-up is the text of a ``tool`` message there: a user message with the text between ``<tool_response>`` tags.
+
+    Args:
+        name: of the template.
+        parser: writes responses in the form that the environment reads.
+        time_limit: seconds that a run may take, as the prompt says it.
+        budget: also say how many turns are left.
+    """
+
+    name: str = "default"
+    parser: ResponseParser = field(default_factory=CodeParser)
+    time_limit: float = 30.0
+    budget: bool = False
+    token_pattern: str | None = None
+
+    def system(self) -> str | None:
+        """None: all stands in the user message, so that templates of models without a system role work too."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The problem, and where turns are shown, those of the history."""
+        call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
+        opening = _TOOL_CALL.format(
+            when=_WHEN.format(time_limit=self.time_limit),
+            tool=json.dumps(dict(TOOL)),
+            call=call,
+            max_turns=context.max_turns,
+            problem=context.instruction.strip(),
+        )
+        return opening if context.turn == 1 else _append_history(self, opening, context)
+
+    def follow_up(self, context: PromptContext) -> str:
+        """What the environment says."""
+        left = context.max_turns - context.turn + 1
+        told = f"\n[{left} {'turn' if left == 1 else 'turns'} left]" if self.budget else ""
+        return f"<tool_response>\n{context.observation}{told}\n</tool_response>"
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts and action in the form that the environment reads."""
+        return self.parser.respond(action, think)
+
+
+@dataclass(frozen=True)
+class RetoolTemplate:
+    """ReTool's form: code and what it printed follow one another in one running message of the assistant.
+
+    Args:
+        parser: of the environment; ``respond`` writes ReTool's tags, which it reads too.
+        time_limit: seconds that a run may take, as the prompt says it.
+    """
+
+    parser: ResponseParser = field(default_factory=CodeParser)
+    time_limit: float = 30.0
+    name: str = "retool"
+    token_pattern: str | None = None
+    stop_strings: tuple[str, ...] = ("</code>", "</answer>")
+
+    def system(self) -> str | None:
+        """None."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The problem, then the turns of the history."""
+        opening = _RETOOL.format(
+            when=_WHEN.format(time_limit=self.time_limit),
+            max_turns=context.max_turns,
+            problem=context.instruction.strip(),
+        )
+        return opening if context.turn == 1 else _append_history(self, opening, context)
+
+    def follow_up(self, context: PromptContext) -> str:
+        """What the code printed, between the tags of the interpreter."""
+        return f"\n<interpreter>\n{context.observation}\n</interpreter>\n"
+
+    def respond(self, action: str, think: str = "") -> str:
+        """Thoughts, then the code in a fence between its tags, or the answer between its own."""
+        code = read_call(action)
+        written = f"<answer>{action}</answer>" if code is None else f"<code>\n```python\n{code}\n```\n</code>"
+        return f"{think}\n{written}" if think else written
+
+
+def _append_history(template: PromptTemplate, opening: str, context: PromptContext) -> str:
+    """A prompt that shows the last turns in place of a conversation, and what is seen now."""
+    parts = [opening]
+    first = context.turn - len(context.history)
+    if first > 1:
+        parts.append(f"({first - 1} earlier turns are not shown.)")
+    for turn, (seen, action) in enumerate(context.history, first):
+        if turn > 1:
+            parts.append(template.follow_up(replace(context, observation=seen, turn=turn)).strip())
+        parts.append(action if read_call(action) is None else template.respond(action))
+    return "\n\n".join([*parts, template.follow_up(context).strip()])
+
+
+# A word takes the blank before it and the bracket behind it along; numbers are written digit by digit.
+_PIECES = (
+    r"<code>",
+    r"</code>",
+    r"\\boxed\{",
+    r"\*\*",
+    r"==",
+    r" ?[A-Za-z]+(?:\.[A-Za-z]+)?\(?",
+    r"\d",
+    r"\s",
+    r"[^\w\s]",
+)
+
+
+@dataclass(frozen=True)
+class CompactCodeTemplate:
+    """The bare problem, then what was printed: short sequences for tiny models with a word-level tokenizer.
+
+    What the environment says is a line that begins with ``>``; ``#`` ends each prompt. Responses are ``<code>…</code>``
+    or a box, and end with the model's own end token.
+
+    Args:
+        parser: of the environment.
+    """
+
+    parser: ResponseParser = field(default_factory=CodeParser)
+    name: str = "compact"
+    token_pattern: str | None = "|".join(_PIECES)
+
+    def system(self) -> str | None:
+        """None."""
+        return None
+
+    def render(self, context: PromptContext) -> str:
+        """The problem, then the turns of the history."""
+        parts = [context.instruction.strip()]
+        if context.turn > 1:
+            first = context.turn - len(context.history)
+            for turn, (seen, action) in enumerate(context.history, first):
+                parts += ["" if turn == 1 else f"\n>{seen}", f"\n#{self.respond(action)}"]
+            parts.append(f"\n>{context.observation}")
+        return "".join([*parts, "\n#"])
+
+    def follow_up(self, context: PromptContext) -> str:
+        """What the environment says."""
+        return f"\n>{context.observation}\n#"
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The code between its tags, or the answer in its box."""
+        code = read_call(action)
+        return action if code is None else f"<code>{code}</code>"
+
+
+def make_templates(parser: ResponseParser, time_limit: float) -> Mapping[str, PromptTemplate]:
+    """All templates by name, for an environment with these settings."""
+    return MappingProxyType(
+        {
+            "default": ToolCallTemplate("default", parser, time_limit),
+            "budget": ToolCallTemplate("budget", parser, time_limit, budget=True),
+            "retool": RetoolTemplate(parser, time_limit),
+            "compact": CompactCodeTemplate(parser),
+        }
+    )

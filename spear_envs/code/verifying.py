@@ -1,0 +1,120 @@
+"""math-verify in a process of its own, where its time can be bounded from any thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from functools import lru_cache
+from importlib.util import find_spec
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+
+__all__ = ["Verifier", "open_verifier", "require_math_verify"]
+
+ANSWER_SECONDS = 5.0
+START_SECONDS = 60.0
+
+
+def require_math_verify() -> None:
+    """Raises :class:`SpearError` unless math-verify is installed."""
+    if find_spec("math_verify") is None:
+        raise SpearError("grader='math_verify' needs a package: pip install -e '.[sandbox]' brings it.")
+
+
+@lru_cache(maxsize=1)
+def _open(pid: int) -> Verifier:
+    return Verifier()
+
+
+def open_verifier() -> Verifier:
+    """The verifier of this process; a child that was forked has one of its own."""
+    return _open(os.getpid())
+
+
+class Verifier:
+    """Answers one question at a time, from any thread.
+
+    math-verify bounds its time by SIGALRM, which works in a main thread only; without a bound an answer such as
+    ``9^{9^{9^{9}}}`` takes for ever. Here it runs in another process, which is killed when its time is up.
+
+    Args:
+        seconds: for one answer; a slower one is wrong.
+    """
+
+    def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+
+    def verify(self, gold: str, answer: str) -> bool:
+        """Whether ``answer`` is equal to ``gold`` as mathematics.
+
+        Raises:
+            SpearError: math-verify is not installed.
+            EnvFault: its process does not start.
+        """
+        question = json.dumps([gold, answer]).encode() + b"\n"
+        with self._lock:
+            process = self._start()
+            assert process.stdin is not None
+            try:
+                process.stdin.write(question)
+                process.stdin.flush()
+                reply = self._read(process, self.seconds)
+            except OSError:
+                reply = b""
+            if reply not in (b"true", b"false"):  # too slow, or what it tried took the process with it
+                self._stop()
+            return reply == b"true"
+
+    def close(self) -> None:
+        """End the process; the next question starts another."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        require_math_verify()
+        self._stop()
+        # It ends when its stdin does, so none outlives this process. Its own errors are of no use to anyone.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spear_envs.code.verify_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        )
+        self._process, self._buffer = process, b""
+        if self._read(process, START_SECONDS) != b"ready":
+            self._stop()
+            raise EnvFault("grader_unavailable", "the process of math-verify does not start")
+        return process
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        """The next line, or nothing if it does not come in time."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                return b""
+            data = os.read(process.stdout.fileno(), 1 << 12)
+            if not data:
+                return b""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line

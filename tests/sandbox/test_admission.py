@@ -1,0 +1,117 @@
+"""The queue before the sandbox: order, bounds, callers that give up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from sandbox.admission import Admission, NoPlaceError
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_places_are_given_in_order_of_arrival() -> None:
+    async def play() -> None:
+        admission = Admission(2, 10)
+        entered: list[int] = []
+
+        async def come(number: int) -> None:
+            await admission.enter(10)
+            entered.append(number)
+
+        tasks = [asyncio.ensure_future(come(number)) for number in range(5)]
+        await settle()
+        assert (entered, admission.queued, admission.taken) == ([0, 1], 3, 2)
+        for left in range(1, 4):
+            admission.leave()
+            await settle()
+            assert entered == list(range(2 + left))
+        for _ in range(2):
+            admission.leave()
+        assert (admission.queued, admission.taken) == (0, 0)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(play())
+
+
+def test_who_has_waited_long_enough_is_turned_away_and_holds_no_place() -> None:
+    async def play() -> None:
+        admission = Admission(1, 10)
+        await admission.enter(0)
+        with pytest.raises(NoPlaceError, match=r"0\.02 s"):
+            await admission.enter(0.02)
+        assert (admission.queued, admission.taken) == (0, 1)
+        admission.leave()
+        await admission.enter(0)
+        assert admission.taken == 1
+
+    asyncio.run(play())
+
+
+def test_a_full_queue_turns_away_only_after_the_wait() -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        admission = Admission(1, 1)
+        await admission.enter(0)
+        waiting = asyncio.ensure_future(admission.enter(5))
+        await settle()
+        start = loop.time()
+        with pytest.raises(NoPlaceError, match="1 others"):
+            await admission.enter(0.1)
+        assert loop.time() - start >= 0.09
+        admission.leave()
+        await waiting
+        assert (admission.queued, admission.taken) == (0, 1)
+
+    asyncio.run(play())
+
+
+def test_no_place_is_lost_whoever_gives_up_when() -> None:
+    async def play() -> None:
+        rng = random.Random(7)
+        admission = Admission(3, 5)
+        most = 0
+
+        async def come() -> None:
+            nonlocal most
+            try:
+                await admission.enter(rng.choice([0.0, 0.001, 0.01, 1.0]))
+            except NoPlaceError:
+                return
+            try:
+                most = max(most, admission.taken)
+                await asyncio.sleep(rng.choice([0, 0.001, 0.003]))
+            finally:
+                admission.leave()
+
+        tasks = []
+        for _ in range(400):
+            task = asyncio.ensure_future(come())
+            tasks.append(task)
+            if rng.random() < 0.3:
+                asyncio.get_running_loop().call_later(rng.random() / 200, task.cancel)
+            await asyncio.sleep(rng.choice([0, 0, 0.001]))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (admission.taken, admission.queued, most) == (0, 0, 3)
+
+    asyncio.run(play())
+
+
+def test_a_place_that_comes_while_its_caller_is_cancelled_goes_to_the_next() -> None:
+    async def play() -> None:
+        admission = Admission(1, 10)
+        await admission.enter(0)
+        first = asyncio.ensure_future(admission.enter(5))
+        second = asyncio.ensure_future(admission.enter(5))
+        await settle()
+        admission.leave()  # first's turn has come, but it has not run yet
+        first.cancel()
+        await second
+        assert first.cancelled() and (admission.taken, admission.queued) == (1, 0)
+
+    asyncio.run(play())

@@ -1,0 +1,258 @@
+"""Hostile programs of our own: each is contained, and each succeeds where there is no sandbox.
+
+A program in ``attacks/`` says ``ESCAPED`` when it got what it must not get, and ``DONE`` at its end. Its control is the
+same program as a plain process, with smaller numbers. All of it is bounded, and nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.blocking import BlockingExecutor
+from sandbox.protocol import KillReason, Limits, Outcome, RunStatus
+
+FOLDER = Path(__file__).parent / "attacks"
+CONTROL_S = 60
+LIMITS = Limits(wall_s=10.0)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One program, what it is given inside and without a sandbox, and how it may end."""
+
+    name: str
+    inside: dict[str, Any] = field(default_factory=dict)
+    control: dict[str, Any] = field(default_factory=dict)
+    limits: Limits = LIMITS
+    reason: KillReason = KillReason.NONE
+    """KillReason.NONE: it must reach its end."""
+    left: bool = False
+    """Whether it succeeds by what it leaves running."""
+
+
+ATTACKS = [
+    Attack("threads", {"THREADS": 200}, {"THREADS": 60}),
+    Attack("zombies", {"CHILDREN": 200}, {"CHILDREN": 60}),
+    Attack("shared_anonymous_memory"),
+    Attack("anonymous_file"),
+    Attack("shared_memory_segments"),
+    Attack("many_full_files"),
+    Attack("sparse_file"),
+    Attack("raised_limits"),
+    Attack("supervisors_limits", {"SUPERVISOR": 1, "GENTLY": False}, {"SUPERVISOR": os.getpid(), "GENTLY": True}),
+    Attack("supervisors_files", {"SUPERVISOR": 1}, {"SUPERVISOR": os.getpid()}),
+    Attack(
+        "hidden_by_name",
+        {"CHILDREN": 4, "MB": 100},
+        {"CHILDREN": 2, "MB": 16},
+        limits=Limits(memory_mb=128, wall_s=10.0),
+        reason=KillReason.MEMORY,
+    ),
+    Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 3}, left=True),
+    Attack("secrets_in_environments"),
+    Attack("command_lines"),
+    Attack("trace_child"),
+    Attack("read_child_memory"),
+    Attack("signal_outside"),
+    Attack("other_architecture", {"CONTROL": False}, {"CONTROL": True}),
+    Attack("datagram_to_a_name"),
+    Attack("internet_sockets"),
+    Attack("kernel_interfaces"),
+    Attack("lock_on_shared_file"),
+    Attack("pipes_by_reference"),
+    Attack("set_user_id_programs"),
+    Attack("system_folders"),
+    Attack("write_to_the_system"),
+    Attack("modules_of_the_server"),
+    Attack("devices"),
+]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Things outside that the programs go for."""
+
+    values: dict[str, Any]
+    datagrams: socket.socket
+
+    def was_reached(self) -> bool:
+        """Whether a datagram has come."""
+        try:
+            self.datagrams.recv(100)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    """A listener with an abstract name, and a process of the user of the programs that has secrets."""
+    secret, command, abstract = (secrets.token_hex(8) for _ in range(3))
+    drop: dict[str, Any] = {"user": 10001, "group": 10001} if os.getuid() == 0 else {}
+    victims = [
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"read x; : {command}"], stdin=subprocess.PIPE, env={"S": secret}, cwd="/", **who
+        )
+        for who in ({}, drop)
+    ]
+    scratch = tmp_path_factory.mktemp("attacked") / "file"
+    scratch.touch()
+    values = {
+        # Turned round, so that the program does not find itself.
+        "SECRET": secret[::-1],
+        "COMMAND": command[::-1],
+        "ABSTRACT": abstract,
+        "SERVER": os.getpid(),
+        "VICTIM": victims[-1].pid,
+        "SCRATCH": str(scratch),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind("\0" + abstract)
+        datagrams.setblocking(False)
+        yield Surroundings(values, datagrams)
+    for victim in victims:
+        victim.kill()
+        victim.communicate()
+
+
+def write_program(attack: Attack, values: dict[str, Any], token: str) -> str:
+    """The program with all of its blanks filled."""
+    code = (FOLDER / f"{attack.name}.py").read_text("utf-8")
+    for name, value in {**values, "TOKEN": token}.items():
+        code = code.replace("{{" + name + "}}", str(value))
+    assert "{{" not in code, code
+    return code
+
+
+def count_marked(token: str) -> int:
+    """Live processes whose name is the token."""
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = "\nState:\tZ" not in (folder / "status").read_text()
+            count += alive and (folder / "comm").read_text().strip() == token
+        except OSError:
+            continue
+    return count
+
+
+def wait_until_gone(token: str, seconds: float) -> int:
+    """How many are left after so long."""
+    end = time.monotonic() + seconds
+    while (left := count_marked(token)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_contained(attack: Attack, pool: BlockingExecutor, surroundings: Surroundings) -> None:
+    token = f"in{secrets.token_hex(4)}"
+    paths = "[os.__file__, sys.executable, '/usr/bin/env', '/etc/passwd', '/proc/sys/kernel/hostname', '/escaped']"
+    code = write_program(attack, {**surroundings.values, **attack.inside, "PATHS": paths}, token)
+    outcome = pool.run(code, limits=attack.limits)
+    assert not re.search("^ESCAPED", outcome.stdout, re.M), outcome.stdout
+    assert outcome.reason is attack.reason, outcome
+    if attack.reason is KillReason.NONE:
+        assert outcome.status is RunStatus.FINISHED and re.search(r"\bDONE\b", outcome.stdout), outcome
+    assert wait_until_gone(token, 3) == 0
+    assert not surroundings.was_reached()
+    assert pool.run("print(1 + 1)").stdout == "2\n", "the pool is well afterwards"
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_control(attack: Attack, surroundings: Surroundings, tmp_path: Path) -> None:
+    token = f"out{secrets.token_hex(4)}"
+    paths = repr([surroundings.values["SCRATCH"]])
+    code = write_program(attack, {**surroundings.values, **attack.control, "PATHS": paths}, token)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=CONTROL_S, check=False
+    )
+    if attack.left:
+        assert count_marked(token) > 0, done
+        assert wait_until_gone(token, 20) == 0
+    else:
+        if "ESCAPED" not in done.stdout and attack.name in ("other_architecture", "kernel_interfaces"):
+            pytest.skip("this kernel, or this container, does not offer it to anybody")
+        assert re.search("^ESCAPED", done.stdout, re.M), done
+    surroundings.was_reached()
+
+
+def test_there_are_enough() -> None:
+    assert len(ATTACKS) >= 20
+    assert {attack.name for attack in ATTACKS} == {path.stem for path in FOLDER.glob("*.py")}
+
+
+SPY = """
+import glob, os, socket, time
+mine, other = {mine!r}, {other!r}
+open("/tmp/" + mine, "w").write(mine)
+open("/dev/shm/" + mine + "s", "w").write(mine)
+environment = os.environ
+environ_before = sorted(environment)
+os.environ["SPY"] = mine
+ends = socket.socketpair()
+end = time.monotonic() + 1.5
+seen = set()
+processes = set()
+while time.monotonic() < end:
+    for folder in ("/tmp", "/dev/shm", "/opt", "/home", "/"):
+        seen |= {{name for name in os.listdir(folder) if other in name}}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            processes.add(int(name))
+            for part in ("cmdline", "environ", "comm"):
+                try:
+                    if other.encode() in open("/proc/" + name + "/" + part, "rb").read():
+                        seen.add(part)
+                except OSError:
+                    pass
+    for number in range(3, 300):
+        try:
+            os.kill(number, 0)
+            seen.add("signal to %d" % number)
+        except OSError:
+            pass
+    time.sleep(0.05)
+spaces = {{os.readlink("/proc/self/ns/" + name) for name in ("pid", "mnt", "net", "ipc", "uts", "user")}}
+print("SAW", sorted(seen), sorted(processes), sorted(spaces))
+"""
+
+
+def test_two_hostile_runs_do_not_see_each_other(pool: BlockingExecutor) -> None:
+    names = [f"spy{secrets.token_hex(4)}" for _ in range(2)]
+    codes = [SPY.format(mine=names[i], other=names[1 - i]) for i in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        outcomes: list[Outcome] = list(threads.map(lambda code: pool.run(code), codes))
+    spaces = []
+    for outcome in outcomes:
+        assert outcome.stdout.startswith("SAW [] [1, 2] "), outcome
+        spaces.append(set(eval(outcome.stdout.removeprefix("SAW [] [1, 2] "))))
+    assert len(spaces[0]) == len(spaces[1]) == 6
+    assert not spaces[0] & spaces[1], "no namespace in common"
+
+
+def test_control_two_plain_processes_see_each_other(tmp_path: Path) -> None:
+    names = [f"spy{secrets.token_hex(4)}" for _ in range(2)]
+    processes = []
+    for i in range(2):
+        code = SPY.format(mine=names[i], other=names[1 - i])
+        command = [sys.executable, "-c", code]
+        processes.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
+    printed = [process.communicate(timeout=CONTROL_S)[0] for process in processes]
+    for name in names:
+        for folder, suffix in (("/tmp", ""), ("/dev/shm", "s")):
+            Path(folder, name + suffix).unlink(missing_ok=True)
+    assert all(names[1 - i] in printed[i] for i in range(2)), printed

@@ -1,0 +1,316 @@
+"""``spear sandbox``: start, signals, ports, tokens, refusal, death of the server; single files; the check-up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
+pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
+pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
+pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 'data')")
+
+from sandbox.client import HttpExecutor, Retries
+from sandbox.levels import IsolationRefusedError
+from sandbox.local import LocalExecutor
+from sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
+from sandbox.serving import bind_socket, is_loopback
+from sandbox.wire import TOKEN_VARIABLE
+from spear_envs import cli
+from tests.sandbox.service import (
+    RunningCommand,
+    ask,
+    find_processes,
+    need_isolation,
+    run_command,
+    run_scripted,
+    wait_until,
+)
+
+QUICK = Retries(first_wait_s=0.5)
+
+
+def run_once(url: str, code: str, **keywords: Any) -> Outcome:
+    async def play() -> Outcome:
+        executor = HttpExecutor(url, **{"retries": QUICK, **keywords})
+        try:
+            return await executor.run(code, limits=Limits(wall_s=20.0))
+        finally:
+            await executor.close()
+
+    return asyncio.run(play())
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def find_children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
+def read_peak_mb(pid: int) -> float:
+    """The most memory that a process has held so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def are_gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+class TestServe:
+    def test_it_answers_until_a_signal_and_leaves_nothing(self) -> None:
+        need_isolation()
+        with run_command("--max-running", "3") as running:
+            assert running.line.startswith("ready: isolation ")
+            assert ", 3 runs at a time, at http://127.0.0.1:" in running.line
+            assert run_once(running.url, "print(1)").stdout == "1\n"
+            before = read_peak_mb(running.process.pid)
+            assert ask(running.url, b'{"code": "' + b"x" * 50_000_000 + b'"}')[0] == 413
+            assert read_peak_mb(running.process.pid) < before + 8  # it was not taken into memory
+            children = find_children(running.process.pid)
+            running.process.send_signal(signal.SIGINT)
+            assert finish(running.process) == (0, "", "")
+            assert children
+            wait_until(lambda: are_gone(children), 10)
+
+    def test_runs_under_way_are_answered_after_the_signal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On an address that others reach, with the token that is then wanted."""
+        need_isolation()
+        with run_command("--host", "0.0.0.0", **{TOKEN_VARIABLE: "s3cret"}) as running:
+            url = f"http://127.0.0.1:{running.port}"
+            with pytest.raises(ValueError, match=TOKEN_VARIABLE):
+                run_once(url, "print(1)", token="other")
+            monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
+            outcomes: list[Outcome] = []
+            code = "import time; time.sleep(2); print('late')"
+            thread = threading.Thread(target=lambda: outcomes.append(run_once(url, code)))
+            thread.start()
+            wait_until(lambda: ask(url, None, "GET", "/health")[1]["running"] == 1)
+            running.process.terminate()
+            thread.join(30)
+            assert [outcome.stdout for outcome in outcomes] == ["late\n"]
+            assert finish(running.process) == (0, "", "")
+
+    @pytest.mark.slow
+    def test_a_run_whose_server_dies_is_sent_once_more_and_then_a_fault(self) -> None:
+        need_isolation()
+        mark = f"lost-{os.getpid()}"
+        name_it = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)\n"
+        with run_command() as first, run_command() as second:
+
+            async def play() -> Outcome:
+                executor = HttpExecutor([first.url, second.url], retries=QUICK)
+                try:
+                    return await executor.run(name_it + "time.sleep(3); print('done')", limits=Limits(wall_s=20.0))
+                finally:
+                    await executor.close()
+
+            def kill_the_one_that_runs() -> RunningCommand:
+                wait_until(lambda: bool(find_processes(mark)))
+                servers = [server for server in (first, second) if server.process.poll() is None]
+                victim = max(servers, key=lambda server: ask(server.url, None, "GET", "/health")[1]["running"])
+                children = find_children(victim.process.pid)
+                victim.process.kill()
+                victim.process.wait()
+                wait_until(lambda: are_gone(children), 10)
+                return first if victim is second else second
+
+            with ThreadPoolExecutor(1) as pool:
+                future = pool.submit(asyncio.run, play())
+                other = kill_the_one_that_runs()
+                assert future.result(60).stdout == "done\n"
+                future = pool.submit(run_once, other.url, name_it + "while True: pass")
+                kill_the_one_that_runs()
+                with pytest.raises(SandboxFault, match="cannot be reached") as caught:
+                    future.result(60)
+            assert caught.value.kind is FaultKind.UNAVAILABLE and not find_processes(mark)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The command in this process: code, standard output and error."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["sandbox", *arguments])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+class Refusing(LocalExecutor):
+    """A machine on which no strong isolation holds."""
+
+    async def start(self) -> Isolation:
+        if self._isolation not in ("landlock", "none"):
+            raise IsolationRefusedError("No isolation holds here. probe 'start' failed. To mend it: do this.")
+        return await super().start()
+
+
+class Quick(LocalExecutor):
+    """Says that it is ready."""
+
+    async def start(self) -> Isolation:
+        return Isolation.NAMESPACES
+
+
+class TestRefusal:
+    @pytest.fixture(autouse=True)
+    def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sandbox.cli.LocalExecutor", Refusing)
+
+    @pytest.mark.parametrize("command", [("serve",), ("serve", "--self-test-only"), ("run", __file__)])
+    def test_the_end_is_code_78_and_the_port_was_not_bound(
+        self, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bound: list[Any] = []
+        monkeypatch.setattr("sandbox.serving.bind_socket", lambda *address: bound.append(address))
+        code, out, err = call(capsys, *command)
+        assert (code, out) == (78, "") and err.startswith("Error: ") and "To mend it" in err
+        assert bound == []
+
+    def test_no_variable_of_the_environment_lowers_the_level(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("ISOLATION", "ALLOW_WEAK_ISOLATION", "WEAK", "SANDBOX_SERVE_WEAK"):
+            for prefix in ("", "SPEAR_", "SPEAR_SANDBOX_", "SPEAR_SANDBOX_SERVE_"):
+                monkeypatch.setenv(prefix + name, "none")
+        assert call(capsys, "serve", "--self-test-only")[0] == 78
+
+    def test_a_weak_level_is_taken_only_by_its_flag_and_said_aloud(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program = tmp_path / "program.py"
+        program.write_text("print(6 * 7)")
+        code, out, err = call(capsys, "run", str(program), "--allow-weak-isolation", "none", "--json")
+        if code == 78:
+            pytest.skip(f"the level 'none' does not start here: {err}")
+        assert code == 0 and json.loads(out)["level"] == "none" and json.loads(out)["stdout"] == "42\n"
+        assert "Warning: no strong isolation holds here" in err and "'none' only" in err
+
+
+class TestFailedStarts:
+    def test_a_taken_port_is_one_clear_error(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sandbox.cli.LocalExecutor", Quick)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            found = call(capsys, "serve", "--port", str(port))
+        sentence = f"cannot listen on 127.0.0.1 port {port} (another program listens there)"
+        assert found == (1, "", f"Error: {sentence}: choose another --port, or 0 for a free one.\n")
+
+    def test_a_missing_package_is_named_with_its_extra(self) -> None:
+        code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 1 and "uvicorn" in done.stderr and "'.[sandbox]'" in done.stderr
+        assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--port", "70000"),
+            ("--isolation", "none"),
+            ("--isolation", "magic"),
+            ("--allow-weak-isolation", "bwrap"),
+            ("--max-running", "0"),
+            ("--queue-wait", "-1"),
+            ("--max-run-timeout", "0"),
+            ("--memory-mb", "1"),
+        ],
+    )
+    def test_bad_arguments_are_usage_errors(
+        self, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code, _, err = call(capsys, "serve", *arguments)
+        assert code == 2 and arguments[0] in err
+
+    def test_a_token_that_no_header_carries_is_refused(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(TOKEN_VARIABLE, "ü x")
+        code, _, err = call(capsys, "serve", "--port", "0")
+        assert code == 1 and TOKEN_VARIABLE in err
+
+
+class TestRun:
+    def test_output_and_exit_code_are_the_programs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        need_isolation()
+        program = tmp_path / "program.py"
+        program.write_text("import sys\nprint(input() * 2)\nprint('ü', file=sys.stderr)\nsys.exit(5)\n")
+        given = tmp_path / "given.txt"
+        given.write_text("ab\n")
+        assert call(capsys, "run", str(program), "--stdin", str(given)) == (5, "abab\n", "ü\n")
+
+    @pytest.mark.parametrize(
+        ("outcome", "code", "sentence"),
+        [
+            ({"return_code": 5, "stderr": "w\n"}, 5, "w\n"),
+            ({"return_code": -11}, 128 + 11, ""),
+            ({"status": "TimeLimitExceeded", "return_code": None, "reason": "timeout"}, 124, "killed after 0.5 s"),
+            ({"truncated": True}, 0, "the output is cut"),
+        ],
+    )
+    def test_how_ends_are_told(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: dict[str, Any], code: int, sentence: str
+    ) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(json.dumps({**outcome, "stdout": "out\n"}))
+        with run_scripted() as (running, _):
+            found, out, err = call(capsys, "run", str(program), "--url", running.url, "--timeout", "0.5")
+            assert (found, out) == (code, "out\n") and sentence in err
+            found, out, err = call(capsys, "run", str(program), "--url", running.url, "--json")
+            assert (found, err) == (code, "") and outcome.items() <= json.loads(out).items()
+
+    def test_on_a_service(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        program = tmp_path / "program.py"
+        program.write_text("hello")
+        with run_scripted() as (running, _):
+            assert call(capsys, "run", str(program), "--url", running.url) == (0, "hello", "")
+        code, _, err = call(capsys, "run", str(program), "--url", running.url)
+        assert code == 70 and err.startswith("Error: ") and err.count("\n") == 1
+        code, _, err = call(capsys, "run", str(program), "--url", "nonsense")
+        assert code == 1 and "write, for instance" in err
+        assert call(capsys, "run", str(tmp_path / "missing.py"))[0] == 2
+
+
+@pytest.mark.slow
+def test_the_check_up_tries_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        cli.main(["sandbox", "doctor", "--json"])
+    except SystemExit as end:
+        assert end.code in (0, 78)
+        code = end.code
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["levels"]) == {"namespaces", "bwrap", "landlock", "none"} and found["ok"] == (code == 0)
+    strong = [all(probe["ok"] for probe in found["levels"][name]) for name in ("namespaces", "bwrap")]
+    assert found["ok"] == any(strong) and all(probes for probes in found["levels"].values())
+
+
+def test_addresses() -> None:
+    hosts = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")
+    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False, False]
+    with pytest.raises(ValueError, match="no address of this machine"):
+        bind_socket("no-such-host.invalid", 0)

@@ -1,0 +1,155 @@
+"""What stands in the files for deployment, as far as it can be read; test_container.py runs the image."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "deploy"
+ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "umount2", "unshare"]
+
+
+def read_manifests() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra 'train'")
+    documents = list(yaml.safe_load_all((FOLDER / "k8s.yaml").read_text("utf-8")))
+    return {document["kind"]: document for document in documents}
+
+
+class TestProfile:
+    @pytest.fixture
+    def profile(self) -> dict[str, Any]:
+        profile = json.loads((FOLDER / "seccomp.json").read_text("utf-8"))
+        assert isinstance(profile, dict)
+        return profile
+
+    def test_it_is_dockers_default_and_one_entry_more(self, profile: dict[str, Any]) -> None:
+        *default, ours = profile["syscalls"]
+        assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+        assert (ours["names"], ours["action"]) == (ADDED, "SCMP_ACT_ALLOW")
+        assert ours["comment"].startswith("Added to Docker's default")
+        assert not {"args", "includes", "excludes"} & set(ours)
+        always = {
+            name for rule in default if not rule.get("includes") and not rule.get("args") for name in rule["names"]
+        }
+        assert not always & {*ADDED, "bpf", "kexec_load", "init_module", "setns", "keyctl", "userfaultfd"}
+        assert {"read", "execve", "futex", "openat", "seccomp", "prctl"} <= always
+
+    def test_clone3_is_unknown_so_that_flags_of_clone_can_be_seen(self, profile: dict[str, Any]) -> None:
+        rules = [
+            rule
+            for rule in profile["syscalls"]
+            if "clone3" in rule["names"] and "SYS_ADMIN" not in str(rule.get("includes"))
+        ]
+        assert rules and all(rule["action"] == "SCMP_ACT_ERRNO" for rule in rules)
+
+
+class TestKubernetes:
+    def test_the_pod_has_no_privileges(self) -> None:
+        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "Localhost"
+        assert pod["automountServiceAccountToken"] is False
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]} and "privileged" not in context
+        assert set(container["resources"]["limits"]) == {"cpu", "memory"}
+
+    def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
+        policy = read_manifests()["NetworkPolicy"]["spec"]
+        assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
+        assert all(rule["from"] for rule in policy["ingress"])
+
+    def test_the_parts_fit_together(self) -> None:
+        found = read_manifests()
+        labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert (
+            labels
+            == found["Service"]["spec"]["selector"]
+            == found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        )
+        assert (
+            found["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"]
+            == found["Deployment"]["metadata"]["name"]
+        )
+
+    def test_its_arguments_are_the_commands(self) -> None:
+        pytest.importorskip("click")
+        from sandbox.cli import sandbox
+
+        (container,) = read_manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+        name, *arguments = container["args"]
+        context = sandbox.commands[name].make_context(name, arguments)
+        assert context.params["host"] == "0.0.0.0" and context.params["max_running"] == 8
+
+
+def test_the_image_is_not_roots_and_starts_the_command() -> None:
+    lines = (FOLDER / "Dockerfile").read_text("utf-8").splitlines()
+    assert "ARG BASE=python:3.11-slim-bookworm" in lines and "USER 10001:10001" in lines
+    assert lines.index("USER 10001:10001") > max(i for i, line in enumerate(lines) if line.startswith(("COPY", "RUN")))
+    assert 'ENTRYPOINT ["/opt/spear/bin/spear", "sandbox"]' in lines
+
+
+SCRIPT = """
+import json, sys, time, urllib.request
+import ray
+from ray import serve
+from sandbox.deploy.ray_serve import build
+
+try:
+    build({"replica": 2})
+except ValueError as error:
+    assert "not known" in str(error)
+else:
+    raise AssertionError
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+serve.run(build({"replicas": "2", "max_running": 2}))
+url = f"http://127.0.0.1:{sys.argv[1]}"
+
+def ask(path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, data), timeout=60) as reply:
+        return json.load(reply)
+
+assert ask("/v1/ping") == "pong"
+outputs = [ask("/run_code", {"code": f"print({i})", "language": "python"}) for i in range(12)]
+assert [reply["run_result"]["stdout"] for reply in outputs] == [f"{i}\\n" for i in range(12)], outputs
+assert outputs[0]["sandbox"]["level"] in ("namespaces", "bwrap")
+pools = set()
+for _ in range(40):
+    health = ask("/health")
+    assert health["status"] == "ok" and health["max_running"] == 2
+    pools.add(health["runs"])
+print("RUNS", json.dumps(sorted(pools)))
+serve.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_replicas_under_ray_serve() -> None:
+    pytest.importorskip(
+        "ray.serve", reason="Ray Serve is not installed: pip install -e '.[serve]'", exc_type=ImportError
+    )
+    pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
+    from tests.sandbox.service import find_free_port, need_isolation
+
+    need_isolation()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(find_free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "SPEAR_SANDBOX_TOKEN": "", "PYTHONPATH": str(FOLDER.parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RUNS "))
+    runs = json.loads(line.removeprefix("RUNS "))
+    assert runs in ([6], [12]) or (len(runs) == 2 and sum(runs) == 12), "two pools, each of which counts its own runs"

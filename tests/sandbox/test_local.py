@@ -1,0 +1,324 @@
+"""Programs in the pool: what they get, how they end, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.blocking import BlockingExecutor
+from sandbox.local import LocalExecutor
+from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
+
+SHORT = Limits(wall_s=0.5)
+needs_numpy = pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
+needs_sympy = pytest.mark.skipif(importlib.util.find_spec("sympy") is None, reason="sympy is not installed")
+
+
+def test_print(pool: BlockingExecutor) -> None:
+    outcome = pool.run("print(6 * 7)")
+    assert (outcome.status, outcome.return_code, outcome.stdout, outcome.stderr) == (RunStatus.FINISHED, 0, "42\n", "")
+    assert outcome.level is Isolation.NAMESPACES
+    assert outcome.reason is KillReason.NONE
+    assert 0 < outcome.cpu_s < 5 and outcome.peak_rss_kb > 1000 and not outcome.truncated
+    assert outcome.stdout_bytes == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "return_code", "error"),
+    [
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit(-1)", 255, ""),
+        ("raise SystemExit(True)", 1, ""),
+        ("raise SystemExit('so long')", 1, "so long\n"),
+        ("import os; os._exit(9)", 9, ""),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os.kill(os.getpid(), 15)", -15, ""),
+        ("import os; os.abort()", -6, ""),
+        ("import signal; signal.alarm(1); signal.pause()", -14, ""),
+        ("import ctypes; ctypes.string_at(0)", -11, ""),
+    ],
+)
+def test_ends(pool: BlockingExecutor, code: str, return_code: int, error: str) -> None:
+    outcome = pool.run(code)
+    assert (outcome.status, outcome.return_code, outcome.stderr) == (RunStatus.FINISHED, return_code, error)
+
+
+def test_traceback_shows_the_program_only(pool: BlockingExecutor) -> None:
+    outcome = pool.run("def half(x):\n    return 1 / x\n\nhalf(0)\n")
+    lines = outcome.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line for line in lines if line.startswith("  File")] == [
+        '  File "/tmp/main.py", line 4, in <module>',
+        '  File "/tmp/main.py", line 2, in half',
+    ]
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert outcome.return_code == 1
+
+
+def test_syntax_error(pool: BlockingExecutor) -> None:
+    outcome = pool.run("x = 1\ndef f(:\n    pass")
+    assert outcome.stderr.startswith('  File "/tmp/main.py", line 2')
+    assert "SyntaxError" in outcome.stderr and "sandbox" not in outcome.stderr
+
+
+@pytest.mark.parametrize("code", ["x = '\0'", "print('\udc80')", "\ufeffprint('mark')"])
+def test_odd_sources(pool: BlockingExecutor, code: str) -> None:
+    outcome = pool.run(code)
+    assert outcome.status is RunStatus.FINISHED
+    assert outcome.stdout == ("mark\n" if "mark" in code else "")
+
+
+def test_future_imports_of_the_sandbox_are_not_the_programs(pool: BlockingExecutor) -> None:
+    assert pool.run("def f(x: undefined): pass").return_code == 1
+
+
+def test_program_is_main_and_finds_no_frames_of_ours(pool: BlockingExecutor) -> None:
+    code = """
+import sys
+import __main__
+print(__name__, __file__, sys.argv, __main__.__dict__ is globals(), sys.stdin.read())
+names = set()
+frame = sys._getframe().f_back
+while frame:
+    names |= set(frame.f_globals) | set(frame.f_locals)
+    frame = frame.f_back
+print(names & {"control", "settings", "received", "origin", "report_fd"})
+print([name for name in sys.modules if name.startswith("sandbox")])
+"""
+    outcome = pool.run(code)
+    assert outcome.stdout == "__main__ /tmp/main.py ['/tmp/main.py'] True \nset()\n[]\n", outcome
+
+
+def test_exit_handlers_and_threads(pool: BlockingExecutor) -> None:
+    code = """
+import atexit, threading, time
+atexit.register(print, "last")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+print("main")
+"""
+    assert pool.run(code).stdout == "main\nthread\nlast\n"
+
+
+def test_broken_interpreter_still_ends(pool: BlockingExecutor) -> None:
+    outcome = pool.run("import sys, builtins\nprint('out')\nsys.modules.clear()\nbuiltins.__dict__.clear()")
+    assert outcome.status is RunStatus.FINISHED
+
+
+def test_standard_input(pool: BlockingExecutor) -> None:
+    assert pool.run("print(input(), input())", stdin="a\nbü\n").stdout == "a bü\n"
+    assert "EOFError" in pool.run("input()").stderr
+    assert pool.run("import sys; print(len(sys.stdin.read()))", stdin="x" * 3_000_000).stdout == "3000000\n"
+    assert (
+        pool.run("import os\ntry: os.write(0, b'x')\nexcept OSError: print('sealed')", stdin="a").stdout == "sealed\n"
+    )
+
+
+def test_files_in_and_out(pool: BlockingExecutor) -> None:
+    code = """
+import os
+print(open("a/b.txt").read())
+open("out", "wb").write(bytes(range(256)))
+os.symlink("/etc/passwd", "link"); os.mkfifo("pipe"); os.mkdir("folder"); os.symlink("a", "way")
+open("big", "wb").truncate((1 << 20) + 1)
+"""
+    wanted = ["out", "link", "pipe", "folder", "big", "missing", "a/b.txt", "way/b.txt"]
+    outcome = pool.run(code, files={"a/b.txt": b"inside"}, fetch_files=wanted)
+    assert outcome.stdout == "inside\n", outcome
+    assert dict(outcome.files) == {"out": bytes(range(256)), "a/b.txt": b"inside"}
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a//b", ".", "a\0b"])
+def test_names_that_leave_the_folder(pool: BlockingExecutor, name: str) -> None:
+    with pytest.raises(ValueError, match="file name"):
+        pool.run("pass", files={name: b""})
+    with pytest.raises(ValueError, match="file name"):
+        pool.run("pass", fetch_files=[name])
+
+
+def test_time_limit_keeps_what_was_printed(pool: BlockingExecutor) -> None:
+    start = time.monotonic()
+    outcome = pool.run("print('before', flush=True)\nwhile True: pass", limits=SHORT)
+    assert (outcome.status, outcome.return_code, outcome.stdout) == (RunStatus.TIME_LIMIT, None, "before\n")
+    assert outcome.reason is KillReason.TIMEOUT
+    assert 0.5 <= outcome.wall_s < 3 and outcome.cpu_s > 0 and time.monotonic() - start < 10
+
+
+def test_closing_the_output_is_not_the_end(pool: BlockingExecutor) -> None:
+    outcome = pool.run("import os, time; os.close(1); os.close(2); time.sleep(0.3); os._exit(5)")
+    assert outcome.return_code == 5 and outcome.wall_s >= 0.3
+
+
+def test_output_is_kept_counted_and_bounded(pool: BlockingExecutor) -> None:
+    limits = Limits(kept_output=1000, max_output=100_000)
+    outcome = pool.run("print('é' * 700)", limits=limits)
+    assert (outcome.stdout, outcome.stdout_bytes, outcome.truncated) == ("é" * 500, 1401, True)
+    outcome = pool.run("print('a' + 'é' * 700)", limits=limits)
+    assert outcome.stdout == "a" + "é" * 499, "half a character is left out"
+    outcome = pool.run("while True: print('x' * 1000)", limits=limits)
+    assert (outcome.status, outcome.return_code, outcome.reason) == (RunStatus.FINISHED, -9, KillReason.OUTPUT)
+    assert outcome.stderr.splitlines()[-1] == "[sandbox] killed: output limit of 100000 bytes"
+
+
+def test_bytes_that_are_no_text_are_replaced_one_by_one(pool: BlockingExecutor) -> None:
+    outcome = pool.run(r"import sys; sys.stdout.buffer.write(b'a\xff\xe2\x82b\x00c\xf0')")
+    assert outcome.stdout == "a\ufffd\ufffd\ufffdb\0c\ufffd"
+
+
+def test_memory_of_one_and_of_all(pool: BlockingExecutor) -> None:
+    limits = Limits(memory_mb=128, wall_s=10)
+    assert pool.run("bytearray(200 << 20)", limits=limits).stderr.endswith("MemoryError\n")
+    code = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        held = b"x" * (100 << 20)
+        time.sleep(20)
+time.sleep(20)
+"""
+    outcome = pool.run(code, limits=limits)
+    assert (outcome.status, outcome.return_code, outcome.reason) == (RunStatus.FINISHED, -9, KillReason.MEMORY)
+    line = "[sandbox] killed: memory limit of 128 MB for all processes together"
+    assert outcome.stderr.splitlines()[-1] == line
+
+
+def test_limits_are_cut_to_the_pools(pool: BlockingExecutor) -> None:
+    code = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE)[0], r.getrlimit(r.RLIMIT_CPU)[0])"
+    assert pool.run(code, limits=Limits(descriptors=100_000, wall_s=1000.0)).stdout == "256 21\n"
+
+
+@needs_numpy
+def test_random_streams_differ_between_runs(pool: BlockingExecutor) -> None:
+    code = "import random, numpy as np; print(random.random(), np.random.rand(), np.random.default_rng().random())"
+    drawn = [pool.run(code).stdout.split() for _ in range(3)]
+    assert all(len(set(column)) == 3 for column in zip(*drawn, strict=True))
+
+
+@needs_sympy
+def test_sympy_is_warm_and_its_stream_differs(pool: BlockingExecutor) -> None:
+    code = "import sympy; from sympy.core.random import rng; print(sympy.factorint(5040), rng.random())"
+    outcomes = [pool.run(code) for _ in range(2)]
+    assert all(outcome.stdout.startswith("{2: 4, 3: 2, 5: 1, 7: 1}") for outcome in outcomes), outcomes
+    assert outcomes[0].stdout != outcomes[1].stdout
+    assert outcomes[1].cpu_s < 0.4, "importing sympy costs more"
+
+
+@needs_numpy
+def test_hidden_import_still_works(pool: BlockingExecutor) -> None:
+    assert pool.run("m = __import__('num' + 'py'); print(m.arange(3).sum())").stdout == "3\n"
+
+
+def test_nothing_else_that_is_installed_can_be_imported(pool: BlockingExecutor) -> None:
+    outcome = pool.run("import pytest")
+    assert "No module named 'pytest'" in outcome.stderr
+
+
+def test_many_threads_at_once(pool: BlockingExecutor) -> None:
+    with ThreadPoolExecutor(32) as threads:
+        outcomes = list(threads.map(lambda i: pool.run(f"print({i} ** 2)"), range(64)))
+    assert [outcome.stdout for outcome in outcomes] == [f"{i * i}\n" for i in range(64)]
+    assert max(outcome.queue_s for outcome in outcomes) > 0
+
+
+def run_async(pool: BlockingExecutor, test) -> None:  # type: ignore[no-untyped-def]
+    """``pool`` shows that there are namespaces; the test gets a pool on its own loop."""
+
+    async def play() -> None:
+        executor = LocalExecutor("namespaces", max_running=2)
+        await executor.start()
+        try:
+            await test(executor)
+        finally:
+            await executor.close()
+
+    asyncio.run(play())
+
+
+def find_marked(token: str) -> list[int]:
+    """Processes whose name is the token and that are no zombies."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "comm").read_text().strip() == token and "\nState:\tZ" not in (folder / "status").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_cancelling_kills_the_run_and_drops_the_queue(pool: BlockingExecutor) -> None:
+    async def test(executor: LocalExecutor) -> None:
+        token = f"cancel{os.getpid() % 10000}"
+        mark = f"import ctypes, os; ctypes.CDLL(None).prctl(15, b'{token}', 0, 0, 0)"
+        code = f"{mark}\nos.fork(); os.setsid()\nwhile True: pass"
+        running = [asyncio.ensure_future(executor.run(code)) for _ in range(2)]
+        for _ in range(100):
+            if len(find_marked(token)) == 4:
+                break
+            await asyncio.sleep(0.05)
+        assert len(find_marked(token)) == 4
+        queued = asyncio.ensure_future(executor.run("print('never')"))
+        await asyncio.sleep(0.05)
+        for task in (*running, queued):
+            task.cancel()
+        await asyncio.wait((*running, queued))
+        assert all(task.cancelled() for task in (*running, queued))
+        for _ in range(60):
+            if not find_marked(token):
+                break
+            await asyncio.sleep(0.05)
+        assert not find_marked(token)
+        assert (await executor.run("print(1)")).stdout == "1\n"
+
+    run_async(pool, test)
+
+
+def test_closing_ends_runs_with_a_fault_and_leaves_no_process(pool: BlockingExecutor) -> None:
+    async def test(executor: LocalExecutor) -> None:
+        run = asyncio.ensure_future(executor.run("while True: pass"))
+        queued = [asyncio.ensure_future(executor.run("while True: pass")) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        await executor.close()
+        for task in (run, *queued):
+            with pytest.raises(SandboxFault) as caught:
+                await task
+            assert caught.value.kind is FaultKind.UNAVAILABLE
+        with pytest.raises(SandboxFault, match="closed"):
+            await executor.run("pass")
+
+    before = count_children()
+    run_async(pool, test)
+    gc.collect()
+    assert count_children() <= before
+
+
+def count_children() -> int:
+    """Processes below this one."""
+    listed = subprocess.run(["ps", "-o", "ppid=", "-A"], capture_output=True, text=True, check=False).stdout.split()
+    return listed.count(str(os.getpid()))
+
+
+def test_faults_of_the_start_are_told_to_all_callers() -> None:
+    async def play() -> None:
+        executor = LocalExecutor("namespaces")
+        executor._installation = replace(executor._installation, interpreter="/nowhere/python")
+        results = await asyncio.gather(executor.run("pass"), executor.run("pass"), return_exceptions=True)
+        assert all(isinstance(result, Exception) for result in results), results
+        await executor.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("bad", [{"isolation": "none at all"}, {"uid": 0}])
+def test_bad_settings(bad: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError):
+        LocalExecutor(**bad)

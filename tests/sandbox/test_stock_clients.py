@@ -1,0 +1,164 @@
+"""Clients that were written for SandboxFusion, unchanged, against our service."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
+pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
+
+from sandbox.protocol import Limits
+from tests.sandbox.service import RunningService, run_local, run_scripted, wait_until
+
+# The last release with a tool for the sandbox. The wheel is fetched for the test and not installed: the project pins
+# another, which kept the client and dropped the tool.
+VERL = "0.7.1"
+VERL_SHA256 = "0f7fb1dd6a37d20f7d8795c65ed0d1b9797ffb9947f283bbefd758dced08e216"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningService]:
+    with run_local(limits=Limits(wall_s=30.0, memory_mb=256), max_running=4) as running:
+        yield running
+
+
+@pytest.fixture
+def fusion() -> Any:
+    """verl's client, of the version that the project pins."""
+    pytest.importorskip("verl", reason="verl comes with the extra 'train'")
+    from verl.utils.reward_score.sandbox_fusion import utils
+
+    return utils
+
+
+class TestClientOfVerl:
+    """``verl.utils.reward_score.sandbox_fusion``, with which verl grades programs."""
+
+    def test_one_call(self, fusion: Any, running: RunningService) -> None:
+        reply, error = fusion.call_sandbox_api(
+            f"{running.url}/run_code", "print(input() + '!')", "hello", 10, 10, 1024, "python"
+        )
+        assert error is None and reply["status"] == "Success"
+        assert reply["run_result"]["stdout"] == "hello!\n" and reply["run_result"]["return_code"] == 0
+
+    @pytest.mark.parametrize(
+        ("code", "expected", "result", "status"),
+        [
+            ("print(sum(map(int, input().split())))", "7", True, "success"),
+            ("print(8)", "7", False, "wrong_answer"),
+            ("1 / 0", "7", -2, "runtime_error"),
+            ("while True: pass", "7", -3, "timeout"),
+            ("def f(:", "7", -2, "runtime_error"),
+            ("import os; os.kill(os.getpid(), 9)", "7", -2, "runtime_error"),
+        ],
+    )
+    def test_how_it_reads_each_ending(
+        self, fusion: Any, running: RunningService, code: str, expected: str, result: Any, status: str
+    ) -> None:
+        cases = {"inputs": ["3 4"], "outputs": [expected]}
+        results, metadata = fusion.check_correctness(f"{running.url}/run_code", cases, code, timeout=2)
+        assert results == [result] and metadata[0]["status"] == status
+        assert metadata[0]["api_request_error"] is None
+
+    def test_many_cases_of_a_function_at_once(self, fusion: Any, running: RunningService) -> None:
+        cases = {"fn_name": "add", "inputs": [f"{i}\n{i * i}" for i in range(24)]}
+        cases["outputs"] = [str(i + i * i) for i in range(24)]
+        results, _ = fusion.check_correctness(
+            f"{running.url}/run_code", cases, "def add(a, b):\n    return a + b", timeout=20
+        )
+        assert results == [True] * 24
+
+    def test_its_score(self, running: RunningService) -> None:
+        pytest.importorskip("verl", reason="verl comes with the extra 'train'")
+        from verl.utils.reward_score.sandbox_fusion import compute_score
+
+        completion = "First think.\n```python\nprint(int(input()) ** 2)\n```"
+        cases = json.dumps({"inputs": ["3", "4"], "outputs": ["9", "15"]})
+        score, metadata = compute_score(f"{running.url}/run_code", None, 1024, completion, cases)
+        assert score == 0.5 and [case["stdout"] for case in metadata] == ["9\n", "16\n"]
+
+    def test_another_language_is_an_error_of_the_sandbox(self, fusion: Any, running: RunningService) -> None:
+        cases = {"inputs": [""], "outputs": [""]}
+        results, metadata = fusion.check_correctness(f"{running.url}/run_code", cases, "int main;", language="cpp")
+        assert results == [-1] and metadata[0]["status"] == "sandbox_error"
+
+    def test_a_full_server_is_tried_again_and_not_given_up(self, fusion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The one error that it tries again is 504, three times in all."""
+        monkeypatch.setattr(fusion, "INITIAL_RETRY_DELAY", 0.05)
+        with run_scripted(max_running=1, queue_wait_s=0.2) as (service, executor):
+            executor.open = False
+            opener = threading.Timer(0.5, lambda: setattr(executor, "open", True))
+            url = f"{service.url}/run_code"
+            first = threading.Thread(target=fusion.call_sandbox_api, args=(url, "a", None, 9, 9, 9))
+            first.start()
+            opener.start()
+            wait_until(lambda: bool(executor.started))
+            reply, error = fusion.call_sandbox_api(url, "b", None, 9, 9, 9)
+            first.join()
+            assert error is None and reply["run_result"]["stdout"] == "b"
+            assert service.service.tally.gateway_timeouts >= 1
+
+
+@pytest.fixture(scope="module")
+def old_verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the last verl with the tool, unpacked."""
+    folder = tmp_path_factory.mktemp("verl")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), f"verl=={VERL}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"verl {VERL} cannot be fetched from the package index")
+    (wheel,) = folder.glob("*.whl")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() == VERL_SHA256
+    zipfile.ZipFile(wheel).extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+TOOL = """
+import asyncio, json, sys
+import ray
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+from verl.tools.sandbox_fusion_tools import SandboxFusionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+parameters = {"type": "object", "properties": {"code": {"type": "string", "description": "d"}}, "required": ["code"]}
+schema = {"type": "function", "function": {"name": "code_interpreter", "description": "d", "parameters": parameters}}
+config = {"sandbox_fusion_url": sys.argv[1], "num_workers": 4, "rate_limit": 4, "default_timeout": 10}
+tool = SandboxFusionTool(config, OpenAIFunctionToolSchema.model_validate(schema))
+
+async def play():
+    name, _ = await tool.create()
+    codes = json.loads(sys.argv[2])
+    replies = await asyncio.gather(*(tool.execute(name, {"code": code}) for code in codes))
+    await tool.release(name)
+    return [reply[0].text for reply in replies]
+
+print(json.dumps(asyncio.run(play())))
+"""
+
+
+@pytest.mark.slow
+def test_tool_of_verl(running: RunningService, old_verl: Path) -> None:
+    """verl's ``SandboxFusionTool``, which policies call; in a process of its own, with Ray as it wants it."""
+    pytest.importorskip("ray", reason="Ray comes with the extra 'train'")
+    codes = ["print(6 * 7)", "import numpy; print(numpy.arange(3))", "1 / 0"]
+    done = subprocess.run(
+        [sys.executable, "-c", TOOL, f"{running.url}/run_code", json.dumps(codes)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(old_verl)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    texts = json.loads(done.stdout.splitlines()[-1])
+    assert texts[:2] == ["42\n", "[0 1 2]\n"] and texts[2].endswith("ZeroDivisionError: division by zero\n")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs.code.benchmarks import open_benchmark
+from spear_envs.code.opening import find_splits, open_tasks
+from spear_envs.code.problem_files import RawProblem, keep_distinct, read_problems
+from spear_envs.core.errors import SpearError
+from tests.spear_envs.code.conftest import make
+
+HEAD = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer:"
+    " $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+def dapo(problem: str, answer: str) -> dict[str, Any]:
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": f"{HEAD}{problem}{TAIL}"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": "9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"},
+    }
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'search'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"Problem": " Who? ", "Answer": 42, "ID": "2024-I-1", "Solution": "x"}, RawProblem("Who?", "42")),
+        ({"problem": "Who?", "answer": "073", "solution": "x"}, RawProblem("Who?", "073")),
+        ({"problem": "Who?", "answer": 0}, RawProblem("Who?", "0")),
+        (dapo("Who?", "-7"), RawProblem("Who?", "-7")),
+        ({"prompt": "Who?", "reward_model": {"ground_truth": "7"}}, RawProblem("Who?", "7")),
+    ],
+)
+def test_rows(tmp_path: Path, row: dict[str, Any], expected: RawProblem) -> None:
+    assert list(read_problems(write_lines(tmp_path / "a.jsonl", [row]))) == [expected]
+    assert list(read_problems(write_parquet(tmp_path / "a.parquet", [row]))) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ([], "no object"),
+        ({"answer": "1"}, "no problem"),
+        ({"problem": "", "answer": "1"}, "no problem"),
+        ({"problem": 3, "answer": "1"}, "no problem"),
+        ({"prompt": [], "answer": "1"}, "no problem"),
+        ({"prompt": [3], "answer": "1"}, "no problem"),
+        ({"problem": "Who?"}, "no answer"),
+        ({"problem": "Who?", "answer": " "}, "no answer"),
+        ({"problem": "Who?", "answer": True}, "no answer"),
+        ({"problem": "Who?", "answer": 1.5}, "no answer"),
+        ({"problem": "Who?", "reward_model": "1"}, "no answer"),
+    ],
+)
+def test_rows_that_are_no_problems_are_named(tmp_path: Path, row: Any, words: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"problem": "Who?", "answer": "1"}, row])
+    with pytest.raises(SpearError, match=f"row 2: .*{words}") as caught:
+        list(read_problems(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b"{", "line 1 cannot be read"),
+        ("a.jsonl", b'{"problem": "a", "answer": "1"}\n{"prob', "line 2 cannot be read"),
+        ("a.jsonl", b"\xff\n", "cannot be read"),
+        ("a.jsonl", b"[" * 100_000, "line 1 cannot be read"),
+        ("a.jsonl", b"", "no problems"),
+        ("a.parquet", b"no table", "cannot be read"),
+        ("a.csv", b"", "give a .jsonl"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra 'search'")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpearError, match=words) as caught:
+        list(read_problems(tmp_path / name))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SpearError, match="nowhere"):
+        list(read_problems(tmp_path / "nowhere.jsonl"))
+
+
+def test_each_problem_once() -> None:
+    rows = [RawProblem("Who is  it?", "1"), RawProblem("What?", "2"), RawProblem("who is it?", "1")] * 100
+    found = keep_distinct(iter([*rows, RawProblem("Both?", "1"), RawProblem("Both?", "2")]))
+    assert found == ((RawProblem("Who is  it?", "1"), RawProblem("What?", "2")), 302, 1)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "code"
+
+
+def test_dapo_is_trained_on(data: Path) -> None:
+    write_parquet(data / "dapo-math-17k" / "dapo.parquet", [dapo("Who?", "7"), dapo("What?", "12")] * 50)
+    assert find_splits("dapo-math-17k") == ("train",)
+    tasks = open_benchmark("dapo-math-17k", "train")
+    assert [task.instruction for task in tasks] == ["Who?", "What?"]
+    assert tasks[1].id == "code/dapo-math-17k/train/00001" and tasks[1].subtask == "dapo-math-17k"
+    assert tasks.get(tasks[1].id) is tasks[1] and "code" not in tasks[1].content
+
+
+def test_a_table_is_taken_rather_than_lines(data: Path) -> None:
+    folder = data / "aime-2024"
+    write_lines(folder / "aime.jsonl", [{"ID": "1", "Problem": "Lines?", "Answer": 1}])
+    assert open_benchmark("aime-2024", "test")[0].instruction == "Lines?"
+    write_parquet(folder / "aime.parquet", [{"ID": "1", "Problem": "Table?", "Answer": 1}])
+    assert [task.instruction for task in open_benchmark("aime-2024", "test")] == ["Table?"]
+
+
+def test_the_paper_s_three_as_one(data: Path) -> None:
+    for name, text in (("dapo-math-17k", "Who?"), ("aime-2024", "What?"), ("aime-2025", "When?")):
+        write_lines(data / name / "problems.jsonl", [{"problem": text, "answer": "7"}])
+    assert find_splits("dapo-aime") == ("train", "valid", "test")
+    tasks = [open_benchmark("dapo-aime", split)[0] for split in find_splits("dapo-aime")]
+    assert [task.subtask for task in tasks] == ["dapo-math-17k", "aime-2024", "aime-2025"]
+    assert [task.instruction for task in tasks] == ["Who?", "What?", "When?"]
+    assert tasks[1].id == "code/dapo-aime/valid/00000"
+
+
+def test_what_was_not_fetched(data: Path) -> None:
+    with pytest.raises(SpearError, match="spear data get code aime-2025"):
+        open_benchmark("aime-2025", "test")
+    with pytest.raises(SpearError, match="choose one of 'test'"):
+        make(dataset="aime-2025", split="train")
+    with pytest.raises(SpearError, match="Did you mean 'aime-2025'"):
+        make(dataset="aime-25")
+
+
+def test_a_file_of_one_s_own(tmp_path: Path) -> None:
+    rows = [{"problem": "Half?", "answer": "1/2"}, {"problem": "One?", "answer": 1}]
+    path = write_lines(tmp_path / "own.v2.jsonl", rows[::-1])
+    with pytest.raises(SpearError, match="cannot grade code/own/all/00001, whose answer is '1/2'"):
+        make(dataset=path)
+    path = write_lines(tmp_path / "own.v3.jsonl", rows[:1])
+    assert find_splits(str(path)) == ("all",)
+    tasks = open_tasks(str(path), None)
+    assert tasks[0].id == "code/own/all/00000" and open_tasks(str(path), "all") is tasks
+    pytest.importorskip("math_verify", reason="needs the extra 'sandbox'")
+    env = make(dataset=path, grader="math_verify")
+    env.reset(seed=0)
+    *_, info = env.step("\\boxed{0.5}")
+    assert info["won"] and info["grader"] == "math_verify"

@@ -1,0 +1,105 @@
+"""``spear data get|check code``, against files and a server of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs import cli
+from spear_envs.code.benchmarks import BENCHMARKS
+from tests.spear_envs.data.server import Site, ranged, serve, status, whole
+
+LINES = b"".join(json.dumps({"Problem": f"Problem {i}?", "Answer": i}).encode() + b"\n" for i in range(30))
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "code"
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    pytest.importorskip("httpx", reason="needs the extra 'data'")
+    site = Site()
+    server = serve(site)
+    monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
+    yield site
+    server.shutdown()
+    server.server_close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["data", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def publish(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+    """Let the repository of a benchmark have these files, and another."""
+    repository = BENCHMARKS[name].repository
+    entries: list[dict[str, Any]] = [{"type": "file", "path": "README.md", "oid": "0", "size": 5}]
+    for path, content in files.items():
+        entry: dict[str, Any] = {"type": "file", "path": path, "oid": "0", "size": len(content)}
+        if lfs:
+            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        entries.append(entry)
+        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
+    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+
+
+@pytest.mark.parametrize("lfs", [True, False])
+def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool) -> None:
+    publish(site, "aime-2024", {"aime.jsonl": LINES}, lfs=lfs)
+    code, out, err = run(capsys, "get", "code", "aime-2024")
+    assert code == 0, err
+    assert out.count("no SHA-256 is known") == (0 if lfs else 1)
+    assert (data / "aime-2024" / "aime.jsonl").read_bytes() == LINES
+    assert not (data / "aime-2024" / "README.md").exists()
+    code, out, err = run(capsys, "check", "code")
+    assert code == 0 and "30 (30)" in out and "is as it was fetched" in out, err
+    (data / "aime-2024" / "aime.jsonl").write_bytes(LINES[:-2] + b" \n")
+    code, _, err = run(capsys, "check", "code")
+    assert code == 1 and "is not the file that is expected" in err
+
+
+def test_a_table_is_fetched_rather_than_lines(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(site, "aime-2025", {"aime.jsonl": LINES, "data/train-00000-of-00001.parquet": b"table"})
+    assert run(capsys, "get", "code", "aime-2025")[0] == 0
+    assert [path.name for path in (data / "aime-2025").iterdir() if path.suffix in (".jsonl", ".parquet")] == [
+        "train-00000-of-00001.parquet"
+    ]
+
+
+def test_problems_that_are_missing_are_told(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "aime.jsonl").write_bytes(LINES[: LINES.index(b"\n") + 1] * 2)
+    code, _, err = run(capsys, "get", "code", "aime-2024", "--from", tmp_path / "given")
+    assert code == 0, err
+    code, out, err = run(capsys, "check", "code", "aime-2024")
+    assert code == 1 and "1 problems instead of 30" in out and "are missing" in err
+
+
+@pytest.mark.parametrize(("answer", "words"), [(status(404), "could not be downloaded"), (whole(b"[]"), "has no file")])
+def test_a_repository_that_is_not_what_it_was(
+    data: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
+) -> None:
+    site.put(f"/api/datasets/{BENCHMARKS['dapo-math-17k'].repository}/tree/main?recursive=true", answer)
+    code, _, err = run(capsys, "get", "code")
+    assert code == 1 and words in err and "browser" in err and err.count("\n") == 1
+
+
+def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "check", "code")
+    assert code == 1 and "spear data get code" in err
+    code, _, err = run(capsys, "get", "code", "aime")
+    assert code == 2 and "aime-2024" in err

@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from sandbox.protocol import FaultKind, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from spear_envs.code.env import NOT_RUN
+from spear_envs.core.errors import SpearError, UnknownTaskError
+from spear_envs.core.info import INFO_KEYS
+from spear_envs.testing import check_spear_env
+from tests.spear_envs.code.conftest import Subprocess, call, make, make_asking, make_outcome
+
+
+def test_contract(isolated: Callable[..., Outcome]) -> None:
+    check_spear_env("spear/CodeInterpreter-v0", dataset="mini-small", split="valid", prelude="none", max_turns=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"dataset": "mini-small", "reward": "native", "on_malformed": "peer"},
+        {"grader": "math_verify", "feedback": "helpful", "split": "test"},
+        {"grader": "strict", "feedback": "paper", "response_format": "plain", "split": "test"},
+    ],
+)
+def test_contract_with_other_settings(kwargs: dict[str, Any], isolated: Callable[..., Outcome]) -> None:
+    check_spear_env("spear/CodeInterpreter-v0", **kwargs)
+
+
+def test_the_first_observation_is_the_problem() -> None:
+    env = make()
+    observation, info = env.reset(options={"task": "code/mini/train/00000"})
+    assert observation == info["instruction"] == env.task.content["problem"]
+    assert info.keys() == INFO_KEYS | {"answer", "grader", "run", "return_code"}
+    assert (info["answer"], info["grader"], info["run"], info["return_code"]) == (None, "integer", None, None)
+    assert (info["subtask"], info["admissible_actions"], env.max_turns) == ("modular_powers", None, 8)
+
+
+def test_code_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    observation, reward, terminated, truncated, info = env.step(call("print(6 * 7)\nprint(sqrt(4))"))
+    assert (observation, reward, terminated, truncated) == ("42\n2.0", 0.0, False, False)
+    assert info["action"] == "```python\nprint(6 * 7)\nprint(sqrt(4))\n```"
+    assert (info["format_ok"], info["action_ok"], info["tool_calls"]) == (True, True, 1)
+    assert (info["run"], info["return_code"], info["answer"]) == ("Finished", 0, None)
+    observation, reward, terminated, truncated, info = env.step("So it is \\boxed{42}.")
+    assert terminated and not truncated and info["won"] and info["score"] == 1.0
+    assert (info["answer"], info["action"], info["run"]) == ("42", "\\boxed{42}", None)
+    assert reward == pytest.approx(1.0 + 0.1 + 0.1)
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step("\\boxed{42}")
+
+
+def test_each_run_is_a_process_of_its_own(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    env.step(call("x = 1"))
+    observation, *_, info = env.step(call("print(x)"))
+    assert observation.endswith("NameError: name 'x' is not defined\nErrors occurred! Check your code.")
+    assert (info["tool_calls"], info["action_ok"], info["return_code"]) == (2, True, 1), "it was executed all the same"
+
+
+def test_fences_are_taken_off(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    observation, *_, info = env.step(call("Here:\n```python\nprint(6 * 7)\n```"))
+    assert observation == "42" and info["action"] == "```python\nprint(6 * 7)\n```"
+    observation, *_ = env.step("<code>\n```py\nprint(1)\n```\n</code>")
+    assert observation == "1"
+
+
+@pytest.mark.parametrize(("text", "right"), [("042", True), ("$42$", True), ("43", False), ("forty-two", False)])
+def test_a_response_without_a_call_is_final(tmp_path: Path, text: str, right: bool) -> None:
+    env = make_asking(tmp_path)
+    _, reward, terminated, _, info = env.step(f"\\boxed{{{text}}}")
+    assert terminated and info["won"] is right and info["score"] == float(right) and info["answer"] == text
+    assert reward == pytest.approx((1.0 if right else -1.0) + 0.1)
+
+
+@pytest.mark.parametrize("response", ["", "It is 42.", "<think>\\boxed{42}", "\\boxed{42"])
+def test_one_without_an_answer_too_and_its_turn_is_void(tmp_path: Path, response: str) -> None:
+    env = make_asking(tmp_path)
+    observation, reward, terminated, _, info = env.step(response)
+    assert terminated and not info["won"] and reward == -1.0
+    assert info["action"] == "" and not info["format_ok"] and not info["action_ok"]
+    assert env.parsed.problem in observation
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        ("<tool_call>{</tool_call>", "no valid JSON"),
+        ('<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>', "no tool 'python'"),
+        (call(3), "'code' is no string"),
+        ("<code>print(1)", "never closed"),
+    ],
+)
+def test_a_call_that_cannot_be_read_costs_a_turn(tmp_path: Path, response: str, words: str) -> None:
+    env = make_asking(tmp_path)
+    observation, reward, terminated, truncated, info = env.step(response)
+    assert words in observation and env.parser.hint in observation
+    assert (reward, terminated, truncated, info["turn"], info["tool_calls"]) == (0.0, False, False, 1, 0)
+    assert info["action"] == "" and not info["format_ok"]
+    peer = make_asking(tmp_path, on_malformed="peer")
+    _, reward, terminated, _, info = peer.step(response)
+    assert terminated and reward == -1.0 and not info["won"], "the authors' loop ends there"
+
+
+@pytest.mark.parametrize("code", ["", "  \n", None, "```python\n```"])
+def test_empty_code_is_no_tool_call(tmp_path: Path, code: Any) -> None:
+    runner = Subprocess()
+    env = make_asking(tmp_path, sandbox=runner)
+    observation, *_, info = env.step(call(code))
+    assert observation == "Empty input argument. You should pass your code into the function arguments."
+    assert (info["tool_calls"], info["action_ok"], info["format_ok"], runner.programs) == (0, False, True, [])
+
+
+def test_the_call_of_the_last_turn_is_not_run(tmp_path: Path) -> None:
+    runner = Subprocess()
+    env = make_asking(tmp_path, sandbox=runner, max_turns=2)
+    env.step(call("print(1)"))
+    observation, reward, terminated, truncated, info = env.step(call("print(2)"))
+    assert observation == NOT_RUN and truncated and not terminated
+    assert (info["tool_calls"], len(runner.programs)) == (1, 1)
+    assert info["action"] and reward == pytest.approx(-1.0 + 0.1 + 0.1)
+
+
+def test_blank_output_is_shown_as_it_is(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    assert env.step(call("print(' ')"))[0] == ""
+    assert env.step(call("x = 1"))[0] == "Empty stdout! You might forget to print the answer."
+
+
+def test_long_output_is_cut_in_its_middle(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    observation, *_ = env.step(call("print('a' * 10_000 + 'b' * 10_000)"))
+    assert observation == "a" * 8_192 + "\n... [3,616 characters cut] ...\n" + "b" * 8_192
+    env = make_asking(tmp_path, observation_chars=20)
+    assert len(env.step(call("print('a' * 10_000)"))[0]) < 60
+
+
+@pytest.mark.parametrize(
+    ("feedback", "told"),
+    [
+        ("spear", "Tool API failed! Please try again."),
+        ("paper", "Tool API failed! Please try again."),
+        ("helpful", "3\nTime limit of 2.5 s exceeded."),
+    ],
+)
+def test_a_run_that_takes_too_long_is_the_policy_s_doing(tmp_path: Path, feedback: str, told: str) -> None:
+    runner = Subprocess()
+    runner.outcome = make_outcome("3\n", status=RunStatus.TIME_LIMIT, return_code=None, reason=KillReason.TIMEOUT)
+    env = make_asking(tmp_path, sandbox=runner, feedback=feedback, time_limit=2.5, memory_mb=64)
+    observation, *_, truncated, info = env.step(call("while True: pass"))
+    assert observation == told and not truncated and info["fault"] is None
+    assert (info["tool_calls"], info["run"], info["return_code"]) == (1, "TimeLimitExceeded", None)
+    assert runner.limits == [Limits(wall_s=2.5, memory_mb=64)]
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_a_sandbox_that_fails_is_a_fault(tmp_path: Path, kind: FaultKind) -> None:
+    runner = Subprocess()
+    env = make_asking(tmp_path, sandbox=runner)
+    env.step(call("print(1)"))
+    runner.fault = SandboxFault(kind, "it is gone")
+    observation, reward, terminated, truncated, info = env.step(call("print(2)"))
+    assert truncated and not terminated and reward == 0.0 and "it is gone" in observation
+    assert (info["fault"], info["tool_calls"], info["score"]) == (kind.value, 1, 0.0)
+    runner.fault = None
+    env.reset(seed=0)
+    assert env.step(call("print(1)"))[4]["fault"] is None
+
+
+def test_a_run_that_was_not_carried_out_is_a_fault(tmp_path: Path) -> None:
+    runner = Subprocess()
+    runner.outcome = make_outcome(status=RunStatus.ERROR, return_code=None)
+    *_, truncated, info = make_asking(tmp_path, sandbox=runner).step(call("print(1)"))
+    assert truncated and info["fault"] == "sandbox_unavailable"
+
+
+def test_what_a_person_must_mend_is_no_fault(tmp_path: Path) -> None:
+    runner = Subprocess()
+    runner.fault = ValueError("the token is not right")
+    with pytest.raises(SpearError, match="the token is not right"):
+        make_asking(tmp_path, sandbox=runner).step(call("print(1)"))
+
+
+def test_nobody_answers_at_the_address(tmp_path: Path) -> None:
+    pytest.importorskip("httpx", reason="needs the extra 'sandbox'")
+    env = make_asking(tmp_path, sandbox="http://127.0.0.1:9")
+    _, reward, _, truncated, info = env.step(call("print(1)"))
+    assert truncated and reward == 0.0 and info["fault"] == "sandbox_unavailable"
+    env.reset(seed=0)
+    assert env.step("\\boxed{42}")[4]["won"], "an answer needs no sandbox"
+
+
+def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_path: Path) -> None:
+    from sandbox.levels import IsolationRefusedError
+
+    runner = Subprocess()
+    runner.fault = IsolationRefusedError("No isolation holds here: do this.")
+    env = make_asking(tmp_path, sandbox=runner)
+    observation, *_, truncated, info = env.step(call("print(1)"))
+    assert truncated and info["fault"] == "sandbox_unavailable" and "do this" in observation
+
+
+def test_an_executor_of_one_s_own(tmp_path: Path) -> None:
+    class Asynchronous:
+        async def run(self, code: str, **kwargs: Any) -> Outcome:
+            return make_outcome(f"{len(code)}\n")
+
+        async def close(self) -> None:
+            pass
+
+    env = make_asking(tmp_path, sandbox=Asynchronous(), prelude="none")
+    assert env.step(call("four"))[0] == "4"
+
+
+def test_without_a_prelude_the_code_goes_as_it_is(tmp_path: Path) -> None:
+    runner = Subprocess()
+    make_asking(tmp_path, sandbox=runner, prelude="none").step(call("print(1)"))
+    assert runner.programs == ["print(1)"]
+
+
+def test_graders(tmp_path: Path) -> None:
+    for grader, response, right in (
+        ("strict", "\\boxed{42}", True),
+        ("strict", "\\boxed{042}", False),
+        ("strict", "\\boxed{42}" + "." * 100, False),
+        ("integer", "\\boxed{042}" + "." * 100, True),
+        ("integer", "\\boxed{84/2}", False),
+    ):
+        *_, info = make_asking(tmp_path, grader=grader).step(response)
+        assert info["won"] is right and info["grader"] == grader, (grader, response)
+
+
+def test_the_anchor_is_the_task_and_what_came_back(tmp_path: Path) -> None:
+    env, other = make_asking(tmp_path), make_asking(tmp_path)
+    start = env.reset(seed=0)[1]["anchor"]
+    assert env.step("<tool_call>")[4]["anchor"] == start
+    same = env.step(call("print(1)"))[4]["anchor"]
+    assert same != start and other.step(call("print(2 - 1)"))[4]["anchor"] == same
+    assert other.step(call("print(2 - 1)"))[4]["anchor"] != same
+    mini = make()
+    assert mini.reset(options={"task": mini.tasks[0].id})[1]["anchor"] != start
+
+
+def test_states_lead_on_to_the_same() -> None:
+    env = make(split="test", sandbox=Subprocess())
+    env.reset(options={"task": "code/mini/test/00002"})
+    env.step(env.parser.respond(env.expert_plan()[0]))
+    state = pickle.loads(pickle.dumps(env.get_state()))
+    plan = env.expert_plan()
+    step = env.step(env.parser.respond(plan[0]))
+    env.reset(seed=3)
+    env.set_state(state)
+    assert env.expert_plan() == plan and env.step(env.parser.respond(plan[0])) == step and step[4]["won"]
+
+
+def test_the_expert_posts_the_code_and_boxes_what_it_printed() -> None:
+    runner = Subprocess()
+    env = make(sandbox=runner, prelude="none")
+    env.reset(options={"task": "code/mini/train/00003"})
+    reference = env.task.content["code"]
+    assert env.expert_plan() == [f"```python\n{reference}\n```"]
+    runner.outcome = make_outcome("1234\n")
+    env.step(env.parser.respond(env.expert_plan()[0]))
+    assert runner.programs == [reference] and env.expert_plan() == ["\\boxed{1234}"]
+    *_, info = env.step(env.parser.respond(env.expert_plan()[0]))
+    assert not info["won"] and env.expert_plan() == []
+
+
+def test_on_the_last_turn_the_expert_answers(tmp_path: Path) -> None:
+    env = make(max_turns=1)
+    env.reset(options={"task": "code/mini/train/00003"})
+    assert env.expert_plan() == [f"\\boxed{{{env.task.content['answer']}}}"]
+    assert make_asking(tmp_path).expert_plan() == ["\\boxed{42}"], "there is no reference code"
+
+
+def test_plain_responses_are_for_people(tmp_path: Path) -> None:
+    env = make_asking(tmp_path, response_format="plain")
+    assert env.step("```python\nprint(6 * 7)\n```")[0] == "42"
+    *_, info = env.step("42")
+    assert info["won"] and info["answer"] == "42" and info["reward_terms"]["format"] == 0.1
+    assert make_asking(tmp_path, response_format="plain", grader="strict").step("42")[4]["won"]
+
+
+def test_presets_and_limits() -> None:
+    assert (make().max_turns, make(preset="16k").max_turns, make(preset="32k").max_turns) == (8, 8, 15)
+    assert make(preset="32k", max_turns=3).max_turns == 3
+    assert make().metadata["blocking"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"dataset": "minni"}, "Did you mean 'mini'"),
+        ({"split": "dev"}, "choose one of 'train', 'valid', 'test'"),
+        ({"sandbox": "localhost:8080"}, "sandbox='localhost:8080'"),
+        ({"sandbox": 3}, "sandbox=3"),
+        ({"grader": "exact"}, "'strict', 'integer', 'math_verify'"),
+        ({"feedback": "none"}, "'spear', 'paper', 'helpful'"),
+        ({"prelude": "numpy"}, "'retool', 'none'"),
+        ({"preset": "8k"}, "'16k', '32k'"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"history": -1}, "history=-1"),
+        ({"observation_chars": 3}, "observation_chars=3"),
+        ({"memory_mb": 0}, "memory_mb=0"),
+        ({"memory_mb": 0.5}, "memory_mb=0.5"),
+        ({"time_limit": 31}, "a service that allows more"),
+        ({"memory_mb": 2_048}, "a service that allows more"),
+        ({"time_limit": 0}, "time_limit=0"),
+        ({"time_limit": -1}, "time_limit=-1"),
+        ({"time_limit": True}, "time_limit=True"),
+        ({"time_limit": "30"}, "time_limit='30'"),
+        ({"time_limit": float("nan")}, "time_limit=nan"),
+        ({"response_format": "json"}, "response_format"),
+    ],
+)
+def test_keywords_without_a_valid_value_are_refused(kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpearError, match=words) as caught:
+        make(**kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_tasks() -> None:
+    env = make()
+    for task in ("code/mini/test/00000", "code/mini/train/99999", "code/mini/train/0", "x"):
+        with pytest.raises(UnknownTaskError):
+            env.reset(options={"task": task})
+
+
+def test_environments_share_what_they_opened() -> None:
+    assert make().tasks is make().tasks
+    assert make()._runner is make(split="test")._runner
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_module_is_light_and_starts_no_sandbox() -> None:
+    heavy = ("torch", "sympy", "scipy", "fastapi", "httpx", "math_verify", "pyarrow", "verl", "sandbox.local")
+    code = (
+        "import sys, gymnasium, spear_envs; e = gymnasium.make('spear/CodeInterpreter-v0'); e.reset(seed=0);"
+        f"print(*[name for name in {heavy!r} if name in sys.modules])"
+    )
+    assert run_python(code) == ""
+    code = (
+        "import spear_envs, gymnasium, time; start = time.process_time(); import spear_envs.code.env;"
+        "print(time.process_time() - start)"
+    )
+    assert min(float(run_python(code)) for _ in range(3)) < 0.3
+
+
+class TestInTheSandbox:
+    """The same with the sandbox of this process."""
+
+    @pytest.fixture(autouse=True)
+    def _sandbox(self, isolated: Callable[..., Outcome]) -> None:
+        pass
+
+    def test_calls(self, tmp_path: Path) -> None:
+        env = make_asking(tmp_path, sandbox=None)
+        assert env.step(call("print(6 * 7, Counter('aab')['a'])"))[0] == "42 2"
+        observation, *_ = env.step(call("def f():\n    return 1 / 0\nprint('before')\nf()"))
+        assert observation.endswith("ZeroDivisionError: division by zero\nErrors occurred! Check your code.")
+        assert env.step(call("import sys\nsys.exit(3)"))[4]["return_code"] == 3
+        assert env.step(call("import os\nos._exit(0)"))[0].startswith("Empty stdout!")
+
+    def test_lines_of_a_traceback_are_those_of_the_code(self, tmp_path: Path) -> None:
+        env = make_asking(tmp_path, sandbox=None, feedback="helpful")
+        observation, *_ = env.step(call("print('before')\ndef f():\n    return 1 / 0\n\nf()"))
+        lines = [line.strip() for line in observation.splitlines() if set(line.strip()) - set("~^")]
+        assert lines == [
+            "before",
+            "Traceback (most recent call last):",
+            'File "/tmp/main.py", line 5, in <module>',
+            "f()",
+            'File "/tmp/main.py", line 3, in f',
+            "return 1 / 0",
+            "ZeroDivisionError: division by zero",
+            "Errors occurred! Check your code.",
+        ]
+
+    def test_numpy_by_its_short_name(self, tmp_path: Path) -> None:
+        assert make_asking(tmp_path, sandbox=None).step(call("print(np.arange(10).sum())"))[0] == "45"
+
+    @pytest.mark.parametrize("code", ["a\0b", "print('\\ud800')", "'" + "x" * 100_000, "print(" * 500, "\ufeffx"])
+    def test_strange_code_is_answered(self, tmp_path: Path, code: str) -> None:
+        *_, info = make_asking(tmp_path, sandbox=None).step(call(code))
+        assert info["fault"] is None and info["tool_calls"] == 1
+
+    def test_a_run_without_end(self, tmp_path: Path) -> None:
+        env = make_asking(tmp_path, sandbox=None, time_limit=1, feedback="helpful")
+        observation, *_, info = env.step(call("print(1, flush=True)\nwhile True: pass"))
+        assert observation == "1\nTime limit of 1 s exceeded." and info["run"] == "TimeLimitExceeded"
+
+    def test_too_much_memory(self, tmp_path: Path) -> None:
+        env = make_asking(tmp_path, sandbox=None, memory_mb=64)
+        observation, *_ = env.step(call("x = bytearray(10 ** 9)"))
+        assert "MemoryError" in observation
+
+    def test_many_episodes_at_once(self) -> None:
+        def play(number: int) -> bool:
+            env = make(split="test", dataset="mini-small", prelude="none")
+            env.reset(options={"task": f"code/mini-small/test/{number:05d}"})
+            while not env.done:
+                *_, info = env.step(env.parser.respond(env.expert_plan()[0]))
+            return info["won"]
+
+        with ThreadPoolExecutor(16) as threads:
+            assert all(threads.map(play, range(32)))
+
+
+def test_what_a_policy_wrote_is_kept_as_json(tmp_path: Path) -> None:
+    env = make_asking(tmp_path)
+    env.step(call("print('é 北京 😀')"))
+    state = env.get_state()
+    assert json.loads(json.dumps(state["world"]))["calls"][0][1] == "é 北京 😀"

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spear_envs.code.snippets import Prelude, find_fence, make_program, strip_fences
+from tests.spear_envs.code.conftest import Subprocess
+
+IN_A_STRING = 'text = "```"\nprint(f"""\n  ```\n{text}""")'
+
+
+@pytest.mark.parametrize(
+    ("code", "stripped"),
+    [
+        ("print(1)", "print(1)"),
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("```py\nprint(1)\n```\n", "print(1)"),
+        ("```Python3 \r\nprint(1)\r\n```", "print(1)"),
+        ("Here:\n```python\nprint(1)\n```\nand\n```python\nprint(2)\n```", "print(1)"),
+        ("```bash\nls\n```\n```python\nprint(1)\n```", "print(1)"),
+        ("```python\nprint(1)", "print(1)"),
+        ("```\nprint(1)\n```", "print(1)"),
+        ("\n```sage\nprint(1)\n```\n", "print(1)"),
+        ("```\n```", ""),
+        ("```python\n```", ""),
+        (IN_A_STRING, IN_A_STRING),
+        (f"```python\n{IN_A_STRING}\n```", IN_A_STRING),
+        (f"```\n{IN_A_STRING}\n```", IN_A_STRING),
+        ('print("```python")\nprint("```")', 'print("```python")\nprint("```")'),
+        ('x = """ ```python\ny\n``` """', 'x = """ ```python\ny\n``` """'),
+        ("text ```\nprint(1)\n```", "text ```\nprint(1)\n```"),
+        ("```\nprint(1)", "```\nprint(1)"),
+        ("```", "```"),
+        ("", ""),
+    ],
+)
+def test_fences(code: str, stripped: str) -> None:
+    assert strip_fences(code) == stripped
+
+
+def test_where_a_fence_is() -> None:
+    text = "a\n```python\nb\n```\nc"
+    found = find_fence(text)
+    assert found is not None
+    begin, end, behind = found
+    assert (text[begin:end], text[behind:]) == ("b\n", "\nc")
+    assert find_fence("```") is None and find_fence("```python\nx") == (10, -1, -1)
+
+
+@given(st.text(alphabet=st.sampled_from("`\n py")))
+def test_code_without_a_fence_stays(text: str) -> None:
+    stripped = strip_fences(text)
+    assert stripped in text
+    if "```" not in text:
+        assert stripped == text
+
+
+@pytest.mark.parametrize("piece", ["```python\n", "```\n", "`", "```py", "\n```python", "``` \n"])
+def test_fences_take_linear_time(piece: str) -> None:
+    start = time.process_time()
+    strip_fences(piece * (600_000 // len(piece)))
+    assert time.process_time() - start < 1
+
+
+def run(code: str) -> tuple[str, str, int | None]:
+    done = Subprocess().run(make_program(code, Prelude.RETOOL))
+    return done.stdout, done.stderr, done.return_code
+
+
+def test_no_prelude_is_the_code_itself() -> None:
+    assert make_program("print(1)", Prelude.NONE) == "print(1)"
+
+
+def test_what_the_prelude_brings() -> None:
+    pytest.importorskip("numpy")
+    code = """\
+print(pow(2, 5, 7), datetime.datetime(2000, 1, 2).day, sqrt(16.0), Counter("aab")["a"], gcd(12, 18))
+print(heapq.nsmallest(1, [3, 1]), reduce(add, [1, 2, 3]), list(islice(count(), 2)), bisect.bisect([1, 2], 1))
+print(np.arange(3).sum(), ascii_lowercase[:2], re.sub("a", "b", "a"), json.loads("[1]"), mean([1, 2, 3]))
+print(open is __import__("builtins").open, __name__, deepcopy([1]), Optional[int])"""
+    out, err, status = run(code)
+    assert err == "" and status == 0
+    assert out.splitlines() == [
+        "4 2 4.0 2 6",  # pow is the builtin again, after those of math and operator; datetime is the module
+        "[1] 6 [0, 1] 1",
+        "3 ab b [1] 2",
+        "True __main__ [1] typing.Optional[int]",
+    ]
+
+
+def test_numpy_is_imported_where_it_is_named() -> None:
+    assert "numpy" in make_program("print(np.pi)", Prelude.RETOOL)
+    assert "numpy" in make_program("import numpy", Prelude.RETOOL)
+    assert "numpy" not in make_program("input_np2 = 1", Prelude.RETOOL)
+
+
+def test_tracebacks_show_the_lines_of_the_code_alone() -> None:
+    out, err, status = run("print('before')\ndef f():\n    return 1 / 0\n\nf()")
+    assert (out, status) == ("before\n", 1)
+    lines = [line.strip() for line in err.splitlines() if set(line.strip()) - set("~^")]
+    assert lines == [
+        "Traceback (most recent call last):",
+        'File "/tmp/main.py", line 5, in <module>',
+        "f()",
+        'File "/tmp/main.py", line 3, in f',
+        "return 1 / 0",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+def test_errors_of_syntax_name_their_line() -> None:
+    _, err, status = run("x = 1\nfor:\n")
+    assert status == 1 and 'File "/tmp/main.py", line 2' in err and "SyntaxError" in err and "Traceback" not in err
+
+
+def test_chained_errors_are_told_in_full() -> None:
+    _, err, _ = run("try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('y') from error")
+    assert err.count("Traceback") == 2 and "direct cause" in err and err.rstrip().endswith("KeyError: 'y'")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("import sys\nsys.exit(3)", 3, ""),
+        ("exit()", 0, ""),
+        ("raise SystemExit('no')", 1, "no"),
+        ("a\0b", 1, "null bytes"),
+        ("print('\ud800')", 1, "UnicodeEncodeError"),
+        ("x = '\ud800'", 1, "UnicodeEncodeError"),
+        ("def f(): return f()\nf()", 1, "RecursionError"),
+        ("raise KeyboardInterrupt", 1, "line 1, in <module>\n    raise KeyboardInterrupt\nKeyboardInterrupt"),
+        ("import warnings\nwarnings.warn('late')", 0, "/tmp/main.py:2: UserWarning: late\n  warnings.warn"),
+        ("import inspect\ndef f(): pass\nassert inspect.getsource(f) == 'def f(): pass\\n'", 0, ""),
+        ("import sys\nsys.stderr = None\n1 / 0", 1, ""),
+        ("import traceback\ntraceback.print_exception = None\n1 / 0", 1, "ZeroDivisionError"),
+        ("from __future__ import annotations\ndef f(x: y): pass", 0, ""),
+        ("'''docstring'''\nassert __doc__ is None or True", 0, ""),
+        ("run = 1\nprint(run)", 0, ""),
+        ("run", 1, "NameError"),
+        ("", 0, ""),
+    ],
+)
+def test_ends_of_programs(code: str, status: int, words: str) -> None:
+    _, err, ended = run(code)
+    assert ended == status and words in err and (words or not err)
+
+
+@given(st.text(alphabet=st.characters()))
+def test_programs_are_plain_ascii(code: str) -> None:
+    program = make_program(code, Prelude.RETOOL)
+    assert program.isascii() and "\0" not in program
+    compile(program, "main.py", "exec")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -100,6 +101,7 @@ class PromptBuilder:
         self.max_row_tokens = max_row_tokens
         self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
         self._encode = _cache_short(_make_encoder(tokenizer))
+        self._marks = _find_marks(tokenizer)
         self._decode = _cache_short(self._decode_uncached)
         system = template.system()
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -120,13 +122,13 @@ class PromptBuilder:
 
     def first(self, context: PromptContext) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
-        text = self.template.render(context)
+        text = self._disarm(self.template.render(context))
         ids = self._encode(self._set_in(self._opening, self._system, "", text))
         return Prompt(ids, ids, "<image>" in text)
 
     def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
-        text = self.template.follow_up(context)
+        text = self._disarm(self.template.follow_up(context))
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
             return Prompt(ids, ids, "<image>" in text)
@@ -135,6 +137,13 @@ class PromptBuilder:
             added = added.removeprefix(self._end_mark)
         ids = self._encode(added)
         return Prompt(ids, ids, "<image>" in text)
+
+    def _disarm(self, text: str) -> str:
+        """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
+
+        A passage, a page or what a program printed could otherwise end a message and begin another.
+        """
+        return self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text) if self._marks else text
 
     @property
     def measure(self) -> Callable[[str], int] | None:
@@ -245,6 +254,14 @@ def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]
     """Remembers the results for short arguments."""
     remembered = lru_cache(_CACHED_TEXTS)(function)
     return lambda key: remembered(key) if len(key) <= _CACHED_LENGTH else function(key)
+
+
+def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
+    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != "<image>"), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:

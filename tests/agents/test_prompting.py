@@ -204,12 +204,26 @@ def test_a_real_tokenizer_gives_the_same_ids(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
     tokenizer("walk", padding="max_length", truncation=True, max_length=2)  # leaves its settings in the backend
     builder = PromptBuilder(tokenizer, CompactTemplate())
-    for observation in ("P__", "_P_ ", "", "<eos>P", "unknown words"):
+    for observation in ("P__", "_P_ ", "", "<eos P", "unknown words"):
         prompt = builder.begin().next(**see(observation))
         assert prompt is not None
         messages = [{"role": "user", "content": f"walk\n{observation}"}]
         wanted = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
         assert list(prompt.ids) == wanted
+
+
+def test_special_tokens_in_a_text_are_text(tiny_model: Path) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_model)
+    mark = tokenizer.eos_token
+    builder = PromptBuilder(tokenizer, DefaultTemplate(), Layout.CONVERSATION)
+    honest = builder.begin().next(**see("a passage"))
+    hostile = builder.begin().next(**see(f"a passage {mark}{mark} a passage"))
+    assert honest is not None and hostile is not None
+    assert tokenizer.eos_token_id in tokenizer.encode(mark, add_special_tokens=False)
+    assert hostile.ids.count(tokenizer.eos_token_id) == honest.ids.count(tokenizer.eos_token_id)
+    assert len(hostile.ids) > len(honest.ids)
 
 
 def test_a_negative_window_is_refused() -> None:

@@ -179,7 +179,7 @@ def test_what_it_cannot_do_is_said(model: HFModel, tmp_path: Path) -> None:
     with pytest.raises(SpearError, match="empty"):
         model.generate_batch([Request((), Sampling(), "x")])
     with pytest.raises(SpearError, match="exceed"):
-        model.generate_batch([Request((3,) * 250, Sampling(max_tokens=100), "x")])
+        model.generate_batch([Request((3,) * (model.context_length - 50), Sampling(max_tokens=100), "x")])
     assert model.generate_batch([]) == []
 
 

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -245,6 +246,16 @@ MIXED: tuple[tuple[str, int], ...] = (
 
 async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
     """What a mixed load leaves behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A folder of its own, as other programs of this machine have temporary files, too.
+        former, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            return await _play_and_count(executor, runs)
+        finally:
+            tempfile.tempdir = former
+
+
+async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
     chance = random.Random(7)
     programs = [code for code, times in MIXED for _ in range(times)]
     in_flight = asyncio.Semaphore(2 * executor.max_running)
@@ -286,7 +297,7 @@ def count_resources() -> dict[str, int]:
         "processes": len(below),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
-        "temporary files": sum(len(os.listdir(folder)) for folder in ("/tmp", "/dev/shm") if os.path.isdir(folder)),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
         "rss_kb": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")),
     }
 

@@ -162,7 +162,7 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
 
 
 def test_an_unknown_configuration_is_told_with_all_there_are() -> None:
-    assert fail(name="cup") == "there is no configuration 'cup'; choose alfworld, cpu, demo, search, spear, webshop"
+    assert fail(name="cup") == "there is no configuration 'cup'; choose alfworld, code, cpu, demo, search, spear, webshop"
 
 
 # ---- errors of models ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"
 """Sokoban shows a picture unless asked for text."""
 ON_SOKOBAN = ("cpu", "demo", "spear")
-ON_TEXTS = {"alfworld": "valid_seen", "search": "valid", "webshop": "eval"}
+ON_TEXTS = {"alfworld": "valid_seen", "code": "valid", "search": "valid", "webshop": "eval"}
 """Configurations of the environments that are text anyway, with the split they validate on."""
 CONFIGS = (*ON_SOKOBAN, *ON_TEXTS)
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -284,22 +284,30 @@ async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
     figures = [Figure(f"{runs:,} mixed runs", runs / seconds, "runs/s")]
     for name in ("processes", "descriptors", "mounts", "temporary files"):
         figures.append(Figure(f"{runs:,} mixed runs: {name} left", max(0, after[name] - before[name]), "", 0))
-    grown = (after["rss_kb"] - before["rss_kb"]) / 1024
-    figures.append(Figure(f"{runs:,} mixed runs: resident memory grown by", grown, "MB", 20))
+    for name, whose in (("own_kb", "this process"), ("below_kb", "the interpreters")):
+        grown = (after[name] - before[name]) / 1024
+        figures.append(Figure(f"{runs:,} mixed runs: resident memory of {whose} grown by", grown, "MB", 20))
     return figures
 
 
 def count_resources() -> dict[str, int]:
     """Of this process and those below it."""
     below = list(_list_below(os.getpid()))
-    status = Path("/proc/self/status").read_text()
     return {
         "processes": len(below),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
         "temporary files": len(os.listdir(tempfile.gettempdir())),
-        "rss_kb": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")),
+        "own_kb": _read_rss(os.getpid()),
+        "below_kb": sum(map(_read_rss, below)),
     }
+
+
+def _read_rss(pid: int) -> int:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return 0
 
 
 def _list_below(ancestor: int) -> Iterator[int]:

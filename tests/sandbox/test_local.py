@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from sandbox.blocking import BlockingExecutor
+from sandbox.levels import IsolationRefusedError
 from sandbox.local import LocalExecutor
 from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = Limits(wall_s=0.5)
 needs_numpy = pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
 needs_sympy = pytest.mark.skipif(importlib.util.find_spec("sympy") is None, reason="sympy is not installed")
@@ -322,3 +325,56 @@ def test_faults_of_the_start_are_told_to_all_callers() -> None:
 def test_bad_settings(bad: dict) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError):
         LocalExecutor(**bad)
+
+
+def test_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise IsolationRefusedError("not here")
+
+    monkeypatch.setattr("sandbox.local.choose_backend", refuse)
+
+    async def play() -> None:
+        executor = LocalExecutor()
+        for _ in range(5):
+            with pytest.raises(IsolationRefusedError, match="not here"):
+                await executor.run("pass")
+        assert len(asked) == 1
+        executor._refused_until = 0.0
+        with pytest.raises(IsolationRefusedError):
+            await executor.run("pass")
+        assert len(asked) == 2
+        await executor.close()
+
+    asyncio.run(play())
+
+
+NICE = """
+import os
+os.nice(10)
+from sandbox.blocking import open_executor
+print(open_executor().run("import os; print(os.nice(0))").stdout, end="")
+"""
+
+
+def test_pool_that_is_nice_already(pool: BlockingExecutor) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NICE], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+def test_closing_during_the_start(pool: BlockingExecutor) -> None:
+    async def play() -> None:
+        executor = LocalExecutor("namespaces")
+        run = asyncio.ensure_future(executor.run("pass"))
+        await asyncio.sleep(0.1)
+        await executor.close()
+        with pytest.raises(SandboxFault, match="closed"):
+            await run
+
+    before = count_children()
+    asyncio.run(play())
+    assert count_children() <= before

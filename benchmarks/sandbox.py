@@ -77,7 +77,7 @@ class CpuGroup:
     def __exit__(self, *_: object) -> None:
         assert self._folder is not None
         (self._folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-        for _ in range(50):
+        for _try in range(50):
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
                 return
@@ -143,7 +143,7 @@ async def make_bwrap_runner(installation: Installation) -> Run:
 
     async def run(code: str) -> str:
         async with slots, backend.borrow(code) as fork:
-            job = make_job(code, None, (), limits, limits)
+            job = make_job(code, None, (), limits)
             return (await carry_out(job, None, limits, backend.level, fork)).stdout
 
     return run

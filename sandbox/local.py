@@ -82,7 +82,8 @@ class LocalExecutor:
         limits: Limits | None = None,
     ) -> Outcome:
         """See :meth:`sandbox.protocol.Executor.run`."""
-        job = make_job(code, files, fetch_files, limits or self.limits, self.limits)
+        bounds = (limits or self.limits).cut(self.limits)
+        job = make_job(code, files, fetch_files, bounds)
         arrived = time.monotonic()
         backend = await self._started()
         await self._admission.enter(None)
@@ -91,7 +92,6 @@ class LocalExecutor:
                 raise _closed()
             queue_s = time.monotonic() - arrived
             async with backend.borrow(code) as fork:
-                bounds = limits or self.limits
                 return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
         finally:
             self._admission.leave()

@@ -37,10 +37,8 @@ def check_name(name: str) -> None:
         raise ValueError(f"file name {name[:80]!r}: give a relative name without empty parts, '.' and '..'")
 
 
-def make_job(
-    code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits, most: Limits
-) -> Job:
-    """The job with limits that do not exceed ``most``.
+def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits) -> Job:
+    """What the guest's side needs to know.
 
     Raises:
         ValueError: A file name leaves the working folder.
@@ -51,13 +49,13 @@ def make_job(
         "code": code,
         "files": {name: bytes(content) for name, content in (files or {}).items()},
         "fetch_files": list(fetch_files),
-        "wall_s": min(limits.wall_s, most.wall_s),
-        "memory_mb": min(limits.memory_mb, most.memory_mb),
-        "processes": min(limits.processes, most.processes),
-        "descriptors": min(limits.descriptors, most.descriptors),
-        "file_mb": min(limits.file_mb, most.file_mb),
-        "disk_mb": min(limits.disk_mb, most.disk_mb),
-        "inodes": min(limits.files, most.files),
+        "wall_s": limits.wall_s,
+        "memory_mb": limits.memory_mb,
+        "processes": limits.processes,
+        "descriptors": limits.descriptors,
+        "file_mb": limits.file_mb,
+        "disk_mb": limits.disk_mb,
+        "inodes": limits.files,
     }
 
 

@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +198,9 @@ time.sleep(20)
 def test_limits_are_cut_to_the_pools(pool: BlockingExecutor) -> None:
     code = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE)[0], r.getrlimit(r.RLIMIT_CPU)[0])"
     assert pool.run(code, limits=Limits(descriptors=100_000, wall_s=1000.0)).stdout == "256 21\n"
+    more = Limits(kept_output=1 << 30, max_output=1 << 40)
+    assert pool.run("print('x' * (2 << 20))", limits=more).truncated
+    assert Limits(wall_s=1.0, files=9).cut(Limits(wall_s=2.0, files=8)) == Limits(wall_s=1.0, files=8)
 
 
 @needs_numpy
@@ -322,7 +326,7 @@ def test_faults_of_the_start_are_told_to_all_callers() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"isolation": "none at all"}, {"uid": 0}])
-def test_bad_settings(bad: dict) -> None:  # type: ignore[type-arg]
+def test_bad_settings(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         LocalExecutor(**bad)
 

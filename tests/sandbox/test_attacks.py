@@ -56,12 +56,12 @@ ATTACKS = [
     Attack("supervisors_files", {"SUPERVISOR": 1}, {"SUPERVISOR": os.getpid()}),
     Attack(
         "hidden_by_name",
-        {"CHILDREN": 4, "MB": 100},
-        {"CHILDREN": 2, "MB": 16},
+        {"CHILDREN": 4, "MB": 100, "SECONDS": 3},
+        {"CHILDREN": 2, "MB": 16, "SECONDS": 0.2},
         limits=Limits(memory_mb=128, wall_s=10.0),
         reason=KillReason.MEMORY,
     ),
-    Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 3}, left=True),
+    Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 1}, left=True),
     Attack("secrets_in_environments"),
     Attack("command_lines"),
     Attack("trace_child"),
@@ -204,7 +204,7 @@ environment = os.environ
 environ_before = sorted(environment)
 os.environ["SPY"] = mine
 ends = socket.socketpair()
-end = time.monotonic() + 1.5
+end = time.monotonic() + 1.0
 seen = set()
 processes = set()
 while time.monotonic() < end:

@@ -87,6 +87,8 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
     report_here = report_fd
     try:
         reset_signals()
+        # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
+        os.setsid()
         kernel.die_with_parent()
         kernel.map_ids(origin.uid, origin.gid)
         with contextlib.suppress(OSError):
@@ -115,6 +117,7 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
 
 def _become_program(job: Job, baseline: int) -> Callable[[], None]:
     kernel.set_dumpable()
+    os.setsid()
     write_files(job, WORKING_FOLDER)
     set_limits(job, baseline)
     return hand_over(job, WORKING_FOLDER)

@@ -65,6 +65,12 @@ def test_fences_take_linear_time(piece: str) -> None:
     assert time.process_time() - start < 1
 
 
+def test_blanks_behind_a_fence_take_linear_time() -> None:
+    start = time.process_time()
+    strip_fences("```python\nx\n```" + " " * 600_000 + "x")
+    assert time.process_time() - start < 1
+
+
 def run(code: str) -> tuple[str, str, int | None]:
     done = Subprocess().run(make_program(code, Prelude.RETOOL))
     return done.stdout, done.stderr, done.return_code

@@ -14,7 +14,15 @@ from sandbox.guest import kernel
 from sandbox.guest.job import Job, read_job
 from sandbox.guest.program import hand_over, set_limits, write_files
 from sandbox.guest.seccomp import build_filter, load_filter
-from sandbox.guest.supervisor import end_all, place_descriptors, report, report_failure, reset_signals, supervise
+from sandbox.guest.supervisor import (
+    end_all,
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
 
 __all__ = ["start_cold"]
 
@@ -91,7 +99,8 @@ def _supervise(child: int, job: Job, folder: str, apart: bool) -> NoReturn:
         return not apart and sum(1 for _ in processes()) > job["processes"]
 
     try:
-        record = supervise(child, job, folder, processes, kill, exceeds)
+        elsewhere = hold_in_sockets if apart else None
+        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere)
     except _EndedError:
         end_all(child, kill)
         os._exit(1)

@@ -17,7 +17,14 @@ from sandbox.guest import kernel, warmth
 from sandbox.guest.job import Job, read_job
 from sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
 from sandbox.guest.seccomp import build_filter, load_filter
-from sandbox.guest.supervisor import place_descriptors, report, report_failure, reset_signals, supervise
+from sandbox.guest.supervisor import (
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
 
 __all__ = ["serve"]
 
@@ -135,5 +142,5 @@ def _supervise(child: int, job: Job) -> NoReturn:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
 
-    report(supervise(child, job, WORKING_FOLDER, processes, kill))
+    report(supervise(child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets))
     os._exit(0)

@@ -61,6 +61,13 @@ ATTACKS = [
         limits=Limits(memory_mb=128, wall_s=10.0),
         reason=KillReason.MEMORY,
     ),
+    Attack(
+        "full_sockets",
+        {"CHILDREN": 6, "PAIRS": 110, "SECONDS": 5, "LEAST": 1},
+        {"CHILDREN": 1, "PAIRS": 20, "SECONDS": 0, "LEAST": 5},
+        limits=Limits(memory_mb=64, wall_s=10.0),
+        reason=KillReason.MEMORY,
+    ),
     Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 1}, left=True),
     Attack("secrets_in_environments"),
     Attack("command_lines"),

@@ -141,12 +141,35 @@ open("big", "wb").truncate((1 << 20) + 1)
     assert dict(outcome.files) == {"out": bytes(range(256)), "a/b.txt": b"inside"}
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a//b", ".", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a/", "a/.", ".", "a\0b"])
 def test_names_that_leave_the_folder(pool: BlockingExecutor, name: str) -> None:
     with pytest.raises(ValueError, match="file name"):
         pool.run("pass", files={name: b""})
     with pytest.raises(ValueError, match="file name"):
         pool.run("pass", fetch_files=[name])
+
+
+def test_names_with_empty_parts(pool: BlockingExecutor) -> None:
+    code = "import os; print(sorted(os.listdir('a'))); open('c', 'w').write('c')"
+    outcome = pool.run(code, files={"./a//b": b"b"}, fetch_files=["a//b", "./c"])
+    assert (outcome.stdout, dict(outcome.files)) == ("['b']\n", {"a//b": b"b", "./c": b"c"})
+
+
+@pytest.mark.parametrize("files", [{"main.py/x": b""}, {"a": b"", "a/b": b""}, {"a/b": b"", "./a//b/c": b""}])
+def test_files_that_are_folders_of_others(pool: BlockingExecutor, files: dict[str, bytes]) -> None:
+    with pytest.raises(ValueError, match="folder"):
+        pool.run("pass", files=files)
+
+
+def test_interpreters_that_programs_start_find_the_packages(pool: BlockingExecutor) -> None:
+    code = (
+        "import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'import sys; print(sys.path)']))"
+    )
+    assert "/opt/sandbox/site" in pool.run(code).stdout
+
+
+def test_name_of_the_machine_is_hidden(pool: BlockingExecutor) -> None:
+    assert pool.run("import os; print(os.uname().nodename)").stdout == "sandbox\n"
 
 
 def test_time_limit_keeps_what_was_printed(pool: BlockingExecutor) -> None:
@@ -266,7 +289,7 @@ def test_cancelling_kills_the_run_and_drops_the_queue(pool: BlockingExecutor) ->
     async def test(executor: LocalExecutor) -> None:
         token = f"cancel{os.getpid() % 10000}"
         mark = f"import ctypes, os; ctypes.CDLL(None).prctl(15, b'{token}', 0, 0, 0)"
-        code = f"{mark}\nos.fork(); os.setsid()\nwhile True: pass"
+        code = f"{mark}\nos.fork() or os.setsid()\nwhile True: pass"
         running = [asyncio.ensure_future(executor.run(code)) for _ in range(2)]
         for _ in range(100):
             if len(find_marked(token)) == 4:

@@ -74,7 +74,8 @@ _NUMPY = re.compile(r"\b(?:np|numpy)\b")
 _IMPORT_NUMPY = "\ntry:\n    import numpy as np\nexcept ImportError:\n    pass"
 
 # The policy's code is compiled by itself, so that the lines of a traceback are its own, and what a traceback shows of
-# them is looked up by name. The compiler looks them up in the file of that name, which may be this program. The driver prints the traceback, since a frame of its own would stand there otherwise.
+# them is looked up by name. For some errors of syntax the compiler reads the file of that name, which may be this
+# program. The driver prints the traceback, since a frame of its own would stand there otherwise.
 _DRIVER = """\
 def run(source, prelude, name):
     import linecache, os, sys, traceback, warnings

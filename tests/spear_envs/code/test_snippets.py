@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.code.snippets import Prelude, find_fence, make_program, strip_fences
+from spear_envs.code.snippets import FILE_NAME, Prelude, find_fence, make_program, strip_fences
 from tests.spear_envs.code.conftest import Subprocess
 
 IN_A_STRING = 'text = "```"\nprint(f"""\n  ```\n{text}""")'
@@ -122,6 +125,14 @@ def test_errors_of_syntax_name_their_line() -> None:
     assert status == 1 and 'File "/tmp/main.py", line 2' in err and "SyntaxError" in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize("code", ["x = 1\nprint('é', (x\ny = 2", "x = 1\ny = ('é', [x)\n", 'x = 1\ny = "é'])
+def test_errors_of_syntax_show_the_code_where_the_program_is_the_file(code: str, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(make_program(code, Prelude.RETOOL).replace(FILE_NAME, "main.py"))
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    error = done.stderr.decode()
+    assert 'File "main.py", line 2\n' in error and code.split("\n")[1] in error, error
+
+
 def test_chained_errors_are_told_in_full() -> None:
     _, err, _ = run("try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('y') from error")
     assert err.count("Traceback") == 2 and "direct cause" in err and err.rstrip().endswith("KeyError: 'y'")
@@ -137,7 +148,7 @@ def test_chained_errors_are_told_in_full() -> None:
         ("print('\ud800')", 1, "UnicodeEncodeError"),
         ("x = '\ud800'", 1, "UnicodeEncodeError"),
         ("def f(): return f()\nf()", 1, "RecursionError"),
-        ("raise KeyboardInterrupt", 1, 'line 1, in <module>\n    raise KeyboardInterrupt\nKeyboardInterrupt'),
+        ("raise KeyboardInterrupt", 1, "line 1, in <module>\n    raise KeyboardInterrupt\nKeyboardInterrupt"),
         ("import warnings\nwarnings.warn('late')", 0, "/tmp/main.py:2: UserWarning: late\n  warnings.warn"),
         ("import inspect\ndef f(): pass\nassert inspect.getsource(f) == 'def f(): pass\\n'", 0, ""),
         ("import sys\nsys.stderr = None\n1 / 0", 1, ""),

@@ -93,6 +93,8 @@ class LocalExecutor:
             queue_s = time.monotonic() - arrived
             async with backend.borrow(code) as fork:
                 return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
+        except OSError as error:  # this process has too many open files, say
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
         finally:
             self._admission.leave()
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -44,6 +45,9 @@ def test_print(pool: BlockingExecutor) -> None:
         ("raise SystemExit(-1)", 255, ""),
         ("raise SystemExit(True)", 1, ""),
         ("raise SystemExit('so long')", 1, "so long\n"),
+        ("exit()", 0, ""),
+        ("quit(3)", 3, ""),
+        ("help", 0, ""),
         ("import os; os._exit(9)", 9, ""),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
@@ -216,6 +220,19 @@ time.sleep(20)
     assert (outcome.status, outcome.return_code, outcome.reason) == (RunStatus.FINISHED, -9, KillReason.MEMORY)
     line = "[sandbox] killed: memory limit of 128 MB for all processes together"
     assert outcome.stderr.splitlines()[-1] == line
+
+
+def test_too_many_open_files_are_a_fault(pool: BlockingExecutor) -> None:
+    assert pool.run("print(1)").stdout == "1\n"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+    try:
+        with pytest.raises(SandboxFault) as raised:
+            pool.run("print(2)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised.value.kind is FaultKind.UNAVAILABLE and "open files" in str(raised.value)
+    assert pool.run("print(3)").stdout == "3\n"
 
 
 def test_limits_are_cut_to_the_pools(pool: BlockingExecutor) -> None:

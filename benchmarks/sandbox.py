@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -76,7 +77,7 @@ class CpuGroup:
     def __exit__(self, *_: object) -> None:
         assert self._folder is not None
         (self._folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-        for _ in range(50):
+        for _try in range(50):
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
                 return
@@ -142,7 +143,7 @@ async def make_bwrap_runner(installation: Installation) -> Run:
 
     async def run(code: str) -> str:
         async with slots, backend.borrow(code) as fork:
-            job = make_job(code, None, (), limits, limits)
+            job = make_job(code, None, (), limits)
             return (await carry_out(job, None, limits, backend.level, fork)).stdout
 
     return run
@@ -215,19 +216,19 @@ async def measure_tail(executor: LocalExecutor, quick: bool) -> list[Figure]:
     ]
 
 
-async def measure_start(quick: bool) -> list[Figure]:
-    """Seconds until a warm interpreter can fork."""
+async def measure_start(group: CpuGroup, quick: bool) -> list[Figure]:
+    """CPU seconds until a warm interpreter can fork: what it takes where nothing else runs."""
     installation = find_installation()
     figures = []
     for place, kind in enumerate(installation.kinds):
         seconds = []
         for _ in range(2 if quick else ROUNDS):
-            start = time.perf_counter()
+            start = group.read()
             zygote = await start_zygote(installation, kind.modules, uid=GUEST_UID)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(group.read() - start)
             await zygote.close()
         name = f"kind {place}: {', '.join(name for name in kind.modules if '.' not in name) or 'standard library'}"
-        figures.append(Figure(f"start of an interpreter, {name}", min(seconds), "s", START_SECONDS))
+        figures.append(Figure(f"start of an interpreter, {name}", min(seconds), "s CPU", START_SECONDS))
     return figures
 
 
@@ -245,6 +246,16 @@ MIXED: tuple[tuple[str, int], ...] = (
 
 async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
     """What a mixed load leaves behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A folder of its own, as other programs of this machine have temporary files, too.
+        former, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            return await _play_and_count(executor, runs)
+        finally:
+            tempfile.tempdir = former
+
+
+async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
     chance = random.Random(7)
     programs = [code for code, times in MIXED for _ in range(times)]
     in_flight = asyncio.Semaphore(2 * executor.max_running)
@@ -273,22 +284,30 @@ async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
     figures = [Figure(f"{runs:,} mixed runs", runs / seconds, "runs/s")]
     for name in ("processes", "descriptors", "mounts", "temporary files"):
         figures.append(Figure(f"{runs:,} mixed runs: {name} left", max(0, after[name] - before[name]), "", 0))
-    grown = (after["rss_kb"] - before["rss_kb"]) / 1024
-    figures.append(Figure(f"{runs:,} mixed runs: resident memory grown by", grown, "MB", 20))
+    for name, whose in (("own_kb", "this process"), ("below_kb", "the interpreters")):
+        grown = (after[name] - before[name]) / 1024
+        figures.append(Figure(f"{runs:,} mixed runs: resident memory of {whose} grown by", grown, "MB", 20))
     return figures
 
 
 def count_resources() -> dict[str, int]:
     """Of this process and those below it."""
     below = list(_list_below(os.getpid()))
-    status = Path("/proc/self/status").read_text()
     return {
         "processes": len(below),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
-        "temporary files": sum(len(os.listdir(folder)) for folder in ("/tmp", "/dev/shm") if os.path.isdir(folder)),
-        "rss_kb": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")),
+        "temporary files": len(os.listdir(tempfile.gettempdir())),
+        "own_kb": _read_rss(os.getpid()),
+        "below_kb": sum(map(_read_rss, below)),
     }
+
+
+def _read_rss(pid: int) -> int:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return 0
 
 
 def _list_below(ancestor: int) -> Iterator[int]:
@@ -301,7 +320,7 @@ def _list_below(ancestor: int) -> Iterator[int]:
 
 async def measure(group: CpuGroup, options: argparse.Namespace) -> list[Figure]:
     """All parts."""
-    figures = print_figures(await measure_start(options.quick))
+    figures = print_figures(await measure_start(group, options.quick))
     # Admission as wide as the widest concurrency would only make runs wait for a core inside instead of outside.
     executor = LocalExecutor()
     await executor.start()

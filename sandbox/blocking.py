@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,10 @@ from sandbox.protocol import Executor, FaultKind, Limits, Outcome, SandboxFault
 __all__ = ["BlockingExecutor", "open_executor"]
 
 Result = TypeVar("Result")
+
+_all: weakref.WeakSet[BlockingExecutor] = weakref.WeakSet()
+_of_parents: list[object] = []
+"""Kept in forked children, so that nothing is finalised that belongs to the parent."""
 
 
 class BlockingExecutor:
@@ -30,11 +35,12 @@ class BlockingExecutor:
     def __init__(self, make_executor: Callable[[], Executor]) -> None:
         self._make = make_executor
         self._lock = threading.Lock()
-        self._owner = 0
+        self._owner = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._executor: Executor | None = None
         self._closed = False
+        _all.add(self)
 
     def run(
         self,
@@ -86,12 +92,15 @@ class BlockingExecutor:
             future.cancel()
             raise
 
+    def _forget(self) -> None:
+        """In a forked child: the thread is gone, the executor is the parent's, and the lock may be held for ever."""
+        if self._executor is not None:
+            _of_parents.append((self._executor, self._loop))
+        self._lock = threading.Lock()
+        self._loop, self._thread, self._executor = None, None, None
+        self._owner = os.getpid()
+
     def _start(self) -> asyncio.AbstractEventLoop:
-        if self._owner != os.getpid():
-            # A forked child: the thread is not there, the executor is the parent's, and the lock may be held for ever.
-            self._lock = threading.Lock()
-            self._loop, self._thread, self._executor = None, None, None
-            self._owner = os.getpid()
         with self._lock:
             if self._closed:
                 raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox is closed")
@@ -128,10 +137,12 @@ def _make_executor(url: str | None) -> Executor:
     return HttpExecutor([url])
 
 
-def _renew_lock() -> None:
+def _forget_all() -> None:
     global _lock
     _lock = threading.Lock()
+    for executor in list(_all):
+        executor._forget()
 
 
 with contextlib.suppress(AttributeError):  # not on platforms without fork
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_forget_all)

@@ -144,7 +144,7 @@ class BwrapBackend(_ColdBackend):
             "--as-pid-1",
             "--clearenv",
         ]
-        command += ["--cap-drop", "ALL", "--seccomp", str(program)]
+        command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(program)]
         for name, value in ENVIRONMENT.items():
             command += ["--setenv", name, value]
         for parent in list_parents(installation.prefix):
@@ -210,7 +210,12 @@ class WeakBackend(_ColdBackend):
             command = _write_interpreter(
                 self._installation, source, str(site), self.level, str(work), readable, descriptors
             )
-            environment = ENVIRONMENT | {"HOME": str(work), "TMPDIR": str(work), "MPLCONFIGDIR": str(work)}
+            environment = ENVIRONMENT | {
+                "PYTHONPATH": str(site),
+                "HOME": str(work),
+                "TMPDIR": str(work),
+                "MPLCONFIGDIR": str(work),
+            }
             process = self._start(command, descriptors, environment)
             return os.pidfd_open(process.pid)
 

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from sandbox.admission import Admission
 from sandbox.backends import Backend
 from sandbox.installation import Installation, find_installation
-from sandbox.levels import GUEST_UID, choose_backend
+from sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backend
 from sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from sandbox.runs import carry_out, make_job
 
 __all__ = ["LocalExecutor"]
+
+REFUSED_S = 60.0
+"""For so long a refusal is remembered."""
 
 
 class LocalExecutor:
@@ -58,6 +61,8 @@ class LocalExecutor:
         self._backend: Backend | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self._refusal: IsolationRefusedError | None = None
+        self._refused_until = 0.0
 
     async def start(self) -> Isolation:
         """Start and test the isolation, once; the level that holds.
@@ -77,7 +82,8 @@ class LocalExecutor:
         limits: Limits | None = None,
     ) -> Outcome:
         """See :meth:`sandbox.protocol.Executor.run`."""
-        job = make_job(code, files, fetch_files, limits or self.limits, self.limits)
+        bounds = (limits or self.limits).cut(self.limits)
+        job = make_job(code, files, fetch_files, bounds)
         arrived = time.monotonic()
         backend = await self._started()
         await self._admission.enter(None)
@@ -86,8 +92,9 @@ class LocalExecutor:
                 raise _closed()
             queue_s = time.monotonic() - arrived
             async with backend.borrow(code) as fork:
-                bounds = limits or self.limits
                 return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
+        except OSError as error:  # this process has too many open files, say
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
         finally:
             self._admission.leave()
 
@@ -117,10 +124,19 @@ class LocalExecutor:
             raise _closed()
         if self._backend is None:
             if self._starting is None:
+                if self._refusal is not None and time.monotonic() < self._refused_until:
+                    raise self._refusal
                 self._starting = asyncio.ensure_future(self._start())
-            # One caller that gives up must not end the start for the others.
-            await asyncio.shield(self._starting)
-            assert self._backend is not None
+            starting = self._starting
+            try:
+                # One caller that gives up must not end the start for the others.
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                if starting.cancelled():
+                    raise _closed() from None
+                raise
+            if self._backend is None:
+                raise _closed()
         return self._backend
 
     async def _start(self) -> None:
@@ -128,6 +144,10 @@ class LocalExecutor:
             self._backend = await choose_backend(
                 self._isolation, self._installation, zygotes=self._zygotes, uid=self._uid, limits=self.limits
             )
+        except IsolationRefusedError as error:
+            # Asking takes seconds, and each run would ask again.
+            self._refusal, self._refused_until = error, time.monotonic() + REFUSED_S
+            raise
         finally:
             self._starting = None
 

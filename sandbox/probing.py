@@ -7,6 +7,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 CALLS = {
     "x86_64": {"unshare": 272, "mount": 165, "ptrace": 101, "io_uring_setup": 425},
@@ -14,7 +17,7 @@ CALLS = {
 }
 
 
-def try_to(action):
+def try_to(action: Callable[[], Any]) -> Any:
     """What ``action`` gives, or None if the system refuses."""
     try:
         return action()
@@ -22,19 +25,19 @@ def try_to(action):
         return None
 
 
-def look_around(canaries):
+def look_around(canaries: dict[str, Any]) -> dict[str, Any]:
     """Everything that one run can find out about its surroundings."""
-    found = {}
+    found: dict[str, Any] = {}
 
-    def read():
+    def read() -> str:
         with open(canaries["file"]) as file:
             return file.read()
 
-    def write():
+    def write() -> int:
         with open(canaries["file"], "w") as file:
             return file.write("changed")
 
-    def connect(family, address):
+    def connect(family: int, address: Any) -> str:
         with socket.socket(family) as line:
             line.settimeout(1)
             line.connect(address)
@@ -55,12 +58,12 @@ def look_around(canaries):
     found["no_new_privileges"] = ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)
     found["seccomp"] = ctypes.CDLL(None).prctl(21, 0, 0, 0, 0)
     found["calls"] = try_calls()
-    found["descriptors"] = [number for number in range(256) if try_to(lambda n=number: os.fstat(n))]
+    found["descriptors"] = [number for number in range(256) if try_to(partial(os.fstat, number))]
     found["environment"] = [name for name in os.environ if name in canaries["environment"]]
     return found
 
 
-def list_commands():
+def list_commands() -> str:
     """The command lines of all processes that can be seen."""
     lines = []
     for name in try_to(lambda: os.listdir("/proc")) or ():
@@ -70,7 +73,7 @@ def list_commands():
     return "\n".join(lines)
 
 
-def try_calls():
+def try_calls() -> list[str]:
     """The system calls that were not refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = CALLS[os.uname().machine]
@@ -83,9 +86,9 @@ def try_calls():
     return [name for name, arguments in attempts.items() if libc.syscall(*arguments) >= 0]
 
 
-def try_forks(most):
+def try_forks(most: int) -> int:
     """How many processes there can be at once."""
-    children = []
+    children: list[int] = []
     try:
         while len(children) < most:
             child = os.fork()
@@ -98,7 +101,7 @@ def try_forks(most):
     return len(children)
 
 
-def leave_orphan(token):
+def leave_orphan(token: str) -> str:
     """A process that has no parent any more, whose name is ``token``."""
     if os.fork() == 0:
         os.setsid()
@@ -111,7 +114,7 @@ def leave_orphan(token):
     return "left"
 
 
-def hold_memory(mib):
+def hold_memory(mib: int) -> int | None:
     """Whether one process gets so much."""
     try:
         return len(bytearray(mib << 20)) >> 20
@@ -119,7 +122,7 @@ def hold_memory(mib):
         return None
 
 
-def share_out_memory(mib, children):
+def share_out_memory(mib: int, children: int) -> str:
     """Have several processes hold so much each."""
     for _ in range(children):
         if os.fork() == 0:
@@ -130,7 +133,7 @@ def share_out_memory(mib, children):
     return "held"
 
 
-def write_much(mib):
+def write_much(mib: int) -> int:
     """How many MiB of a file can be written."""
     import signal
 
@@ -144,7 +147,7 @@ def write_much(mib):
     return os.path.getsize("much") >> 20
 
 
-def main():
+def main() -> None:
     """Do what standard input asks for."""
     name, arguments = json.load(sys.stdin)
     sys.stdout.write(json.dumps(globals()[name](*arguments)) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Protocol
 
@@ -120,6 +120,10 @@ class Limits:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: give an integer of at least 1.")
+
+    def cut(self, most: Limits) -> Limits:
+        """These limits, where they do not exceed ``most``, and ``most`` where they do."""
+        return Limits(**{part.name: min(getattr(self, part.name), getattr(most, part.name)) for part in fields(self)})
 
 
 @dataclass(frozen=True)

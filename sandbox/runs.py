@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import posixpath
 import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
+from sandbox.guest.program import MAIN
 from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from sandbox.zygotes import send_signal
 
@@ -33,31 +35,33 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 def check_name(name: str) -> None:
     """Raise ValueError if a file of this name would lie outside of the working folder."""
     parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in name or len(name) > 1024:
-        raise ValueError(f"file name {name[:80]!r}: give a relative name without empty parts, '.' and '..'")
+    if parts[0] == "" or parts[-1] in ("", ".") or ".." in parts or "\0" in name or len(name) > 1024:
+        raise ValueError(f"file name {name[:80]!r}: give the relative name of a file, without '..'")
 
 
-def make_job(
-    code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits, most: Limits
-) -> Job:
-    """The job with limits that do not exceed ``most``.
+def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits) -> Job:
+    """What the guest's side needs to know.
 
     Raises:
         ValueError: A file name leaves the working folder.
     """
     for name in (*(files or {}), *fetch_files):
         check_name(name)
+    plain = {posixpath.normpath(name) for name in files or {}} | {MAIN}
+    for name in plain:
+        if any(other.startswith(f"{name}/") for other in plain):
+            raise ValueError(f"file name {name[:80]!r}: it is the name of a folder of another file, too")
     return {
         "code": code,
         "files": {name: bytes(content) for name, content in (files or {}).items()},
         "fetch_files": list(fetch_files),
-        "wall_s": min(limits.wall_s, most.wall_s),
-        "memory_mb": min(limits.memory_mb, most.memory_mb),
-        "processes": min(limits.processes, most.processes),
-        "descriptors": min(limits.descriptors, most.descriptors),
-        "file_mb": min(limits.file_mb, most.file_mb),
-        "disk_mb": min(limits.disk_mb, most.disk_mb),
-        "inodes": min(limits.files, most.files),
+        "wall_s": limits.wall_s,
+        "memory_mb": limits.memory_mb,
+        "processes": limits.processes,
+        "descriptors": limits.descriptors,
+        "file_mb": limits.file_mb,
+        "disk_mb": limits.disk_mb,
+        "inodes": limits.files,
     }
 
 

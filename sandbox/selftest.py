@@ -92,7 +92,7 @@ class _SelfTest:
         self._source = (Path(__file__).parent / "probing.py").read_text("utf-8")
 
     async def _run(self, limits: Limits, code: str, stdin: str | None = None) -> Outcome:
-        job = make_job(code, None, (), limits, limits)
+        job = make_job(code, None, (), limits)
         backend = self._backend
         async with backend.borrow(code) as fork:
             return await carry_out(job, stdin, limits, backend.level, fork, ending=backend.ending)

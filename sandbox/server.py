@@ -167,6 +167,8 @@ class RunService:
             )
         except (SandboxFault, asyncio.CancelledError):
             raise
+        except ValueError as error:  # names of files that the executor does not take
+            raise HTTPException(422, str(error)) from None
         except Exception as error:
             logger.exception("a run failed in the sandbox itself")
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the sandbox failed: {type(error).__name__}.") from error

@@ -139,6 +139,8 @@ def _read_files(value: Any) -> dict[str, bytes]:
         raise BadRequestError(f"there are {len(files)} files: send at most {MAX_FILES}.")
     folders = {"/".join(parts[:end]) for parts in map(_split_name, files) for end in range(1, len(parts))}
     both = [name for name in files if "/".join(_split_name(name)) in folders]
+    if "main.py" in folders:
+        raise BadRequestError("main.py is the program, not a folder: rename the folder.")
     if both:
         raise BadRequestError(f"{_show(both[0])} is a file and a folder at once: rename one of them.")
     return files

@@ -110,6 +110,9 @@ class Zygote:
     def _end(self) -> None:
         if self.alive:
             self._loop.remove_reader(self._control.fileno())
+            # Not only closed: processes that were forked from this one have copies.
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
             self.ended.set_result(None)
             for answer in self._waiting:

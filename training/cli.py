@@ -14,7 +14,7 @@ from rich.console import Console
     "name",
     default="cpu",
     show_default=True,
-    help="A configuration of training/config: spear (GPU), cpu, demo, alfworld, search or webshop.",
+    help="A configuration of training/config: spear (GPU), cpu, demo, alfworld, code, search or webshop.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
 @click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")

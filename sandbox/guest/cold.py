@@ -14,9 +14,21 @@ from sandbox.guest import kernel
 from sandbox.guest.job import Job, read_job
 from sandbox.guest.program import hand_over, set_limits, write_files
 from sandbox.guest.seccomp import build_filter, load_filter
-from sandbox.guest.supervisor import end_all, place_descriptors, report, report_failure, reset_signals, supervise
+from sandbox.guest.supervisor import (
+    end_all,
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
 
 __all__ = ["start_cold"]
+
+
+_ROOM_FOR_OTHERS = 4
+"""Runs of the same user at the same time count together, so the kernel's bound is wider than that of one run."""
 
 
 class _EndedError(BaseException):
@@ -87,7 +99,8 @@ def _supervise(child: int, job: Job, folder: str, apart: bool) -> NoReturn:
         return not apart and sum(1 for _ in processes()) > job["processes"]
 
     try:
-        record = supervise(child, job, folder, processes, kill, exceeds)
+        elsewhere = hold_in_sockets if apart else None
+        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere)
     except _EndedError:
         end_all(child, kill)
         os._exit(1)
@@ -127,10 +140,12 @@ def _limit_user(processes: int) -> None:
     uid, running = os.getuid(), 0
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    running += len(os.listdir(f"/proc/{name}/task"))
-    most = running + processes
+            # Not the owner of the folder: of a process that does not let itself be looked into, that is root.
+            with contextlib.suppress(OSError, LookupError, ValueError), open(f"/proc/{name}/status", "rb") as file:
+                fields = dict(line.split(b":", 1) for line in file.read().splitlines())
+                if int(fields[b"Uid"].split()[0]) == uid:
+                    running += int(fields[b"Threads"])
+    most = running + _ROOM_FOR_OTHERS * processes
     highest = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = most if highest == resource.RLIM_INFINITY else min(most, highest)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _sitebuiltins
+import builtins
 import gc
 import io
 import os
@@ -91,8 +93,16 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     former.__dict__.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
+    _add_site_builtins()
     gc.enable()
     return lambda: execute(job["code"], path, main.__dict__)
+
+
+def _add_site_builtins() -> None:
+    """The names that :mod:`site` gives an interpreter, which this one was started without."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
 
 
 def _reseed() -> None:

@@ -51,6 +51,8 @@ ENVIRONMENT = {
     "HOME": "/tmp",
     "USER": "sandbox",
     "LANG": "C.UTF-8",
+    # For interpreters that programs start; the warm one does not read it.
+    "PYTHONPATH": SITE,
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -126,6 +128,10 @@ def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
     if not privileged:
         kernel.make_mounts_private()
         build()
+    # Neither the name of this machine nor its control groups are the programs' business.
+    socket.sethostname("sandbox")
+    with contextlib.suppress(OSError):
+        kernel.unshare(kernel.NEW_CONTROL_GROUPS)
     hidden = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", f"{stage}/proc", "proc", hidden)
     # Mounts that came from outside can only be moved as one piece; the copy can be made the root.

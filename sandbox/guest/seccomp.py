@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sandbox.guest.kernel import ALL_NAMESPACES, MACHINE
+from sandbox.guest.kernel import ALL_NAMESPACES, MACHINE, NEW_CONTROL_GROUPS
 from sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
 
 __all__ = ["build_filter", "load_filter"]
@@ -18,7 +18,6 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_NEW_CGROUP = 0x0200_0000
 _SHARED_ANONYMOUS = 0x01 | 0x20
 _AF_UNIX = 1
 # Of a terminal, a pipe or a descriptor: TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
@@ -97,7 +96,7 @@ def _examine(own_process: int | None) -> dict[str, Program]:
     """What is decided by arguments."""
     denied = _ERRNO | errno.EPERM
     rules = {
-        "clone": _any_of(0, ALL_NAMESPACES | _NEW_CGROUP, denied, _ALLOW),
+        "clone": _any_of(0, ALL_NAMESPACES | NEW_CONTROL_GROUPS, denied, _ALLOW),
         # Its arguments lie in memory, where a filter cannot look. The C library falls back to clone.
         "clone3": _refuse(errno.ENOSYS),
         "fcntl": _end(_ALLOW),

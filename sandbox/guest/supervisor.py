@@ -18,6 +18,7 @@ __all__ = [
     "REPORT_FD",
     "end_all",
     "fetch_files",
+    "hold_in_sockets",
     "place_descriptors",
     "report",
     "report_failure",
@@ -30,6 +31,8 @@ _MIB = 1 << 20
 _LOOK_EVERY_S = 0.05
 _SUM_FACTOR = 1.5
 _FETCHED_BYTES = 1 << 20
+_SOCKET_BYTES = 256 << 10
+"""What one socket can hold: programs cannot change the size of its buffer."""
 
 Processes = Callable[[], Iterator[str]]
 
@@ -41,6 +44,7 @@ def supervise(
     processes: Processes,
     kill: Callable[[], None],
     exceeds: Callable[[], bool] | None = None,
+    elsewhere: Callable[[], int] | None = None,
 ) -> Record:
     """Wait for the program, or end it; then nothing of the run is left but the caller.
 
@@ -49,9 +53,12 @@ def supervise(
         processes: Names of the folders in /proc of all processes of the run.
         kill: Kills all of them.
         exceeds: Whether the run holds more of something else than it may, where the kernel does not see to it.
+        elsewhere: Bytes of memory that the run holds and no process shows.
     """
     started = time.monotonic()
-    verdict = _watch(child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes, exceeds)
+    verdict = _watch(
+        child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes, exceeds, elsewhere
+    )
     wall_s = time.monotonic() - started
     status, peak_rss_kb = end_all(child, kill)
     total = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -75,7 +82,12 @@ def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
 
 
 def _watch(
-    child: int, deadline: float, most_bytes: int, processes: Processes, exceeds: Callable[[], bool] | None
+    child: int,
+    deadline: float,
+    most_bytes: int,
+    processes: Processes,
+    exceeds: Callable[[], bool] | None,
+    elsewhere: Callable[[], int] | None,
 ) -> int:
     fd = os.pidfd_open(child)
     poll = select.poll()
@@ -89,7 +101,8 @@ def _watch(
             return Verdict.ITSELF
         if exceeds is not None and exceeds():
             return Verdict.MEMORY
-        if _sum_memory(processes(), exactly=False) > most_bytes and _sum_memory(processes(), exactly=True) > most_bytes:
+        left_bytes = most_bytes - (elsewhere() if elsewhere is not None else 0)
+        if _sum_memory(processes(), exactly=False) > left_bytes and _sum_memory(processes(), exactly=True) > left_bytes:
             return Verdict.MEMORY
 
 
@@ -104,15 +117,22 @@ def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
         try:
             if exactly:
                 with contextlib.suppress(PermissionError):
-                    total += _read_kib(f"/proc/{process}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
+                    total += _read_sum(f"/proc/{process}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
                     continue
-            total += _read_kib(f"/proc/{process}/status", b"\nRssAnon:", b"\nRssShmem:")
+            total += _read_sum(f"/proc/{process}/status", b"\nRssAnon:", b"\nRssShmem:")
         except (OSError, ValueError):  # it has ended
             continue
     return total << 10
 
 
-def _read_kib(path: str, *names: bytes) -> int:
+def hold_in_sockets() -> int:
+    """Bytes that the sockets of this network namespace may hold, those in flight too: no process shows this memory."""
+    with contextlib.suppress(OSError, ValueError):
+        return _read_sum("/proc/net/sockstat", b"sockets: used ") * _SOCKET_BYTES
+    return 0
+
+
+def _read_sum(path: str, *names: bytes) -> int:
     # With the line break: a process can call itself by any of these names, but not by a line of its own.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -145,6 +165,7 @@ def _read_below(folder: str, parts: list[str]) -> bytes | None:
             opened.callback(os.close, fd)
             return fd
 
+        parts = [part for part in parts if part not in ("", ".")]
         here = keep(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         for part in parts[:-1]:
             here = keep(os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here))

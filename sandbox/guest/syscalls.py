@@ -209,7 +209,6 @@ ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "sendmmsg": (307, 269),
     "sendmsg": (46, 211),
     "sendto": (44, 206),
-    "setsockopt": (54, 208),
     "shutdown": (48, 210),
 }
 

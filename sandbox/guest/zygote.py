@@ -17,7 +17,14 @@ from sandbox.guest import kernel, warmth
 from sandbox.guest.job import Job, read_job
 from sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
 from sandbox.guest.seccomp import build_filter, load_filter
-from sandbox.guest.supervisor import place_descriptors, report, report_failure, reset_signals, supervise
+from sandbox.guest.supervisor import (
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
 
 __all__ = ["serve"]
 
@@ -87,6 +94,8 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
     report_here = report_fd
     try:
         reset_signals()
+        # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
+        os.setsid()
         kernel.die_with_parent()
         kernel.map_ids(origin.uid, origin.gid)
         with contextlib.suppress(OSError):
@@ -115,6 +124,7 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
 
 def _become_program(job: Job, baseline: int) -> Callable[[], None]:
     kernel.set_dumpable()
+    os.setsid()
     write_files(job, WORKING_FOLDER)
     set_limits(job, baseline)
     return hand_over(job, WORKING_FOLDER)
@@ -132,5 +142,5 @@ def _supervise(child: int, job: Job) -> NoReturn:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
 
-    report(supervise(child, job, WORKING_FOLDER, processes, kill))
+    report(supervise(child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets))
     os._exit(0)

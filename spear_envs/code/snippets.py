@@ -13,7 +13,7 @@ FILE_NAME = "/tmp/main.py"
 OPENING = r"^(?:<action>)?```(?i:python3?|py3?)[ \t]*\r?\n"
 """Regular expression (multi-line) of the line that opens a Python fence."""
 _OPENING = re.compile(OPENING, re.MULTILINE)
-_CLOSING = re.compile(r"^```[ \t]*(?:</action>)?[ \t]*\r?$", re.MULTILINE)
+_CLOSING = re.compile(r"^```[ \t]*(?:</action>[ \t]*)?\r?$", re.MULTILINE)
 _INFO = re.compile(r"```[\w.+#-]*[ \t]*\r?")
 
 
@@ -74,7 +74,8 @@ _NUMPY = re.compile(r"\b(?:np|numpy)\b")
 _IMPORT_NUMPY = "\ntry:\n    import numpy as np\nexcept ImportError:\n    pass"
 
 # The policy's code is compiled by itself, so that the lines of a traceback are its own, and what a traceback shows of
-# them is looked up by name. The driver prints the traceback, since a frame of its own would stand there otherwise.
+# them is looked up by name. For some errors of syntax the compiler reads the file of that name, which may be this
+# program. The driver prints the traceback, since a frame of its own would stand there otherwise.
 _DRIVER = """\
 def run(source, prelude, name):
     import linecache, os, sys, traceback, warnings
@@ -83,13 +84,16 @@ def run(source, prelude, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(prelude, space)
-    linecache.cache[name] = len(source), None, [line + "\\n" for line in source.split("\\n")], name
+    lines = [line + "\\n" for line in source.split("\\n")]
+    linecache.cache[name] = len(source), None, lines, name
     try:
         exec(compile(source, name, "exec", dont_inherit=True), space)
     except SystemExit:
         raise
     except BaseException as error:
         try:
+            if isinstance(error, SyntaxError) and error.filename == name:
+                error.text = "".join(lines[error.lineno - 1 : error.lineno])
             show(type(error), error, error.__traceback__.tb_next)
         except BaseException:
             write(2, b"MemoryError: the traceback could not be printed\\n")

@@ -56,12 +56,19 @@ ATTACKS = [
     Attack("supervisors_files", {"SUPERVISOR": 1}, {"SUPERVISOR": os.getpid()}),
     Attack(
         "hidden_by_name",
-        {"CHILDREN": 4, "MB": 100},
-        {"CHILDREN": 2, "MB": 16},
+        {"CHILDREN": 4, "MB": 100, "SECONDS": 3},
+        {"CHILDREN": 2, "MB": 16, "SECONDS": 0.2},
         limits=Limits(memory_mb=128, wall_s=10.0),
         reason=KillReason.MEMORY,
     ),
-    Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 3}, left=True),
+    Attack(
+        "full_sockets",
+        {"CHILDREN": 6, "PAIRS": 110, "SECONDS": 5, "LEAST": 1},
+        {"CHILDREN": 1, "PAIRS": 20, "SECONDS": 0, "LEAST": 5},
+        limits=Limits(memory_mb=64, wall_s=10.0),
+        reason=KillReason.MEMORY,
+    ),
+    Attack("sleepers", {"SECONDS": 60}, {"SECONDS": 1}, left=True),
     Attack("secrets_in_environments"),
     Attack("command_lines"),
     Attack("trace_child"),
@@ -204,7 +211,7 @@ environment = os.environ
 environ_before = sorted(environment)
 os.environ["SPY"] = mine
 ends = socket.socketpair()
-end = time.monotonic() + 1.5
+end = time.monotonic() + 1.0
 seen = set()
 processes = set()
 while time.monotonic() < end:
@@ -256,3 +263,30 @@ def test_control_two_plain_processes_see_each_other(tmp_path: Path) -> None:
         for folder, suffix in (("/tmp", ""), ("/dev/shm", "s")):
             Path(folder, name + suffix).unlink(missing_ok=True)
     assert all(names[1 - i] in printed[i] for i in range(2)), printed
+
+
+KILLERS = {
+    "to_the_group": "import os, signal\nos.kill(0, signal.SIGKILL)\n",
+    "ignored_by_itself": "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nos.kill(0, 15)\nprint('DONE')\n",
+}
+VICTIM = "import time\nprint('READY', flush=True)\ntime.sleep(1.5)\nprint('ALIVE')\n"
+
+
+@pytest.mark.parametrize("killer", KILLERS)
+def test_signals_to_the_own_process_group_reach_no_other_run(pool: BlockingExecutor, killer: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        victim = thread.submit(pool.run, VICTIM)
+        time.sleep(0.5)
+        outcome = pool.run(KILLERS[killer])
+        assert outcome.return_code == (-9 if killer == "to_the_group" else 0), outcome
+        assert victim.result().stdout == "READY\nALIVE\n", victim.result()
+
+
+@pytest.mark.parametrize("killer", KILLERS)
+def test_control_signals_to_a_shared_process_group(killer: str) -> None:
+    # The shell's group is new, so that this process is not in it.
+    script = '"$1" -c "$2" & sleep 0.5; trap "" KILL TERM; "$1" -c "$3"; wait'
+    command = ["/bin/sh", "-c", script, "sh", sys.executable, VICTIM, KILLERS[killer]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        printed = process.communicate(timeout=CONTROL_S)[0]
+    assert "READY" in printed and "ALIVE" not in printed

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from spear_envs import cli
 from tests.sandbox.service import (
     RunningCommand,
     ask,
+    find_free_port,
     find_processes,
     need_isolation,
     run_command,
@@ -209,6 +211,44 @@ class TestRefusal:
             pytest.skip(f"the level 'none' does not start here: {err}")
         assert code == 0 and json.loads(out)["level"] == "none" and json.loads(out)["stdout"] == "42\n"
         assert "Warning: no strong isolation holds here" in err and "'none' only" in err
+
+
+NO_NAMESPACES = """
+import os, sys
+from sandbox.guest import kernel
+ids = os.getuid(), os.getgid()
+try:  # before anything starts a thread: then there would be no way
+    kernel.unshare(0x10000000)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"10001 {ids[0]} 1"), ("gid_map", f"10001 {ids[1]} 1")):
+        kernel.write_file(f"/proc/self/{name}", text)
+    kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
+except PermissionError:
+    pass  # they are refused as it is
+from spear_envs import cli
+cli.main(["sandbox", "serve", *sys.argv[1:]])
+"""
+
+
+def test_a_kernel_that_grants_no_namespaces_is_refused_before_the_port_is_bound() -> None:
+    """In a user namespace that may have none below it, as under a seccomp profile that denies them."""
+    port = find_free_port()
+    command = [sys.executable, "-c", NO_NAMESPACES, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    answered = []
+    while process.poll() is None:
+        with socket.socket() as line:
+            answered.append(line.connect_ex(("127.0.0.1", port)) == 0)
+        time.sleep(0.05)
+    code, out, err = finish(process)
+    assert (code, out) == (78, "") and answered and not any(answered)
+    assert err.startswith("Error: ") and err.count("\n") == 1
+    for word in (
+        "namespaces: probe 'start' failed",
+        "bwrap: probe",
+        "user.max_user_namespaces",
+        "--allow-weak-isolation",
+    ):
+        assert word in err
 
 
 class TestFailedStarts:

@@ -177,6 +177,13 @@ def test_dockers_default_profile_is_refused_with_the_mend(engine: Engine, image:
     assert done.stderr.startswith("Error: ") and "seccomp" in done.stderr and "--allow-weak-isolation" in done.stderr
 
 
+def test_a_weak_level_needs_its_flag_and_is_warned_of(engine: Engine, image: str, dockers_profile: Path) -> None:
+    options = f"{OPEN_PROC} --security-opt seccomp={dockers_profile}"
+    done = engine.run(options, "serve", "--self-test-only", "--allow-weak-isolation", "landlock")
+    assert done.returncode == 0 and "'landlock' holds" in done.stdout, done.stderr
+    assert "Warning: no strong isolation holds here" in done.stderr and "'landlock' only" in done.stderr
+
+
 def test_a_masked_proc_is_refused_with_the_mend(engine: Engine, image: str) -> None:
     done = engine.run(f"--security-opt seccomp={PROFILE}", "serve")
     assert done.returncode == REFUSED and "ready" not in done.stdout

@@ -6,18 +6,23 @@ import asyncio
 import gc
 import importlib.util
 import os
+import resource
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox.blocking import BlockingExecutor
+from sandbox.levels import IsolationRefusedError
 from sandbox.local import LocalExecutor
 from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = Limits(wall_s=0.5)
 needs_numpy = pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
 needs_sympy = pytest.mark.skipif(importlib.util.find_spec("sympy") is None, reason="sympy is not installed")
@@ -40,6 +45,9 @@ def test_print(pool: BlockingExecutor) -> None:
         ("raise SystemExit(-1)", 255, ""),
         ("raise SystemExit(True)", 1, ""),
         ("raise SystemExit('so long')", 1, "so long\n"),
+        ("exit()", 0, ""),
+        ("quit(3)", 3, ""),
+        ("help", 0, ""),
         ("import os; os._exit(9)", 9, ""),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
@@ -137,12 +145,35 @@ open("big", "wb").truncate((1 << 20) + 1)
     assert dict(outcome.files) == {"out": bytes(range(256)), "a/b.txt": b"inside"}
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a//b", ".", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a/", "a/.", ".", "a\0b"])
 def test_names_that_leave_the_folder(pool: BlockingExecutor, name: str) -> None:
     with pytest.raises(ValueError, match="file name"):
         pool.run("pass", files={name: b""})
     with pytest.raises(ValueError, match="file name"):
         pool.run("pass", fetch_files=[name])
+
+
+def test_names_with_empty_parts(pool: BlockingExecutor) -> None:
+    code = "import os; print(sorted(os.listdir('a'))); open('c', 'w').write('c')"
+    outcome = pool.run(code, files={"./a//b": b"b"}, fetch_files=["a//b", "./c"])
+    assert (outcome.stdout, dict(outcome.files)) == ("['b']\n", {"a//b": b"b", "./c": b"c"})
+
+
+@pytest.mark.parametrize("files", [{"main.py/x": b""}, {"a": b"", "a/b": b""}, {"a/b": b"", "./a//b/c": b""}])
+def test_files_that_are_folders_of_others(pool: BlockingExecutor, files: dict[str, bytes]) -> None:
+    with pytest.raises(ValueError, match="folder"):
+        pool.run("pass", files=files)
+
+
+def test_interpreters_that_programs_start_find_the_packages(pool: BlockingExecutor) -> None:
+    code = (
+        "import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'import sys; print(sys.path)']))"
+    )
+    assert "/opt/sandbox/site" in pool.run(code).stdout
+
+
+def test_name_of_the_machine_is_hidden(pool: BlockingExecutor) -> None:
+    assert pool.run("import os; print(os.uname().nodename)").stdout == "sandbox\n"
 
 
 def test_time_limit_keeps_what_was_printed(pool: BlockingExecutor) -> None:
@@ -191,9 +222,25 @@ time.sleep(20)
     assert outcome.stderr.splitlines()[-1] == line
 
 
+def test_too_many_open_files_are_a_fault(pool: BlockingExecutor) -> None:
+    assert pool.run("print(1)").stdout == "1\n"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+    try:
+        with pytest.raises(SandboxFault) as raised:
+            pool.run("print(2)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised.value.kind is FaultKind.UNAVAILABLE and "open files" in str(raised.value)
+    assert pool.run("print(3)").stdout == "3\n"
+
+
 def test_limits_are_cut_to_the_pools(pool: BlockingExecutor) -> None:
     code = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE)[0], r.getrlimit(r.RLIMIT_CPU)[0])"
     assert pool.run(code, limits=Limits(descriptors=100_000, wall_s=1000.0)).stdout == "256 21\n"
+    more = Limits(kept_output=1 << 30, max_output=1 << 40)
+    assert pool.run("print('x' * (2 << 20))", limits=more).truncated
+    assert Limits(wall_s=1.0, files=9).cut(Limits(wall_s=2.0, files=8)) == Limits(wall_s=1.0, files=8)
 
 
 @needs_numpy
@@ -259,7 +306,7 @@ def test_cancelling_kills_the_run_and_drops_the_queue(pool: BlockingExecutor) ->
     async def test(executor: LocalExecutor) -> None:
         token = f"cancel{os.getpid() % 10000}"
         mark = f"import ctypes, os; ctypes.CDLL(None).prctl(15, b'{token}', 0, 0, 0)"
-        code = f"{mark}\nos.fork(); os.setsid()\nwhile True: pass"
+        code = f"{mark}\nos.fork() or os.setsid()\nwhile True: pass"
         running = [asyncio.ensure_future(executor.run(code)) for _ in range(2)]
         for _ in range(100):
             if len(find_marked(token)) == 4:
@@ -319,6 +366,59 @@ def test_faults_of_the_start_are_told_to_all_callers() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"isolation": "none at all"}, {"uid": 0}])
-def test_bad_settings(bad: dict) -> None:  # type: ignore[type-arg]
+def test_bad_settings(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         LocalExecutor(**bad)
+
+
+def test_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise IsolationRefusedError("not here")
+
+    monkeypatch.setattr("sandbox.local.choose_backend", refuse)
+
+    async def play() -> None:
+        executor = LocalExecutor()
+        for _ in range(5):
+            with pytest.raises(IsolationRefusedError, match="not here"):
+                await executor.run("pass")
+        assert len(asked) == 1
+        executor._refused_until = 0.0
+        with pytest.raises(IsolationRefusedError):
+            await executor.run("pass")
+        assert len(asked) == 2
+        await executor.close()
+
+    asyncio.run(play())
+
+
+NICE = """
+import os
+os.nice(10)
+from sandbox.blocking import open_executor
+print(open_executor().run("import os; print(os.nice(0))").stdout, end="")
+"""
+
+
+def test_pool_that_is_nice_already(pool: BlockingExecutor) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NICE], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+def test_closing_during_the_start(pool: BlockingExecutor) -> None:
+    async def play() -> None:
+        executor = LocalExecutor("namespaces")
+        run = asyncio.ensure_future(executor.run("pass"))
+        await asyncio.sleep(0.1)
+        await executor.close()
+        with pytest.raises(SandboxFault, match="closed"):
+            await run
+
+    before = count_children()
+    asyncio.run(play())
+    assert count_children() <= before

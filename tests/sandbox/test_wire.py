@@ -81,6 +81,7 @@ class TestRequests:
             ("files", {"a": "no base64!"}),
             ("files", {"a": "é"}),
             ("files", {"a": "YQ==", "a/b": "YQ=="}),
+            ("files", {"main.py/x": "YQ=="}),
             ("files", {str(i): "" for i in range(257)}),
             ("fetch_files", "a"),
             ("fetch_files", [1]),

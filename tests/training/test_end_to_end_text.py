@@ -32,17 +32,17 @@ SMALLER = (
     [
         # Of 5.7, 4.9, 5.4 and 6.8 nats before: it knows the form of a response.
         ("alfworld", "spear/ALFWorld-v0", 1, 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        # A conversation is one row where the others have ten.
         (
             "code",
             "spear/CodeInterpreter-v0",
-            1,
+            12,
             2.5,
             {
                 *("powers", "squares", "multiples", "digits", "products"),
                 *("remainders", "factorials", "common_multiples", "coprime", "loops"),
             },
         ),
-        # A conversation is one row where the others have ten.
         ("search", "spear/SearchR1-v0", 12, 2.5, {"1hop", "2hop", "3hop"}),
         ("webshop", "spear/WebShop-v0", 1, 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
     ],

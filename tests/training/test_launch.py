@@ -31,7 +31,7 @@ MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"
 """Sokoban shows a picture unless asked for text."""
 ON_SOKOBAN = ("cpu", "demo", "spear")
-ON_TEXTS = {"alfworld": "valid_seen", "search": "valid", "webshop": "eval"}
+ON_TEXTS = {"alfworld": "valid_seen", "code": "valid", "search": "valid", "webshop": "eval"}
 """Configurations of the environments that are text anyway, with the split they validate on."""
 CONFIGS = (*ON_SOKOBAN, *ON_TEXTS)
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -162,7 +162,9 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
 
 
 def test_an_unknown_configuration_is_told_with_all_there_are() -> None:
-    assert fail(name="cup") == "there is no configuration 'cup'; choose alfworld, cpu, demo, search, spear, webshop"
+    assert (
+        fail(name="cup") == "there is no configuration 'cup'; choose alfworld, code, cpu, demo, search, spear, webshop"
+    )
 
 
 # ---- errors of models ------------------------------------------------------------------------------------------------

@@ -50,11 +50,17 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
             # `spear train --config code`
             WarmStartSettings(
                 "spear/CodeInterpreter-v0",
-                {"dataset": "mini-small", "prelude": "none", "max_turns": 4, "observation_chars": 64},
+                {
+                    "dataset": "mini-small",
+                    "prelude": "none",
+                    "max_turns": 4,
+                    "time_limit": 5,
+                    "observation_chars": 64,
+                },
                 layout=Layout.CONVERSATION,
                 episodes=720,
                 noise=0.0,
-                epochs=6,
+                epochs=16,
                 learning_rate=2e-3,
                 panel_tasks=120,
                 target=0.1,

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.code.snippets import Prelude, find_fence, make_program, strip_fences
+from spear_envs.code.snippets import FILE_NAME, Prelude, find_fence, make_program, strip_fences
 from tests.spear_envs.code.conftest import Subprocess
 
 IN_A_STRING = 'text = "```"\nprint(f"""\n  ```\n{text}""")'
@@ -65,6 +68,12 @@ def test_fences_take_linear_time(piece: str) -> None:
     assert time.process_time() - start < 1
 
 
+def test_blanks_behind_a_fence_take_linear_time() -> None:
+    start = time.process_time()
+    strip_fences("```python\nx\n```" + " " * 600_000 + "x")
+    assert time.process_time() - start < 1
+
+
 def run(code: str) -> tuple[str, str, int | None]:
     done = Subprocess().run(make_program(code, Prelude.RETOOL))
     return done.stdout, done.stderr, done.return_code
@@ -114,6 +123,14 @@ def test_tracebacks_show_the_lines_of_the_code_alone() -> None:
 def test_errors_of_syntax_name_their_line() -> None:
     _, err, status = run("x = 1\nfor:\n")
     assert status == 1 and 'File "/tmp/main.py", line 2' in err and "SyntaxError" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("code", ["x = 1\nprint('é', (x\ny = 2", "x = 1\ny = ('é', [x)\n", 'x = 1\ny = "é'])
+def test_errors_of_syntax_show_the_code_where_the_program_is_the_file(code: str, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(make_program(code, Prelude.RETOOL).replace(FILE_NAME, "main.py"))
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    error = done.stderr.decode()
+    assert 'File "main.py", line 2\n' in error and code.split("\n")[1] in error, error
 
 
 def test_chained_errors_are_told_in_full() -> None:

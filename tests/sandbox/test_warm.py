@@ -1,0 +1,169 @@
+"""Warm interpreters: which one a program gets, what happens when one dies, wears out, or loses the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox import warm
+from sandbox.blocking import BlockingExecutor
+from sandbox.installation import Installation, Warmth, find_installation, list_kinds
+from sandbox.local import LocalExecutor
+from sandbox.protocol import SandboxFault
+from sandbox.warm import WarmBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("print(1)", 0),
+        ("import numpy as np", 1),
+        ("from sympy import *", 1),
+        ("x = 'import mpmath'", 1),
+        ("numpyish = 1", 0),
+        ("import numpy, scipy.stats", 2),
+        ("f = sympy.lambdify(x, y)", 2),
+        ("import pandas", 1),
+    ],
+)
+def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
+    kinds = list_kinds(["numpy", "sympy", "mpmath", "scipy", "pandas"])
+    assert Installation("python", "/usr", "guest", {}, kinds).choose_kind(code) == kind
+
+
+def test_kinds_of_what_is_installed() -> None:
+    assert list_kinds([]) == (Warmth(),)
+    assert [kind.modules for kind in list_kinds(["numpy"])] == [(), ("numpy",)]
+    assert [kind.words for kind in list_kinds(["scipy"])] == [(), ("scipy", "lambdify")]
+
+
+def test_installation_is_outside_of_virtual_environments() -> None:
+    found = find_installation(("numpy", "no_such_package"))
+    assert os.path.exists(found.interpreter) and found.prefix == os.path.realpath(sys.base_prefix)
+    assert "no_such_package" not in found.packages
+    assert all(os.path.exists(path) for path in found.packages.values())
+
+
+def play(test: Callable[[LocalExecutor], Awaitable[None]], **options: int) -> None:
+    async def run() -> None:
+        executor = LocalExecutor("namespaces", max_running=4, **options)
+        await executor.start()
+        try:
+            await test(executor)
+        finally:
+            await executor.close()
+
+    asyncio.run(run())
+
+
+def backend_of(executor: LocalExecutor) -> WarmBackend:
+    assert isinstance(executor._backend, WarmBackend)
+    return executor._backend
+
+
+def list_children(parent: int) -> list[int]:
+    children = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                children.append(int(folder.name))
+    return children
+
+
+def test_dead_interpreter_is_started_again(pool: BlockingExecutor) -> None:
+    async def test(executor: LocalExecutor) -> None:
+        zygote = backend_of(executor)._slots[0].zygote
+        assert zygote is not None
+        run = asyncio.ensure_future(executor.run("while True: pass"))
+        await asyncio.sleep(0.3)
+        os.kill(list_children(zygote.pid)[0], signal.SIGKILL)
+        with pytest.raises(SandboxFault):
+            await run
+        for _ in range(200):
+            with contextlib.suppress(SandboxFault):
+                if (await executor.run("print(1)")).stdout == "1\n" and executor.health().restarts:
+                    break
+            await asyncio.sleep(0.05)
+        assert executor.health().restarts == 1 and executor.health().ok
+        assert backend_of(executor)._slots[0].zygote is not zygote
+
+    play(test)
+
+
+def test_worn_out_interpreter_is_replaced_without_a_fault(
+    pool: BlockingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "RUNS_OF_ONE", 20)
+
+    async def test(executor: LocalExecutor) -> None:
+        slot = backend_of(executor)._slots[0]
+        first = slot.zygote
+        assert first is not None
+        slow = asyncio.ensure_future(executor.run("import time; time.sleep(2); print('slow')"))
+        for _ in range(10):
+            outcomes = await asyncio.gather(*(executor.run("print(1)") for _ in range(8)))
+            assert {outcome.stdout for outcome in outcomes} == {"1\n"}
+            await asyncio.sleep(0.05)
+        assert (await slow).stdout == "slow\n", "it ends in the interpreter that it began in"
+        await asyncio.wait_for(first.ended, 10)
+        assert slot.zygote is not first and executor.health().restarts == 0
+
+    play(test)
+
+
+ORPHANED = """
+import asyncio, os, sys
+from sandbox.local import LocalExecutor
+async def main():
+    executor = LocalExecutor("namespaces")
+    await executor.start()
+    run = asyncio.ensure_future(executor.run("while True: pass"))
+    await asyncio.sleep(0.3)
+    if os.fork() == 0:
+        # Holds a copy of every socket and pipe of the pool.
+        import time
+        time.sleep(20)
+        os._exit(0)
+    print("ready", flush=True)
+    await run
+asyncio.run(main())
+"""
+
+
+def test_nothing_survives_the_pools_process(pool: BlockingExecutor) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ORPHANED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    forked = [child for child in list_children(process.pid) if not list_children(child)]
+    launchers = [child for child in list_children(process.pid) if list_children(child)]
+    zygotes = [child for launcher in launchers for child in list_children(launcher)]
+    runs = [child for zygote in zygotes for child in list_children(zygote)]
+    assert launchers and zygotes and runs
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    end = time.monotonic() + 5
+    family = [*launchers, *zygotes, *runs]
+    while (left := [pid for pid in family if is_alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in forked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -222,6 +222,15 @@ time.sleep(20)
     assert outcome.stderr.splitlines()[-1] == line
 
 
+def test_as_many_threads_as_processes_are_allowed(pool: BlockingExecutor) -> None:
+    code = (
+        "import threading\nmeet = threading.Barrier(29)\n"
+        "def work():\n    held = [bytes(5000) for _ in range(100)]\n    meet.wait()\n"
+        "for _ in range(28): threading.Thread(target=work).start()\nmeet.wait()\nprint('all')"
+    )
+    assert pool.run(code).stdout == "all\n"
+
+
 def test_too_many_open_files_are_a_fault(pool: BlockingExecutor) -> None:
     assert pool.run("print(1)").stdout == "1\n"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -50,7 +50,11 @@ async def choose_backend(
     failures = []
     for level in _STRONG if isolation == "auto" else (Isolation(isolation),):
         backend = _make_backend(level, installation, zygotes=zygotes, uid=uid, limits=limits or Limits())
-        probes = await _test(backend, uid)
+        try:
+            probes = await _test(backend, uid)
+        except BaseException:  # cancelled: whoever waited is closed
+            await backend.close()
+            raise
         failed = [probe for probe in probes if not probe.ok]
         if not failed:
             if level.weak:

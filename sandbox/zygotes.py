@@ -82,6 +82,7 @@ class Zygote:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
+                send_signal(answer.result(), signal.SIGKILL)  # closing the pidfd does not end it
                 os.close(answer.result())
             raise
 

@@ -95,7 +95,8 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
     try:
         reset_signals()
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
-        os.setsid()
+        # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
+        os.setpgid(0, 0)
         kernel.die_with_parent()
         kernel.map_ids(origin.uid, origin.gid)
         with contextlib.suppress(OSError):
@@ -124,7 +125,6 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
 
 def _become_program(job: Job, baseline: int) -> Callable[[], None]:
     kernel.set_dumpable()
-    os.setsid()
     write_files(job, WORKING_FOLDER)
     set_limits(job, baseline)
     return hand_over(job, WORKING_FOLDER)

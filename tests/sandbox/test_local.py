@@ -45,6 +45,7 @@ def test_print(pool: BlockingExecutor) -> None:
         ("raise SystemExit(-1)", 255, ""),
         ("raise SystemExit(True)", 1, ""),
         ("raise SystemExit('so long')", 1, "so long\n"),
+        ("import os; os.setsid()", 0, ""),
         ("exit()", 0, ""),
         ("quit(3)", 3, ""),
         ("help", 0, ""),
@@ -220,6 +221,15 @@ time.sleep(20)
     assert (outcome.status, outcome.return_code, outcome.reason) == (RunStatus.FINISHED, -9, KillReason.MEMORY)
     line = "[sandbox] killed: memory limit of 128 MB for all processes together"
     assert outcome.stderr.splitlines()[-1] == line
+
+
+def test_as_many_threads_as_processes_are_allowed(pool: BlockingExecutor) -> None:
+    code = (
+        "import threading\nmeet = threading.Barrier(29)\n"
+        "def work():\n    held = [bytes(5000) for _ in range(100)]\n    meet.wait()\n"
+        "for _ in range(28): threading.Thread(target=work).start()\nmeet.wait()\nprint('all')"
+    )
+    assert pool.run(code).stdout == "all\n"
 
 
 def test_too_many_open_files_are_a_fault(pool: BlockingExecutor) -> None:
@@ -410,11 +420,12 @@ def test_pool_that_is_nice_already(pool: BlockingExecutor) -> None:
     assert (done.stdout, done.stderr) == ("10\n", "")
 
 
-def test_closing_during_the_start(pool: BlockingExecutor) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
+def test_closing_during_the_start(pool: BlockingExecutor, seconds: float) -> None:
     async def play() -> None:
         executor = LocalExecutor("namespaces")
-        run = asyncio.ensure_future(executor.run("pass"))
-        await asyncio.sleep(0.1)
+        run = asyncio.ensure_future(executor.run("import time; time.sleep(10)"))
+        await asyncio.sleep(seconds)
         await executor.close()
         with pytest.raises(SandboxFault, match="closed"):
             await run

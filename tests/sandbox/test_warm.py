@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,10 +17,12 @@ import pytest
 
 from sandbox import warm
 from sandbox.blocking import BlockingExecutor
+from sandbox.guest.zygote import SPAWNED
 from sandbox.installation import Installation, Warmth, find_installation, list_kinds
 from sandbox.local import LocalExecutor
 from sandbox.protocol import SandboxFault
 from sandbox.warm import WarmBackend
+from sandbox.zygotes import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,3 +170,31 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_run_that_is_cancelled_as_it_starts_is_killed() -> None:
+    async def cancel() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        # The warm interpreter is this test; the run is a process that would sleep.
+        warm_one = subprocess.Popen(["sleep", "0"])
+        run = subprocess.Popen(["sleep", "60"])
+        zygote = Zygote(warm_one, ours)
+        asked = asyncio.ensure_future(zygote.fork([]))
+        await asyncio.sleep(0)
+        pidfd = os.pidfd_open(run.pid)
+        socket.send_fds(theirs, [SPAWNED], [pidfd])
+        os.close(pidfd)
+        asyncio.get_running_loop().call_soon(asked.cancel)
+        zygote._read()
+        with contextlib.suppress(asyncio.CancelledError):
+            os.close(await asked)
+        assert asked.cancelled()
+        try:
+            assert await asyncio.to_thread(run.wait, 5) == -signal.SIGKILL
+        finally:
+            run.kill()
+            theirs.close()
+            await zygote.close()
+
+    asyncio.run(cancel())

@@ -44,7 +44,10 @@ def test_help_names_the_configurations(capsys: pytest.CaptureFixture[str]) -> No
     ("overrides", "expected"),
     [
         (("spear.sil.gama=cosine",), "did you mean spear.sil.gamma?"),
-        (("--config", "cup"), "there is no configuration 'cup'; choose alfworld, cpu, demo, search, spear, webshop"),
+        (
+            ("--config", "cup"),
+            "there is no configuration 'cup'; choose alfworld, code, cpu, demo, search, spear, webshop",
+        ),
         ((), "no model: pass actor_rollout_ref.model.path=FOLDER"),
         ((f"{MODEL}=/no/such",), "the model folder /no/such does not exist"),
         (("--overwrite",), "'--overwrite' is no override: write key=value"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from training.history import read_history
+from agents.metrics import read_history
 from training.runs import run_training
 from training.warmstart import WarmStartSettings, train_policy
 

@@ -24,11 +24,11 @@ from agents.evaluate import (
     run_evaluation,
 )
 from agents.files import write_json, write_text
+from agents.metrics import read_history
 from agents.replay_gif import render_episode_gif
 from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
-from training.history import read_history
 from training.launch import quote_value
 from training.runs import run_training
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from training.history import read_history
+from agents.metrics import read_history
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("success", (("success/all", "training rollouts"), ("val/success/all", "validation panel"))),

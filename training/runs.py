@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agents.files import explain_unwritable
-from training.history import read_history
+from agents.metrics import read_history
 from training.launch import compose_config, prepare_run
 from training.plots import plot_curves
 from training.supervise import Observer, supervise_training

@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
+from agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
-from training.history import METRICS_FOLDER, measure_metrics, read_history
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"

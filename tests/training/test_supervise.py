@@ -19,9 +19,9 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
+from agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
 from training import supervise
-from training.history import METRICS_FOLDER
 from training.supervise import LOG_FILE, MARK, _end_all, _find_error, build_environment, hold_lock, supervise_training
 
 StandIn = Callable[[str], None]

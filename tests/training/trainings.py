@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.history import read_history
+from agents.metrics import read_history
 
 UNSTABLE = ("timing_s/", "perf/", "val/seconds")
 """Metrics that hold times, which no two runs share."""

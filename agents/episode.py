@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agents.engines.base import Engine, Generation, Sampling, derive_seed
+from agents.engines.base import (
+    ContextExceededError,
+    Engine,
+    EngineFault,
+    EngineFaultKind,
+    Generation,
+    Sampling,
+    derive_seed,
+)
+from agents.engines.bytes import ByteTokenizer
 from agents.prompting import Prompt, PromptBuilder
-from agents.trajectory import Layout, StopReason, Trajectory, Turn
+from agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
@@ -42,7 +52,7 @@ async def play_episode(
     Nothing is generated for an episode that has ended.  Turn ``t`` is sampled with a seed derived from the task,
     ``seed`` and
     ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it.  What a policy
-    writes never raises; a fault of the environment ends the episode and is recorded.
+    writes never raises; a fault of the environment or of the engine ends the episode and is recorded.
 
     Args:
         env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile.  With
@@ -68,11 +78,12 @@ async def play_episode(
         else:
             observation, info = env.reset(seed=seed, options={"task": task_id})
     except EnvFault as fault:
-        return _record_missing(core, prompts.layout, task_id, fault, seed, env_id)
+        return _record_missing(core, prompts, task_id, fault, seed, env_id)
     record = _Record(info)
     dialogue = prompts.begin()
     images: list[np.ndarray] = []
     stop = StopReason.CONTEXT_LIMIT
+    fault_kind: str | None = None
     for number in range(1, core.max_turns + 1):
         text = text_of(observation)
         prompt = dialogue.next(
@@ -85,7 +96,13 @@ async def play_episode(
         if prompt is None:
             break
         images = _show_images(images, observation, prompt, prompts.layout)
-        generation = await _generate(engine, prompt, sampling, images, task_id, seed, number)
+        try:
+            generation = await _generate(engine, prompt, sampling, images, task_id, seed, number)
+        except ContextExceededError:
+            break
+        except EngineFault as broken:
+            stop, fault_kind = StopReason.FAULT, broken.kind.value
+            break
         response = prompts.decode(generation.token_ids)
         anchor = info["anchor"]
         try:
@@ -103,7 +120,7 @@ async def play_episode(
     else:
         # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
         stop = StopReason.TURN_LIMIT
-    paid = record.paid
+    paid = record.paid if fault_kind is None else 0.0
     if stop is StopReason.CONTEXT_LIMIT and getattr(core, "reward_mode", "spear") == "spear":
         paid = compose_reward(info["reward_terms"], core.mu(core.training_step))
     return Trajectory(
@@ -120,9 +137,15 @@ async def play_episode(
         won=bool(info["won"]),
         tool_calls=int(info["tool_calls"]),
         stop=stop,
-        fault=info["fault"],
+        fault=fault_kind or info["fault"],
         seed=seed,
+        tokens=_name_tokens(prompts),
+        final_observation=text_of(observation) if record.turns else "",
     )
+
+
+def _name_tokens(prompts: PromptBuilder) -> TokenKind:
+    return TokenKind.BYTES if isinstance(prompts.tokenizer, ByteTokenizer) else TokenKind.MODEL
 
 
 async def _run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -158,9 +181,15 @@ async def _generate(
     limit = sampling.max_tokens if prompt.room is None else min(sampling.max_tokens, prompt.room)
     drawn = replace(sampling, seed=derive_seed(task_id, seed, turn), max_tokens=limit)
     try:
-        return await engine.generate(prompt.ids, drawn, request_id=name_request(task_id, seed, turn), images=images)
+        name = name_request(task_id, seed, turn)
+        generation = await engine.generate(prompt.ids, drawn, request_id=name, images=images)
+    except (EngineFault, ContextExceededError):
+        raise
     except Exception as error:
         raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
+    if math.isnan(sum(generation.log_probs)):
+        raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
+    return generation
 
 
 def _describe(error: Exception) -> str:
@@ -183,7 +212,9 @@ def _find_stop(info: Mapping[str, Any], terminated: bool) -> StopReason:
     return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
 
 
-def _record_missing(core: Any, layout: Layout, task_id: str, fault: EnvFault, seed: int, env_id: str) -> Trajectory:
+def _record_missing(
+    core: Any, prompts: PromptBuilder, task_id: str, fault: EnvFault, seed: int, env_id: str
+) -> Trajectory:
     """An episode that could not begin."""
     task = core.tasks.get(task_id)
     return Trajectory(
@@ -192,7 +223,7 @@ def _record_missing(core: Any, layout: Layout, task_id: str, fault: EnvFault, se
         subtask=task.subtask,
         instruction=task.instruction,
         fingerprint=core.tasks.fingerprint,
-        layout=layout,
+        layout=prompts.layout,
         turns=(),
         reward_terms={},
         reward=0.0,
@@ -202,6 +233,7 @@ def _record_missing(core: Any, layout: Layout, task_id: str, fault: EnvFault, se
         stop=StopReason.FAULT,
         fault=fault.kind,
         seed=seed,
+        tokens=_name_tokens(prompts),
     )
 
 
@@ -239,5 +271,7 @@ class _Record:
                 anchor=anchor if isinstance(anchor, str) else repr(anchor),
                 reward=round(float(info["reward_terms"]["native_return"] - before), 9),
                 finish=generation.finish,
+                served=generation.served,
+                dropped_turns=prompt.dropped_turns,
             )
         )

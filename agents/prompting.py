@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -45,6 +46,15 @@ class Tokenizer(Protocol):
         ...
 
 
+class Overlong(str, Enum):
+    """What happens to a prompt that is longer than ``max_prompt_tokens``."""
+
+    END = "end"
+    """The episode ends as ``context_limit``."""
+    DROP_HISTORY = "drop-history"
+    """The oldest turns of the history are left out until it fits, and the record counts them (``per_turn`` only)."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One turn's prompt: ``ids`` go to the engine, ``new_ids`` into the record (see
@@ -57,6 +67,8 @@ class Prompt:
     """The text holds the placeholder ``<image>``."""
     room: int | None = None
     """Tokens that the response may have at most, where a conversation's length is limited."""
+    dropped_turns: int = 0
+    """Turns of the history that were left out for its length."""
 
 
 class PromptBuilder:
@@ -78,6 +90,7 @@ class PromptBuilder:
             limit. With it ``max_prompt_tokens`` is a limit of the first prompt alone.
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
+        overlong: what happens to a prompt beyond ``max_prompt_tokens``.
     """
 
     def __init__(
@@ -89,9 +102,13 @@ class PromptBuilder:
         max_prompt_tokens: int | None = None,
         max_row_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
+        overlong: Overlong | str = Overlong.END,
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
+        self.overlong = Overlong(overlong)
+        if self.overlong is Overlong.DROP_HISTORY and Layout(layout) is Layout.CONVERSATION:
+            raise SpearError("a conversation cannot drop its history: use layout per_turn, or overlong=end")
         self.tokenizer = tokenizer
         self.template = template
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
@@ -225,7 +242,7 @@ class Dialogue:
             max_turns=max_turns,
         )
         if builder.layout is Layout.PER_TURN or self._finish is None:
-            prompt = builder.first(context)
+            prompt = self._shorten(context) if builder.overlong is Overlong.DROP_HISTORY else builder.first(context)
             self._opening = len(prompt.ids)
         else:
             added = builder.follow_up(context, self._finish)
@@ -241,6 +258,15 @@ class Dialogue:
             prompt = replace(prompt, room=room)
         self._ids = prompt.ids
         return prompt
+
+    def _shorten(self, context: PromptContext) -> Prompt:
+        """The prompt with as many of the latest turns as fit; without any where even that is too long."""
+        limit = self._builder.max_prompt_tokens
+        for dropped in range(len(context.history) + 1):
+            prompt = self._builder.first(replace(context, history=context.history[dropped:]))
+            if limit is None or len(prompt.ids) <= limit:
+                break
+        return replace(prompt, dropped_turns=dropped)
 
     def add(self, observation: str, action: str, response_ids: tuple[int, ...], finish: Finish) -> None:
         """Records a turn: what was seen, what was done, the sampled tokens and how they ended."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 
@@ -28,6 +28,24 @@ class Job:
     seed: int
 
 
+class Play(Protocol):
+    """How a job is played; :func:`agents.episode.play_episode` is the plain way."""
+
+    async def __call__(
+        self,
+        env: Env,
+        engine: Engine,
+        prompts: PromptBuilder,
+        *,
+        task_id: str,
+        sampling: Sampling,
+        seed: int,
+        env_id: str,
+    ) -> Trajectory:
+        """Plays the job and returns its last episode."""
+        ...
+
+
 async def play_many(
     jobs: Iterable[Job],
     *,
@@ -39,6 +57,7 @@ async def play_many(
     env_id: str,
     concurrency: int = 128,
     on_done: Callable[[Trajectory], None] | None = None,
+    play: Play = play_episode,
 ) -> list[Trajectory]:
     """Plays ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
 
@@ -47,6 +66,7 @@ async def play_many(
         release_env: called with each environment at the end; by default closes it.
         engine_for: the engine that plays in an environment; usually the same for all.
         on_done: called with each trajectory as soon as it ends.
+        play: plays one job.
 
     Returns:
         The trajectories in the order of ``jobs``.
@@ -63,7 +83,7 @@ async def play_many(
         with stack:
             while waiting:
                 index, job = waiting.popleft()
-                trajectory = await play_episode(
+                trajectory = await play(
                     env, engine, prompts, task_id=job.task_id, sampling=sampling, seed=job.seed, env_id=env_id
                 )
                 done[index] = trajectory

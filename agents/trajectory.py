@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from agents.engines.base import Finish
+from agents.engines.base import Finish, Served
 from agents.files import explain_unwritable
 from spear_envs.core.errors import SpearError
 
@@ -24,6 +24,15 @@ class Layout(str, Enum):
     """Each turn is a prompt of its own with a window of history."""
     CONVERSATION = "conversation"
     """The episode is one growing sequence."""
+
+
+class TokenKind(str, Enum):
+    """What the token ids of a record are."""
+
+    MODEL = "model"
+    """The ids that the policy read and sampled."""
+    BYTES = "bytes"
+    """UTF-8 bytes: the policy reads and writes text (a script, a server).  ``Turn.served`` may hold a server's own."""
 
 
 class StopReason(str, Enum):
@@ -58,6 +67,8 @@ class Turn:
         anchor: key of the state in which the response was given (GiGPO groups turns by it).
         reward: the benchmark's own reward of this turn.
         finish: whether the response stopped by itself.
+        served: what a server said about the response; None where no server was asked.
+        dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -71,6 +82,8 @@ class Turn:
     anchor: str
     reward: float
     finish: Finish
+    served: Served | None = None
+    dropped_turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,9 @@ class Trajectory:
     """One episode.  ``reward`` is the sum of what the environment paid; ``reward_terms`` the raw terms behind it.
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
-    environment and of the sampling.
+    environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.
+    ``trial`` counts the attempts of a policy that learns from its failures within a
+    task, from 1; ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.
     """
 
     env_id: str
@@ -111,6 +126,11 @@ class Trajectory:
     stop: StopReason
     fault: str | None = None
     seed: int = 0
+    final_observation: str = ""
+    tokens: TokenKind = TokenKind.MODEL
+    trial: int = 1
+    memory: tuple[str, ...] = ()
+    reflection: str | None = None
 
     @property
     def format_ok(self) -> bool:
@@ -118,7 +138,10 @@ class Trajectory:
         return all(turn.format_ok for turn in self.turns)
 
     def rows(self) -> list[Row]:
-        """Training rows: one for each turn (``per_turn``), or one for the episode (``conversation``)."""
+        """Training rows: one for each turn (``per_turn``), or one for the episode (``conversation``).
+
+        Their ids are those of the record, so bytes where ``tokens`` says so.
+        """
         if self.layout is Layout.PER_TURN:
             return [
                 Row(turn.prompt_ids, turn.response_ids, (1,) * len(turn.response_ids), turn.log_probs, index)
@@ -142,7 +165,8 @@ class Trajectory:
     def to_json(self) -> str:
         """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
         # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
-        data = vars(self) | {"turns": [vars(turn) for turn in self.turns], "reward_terms": dict(self.reward_terms)}
+        turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
+        data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -157,12 +181,25 @@ class Trajectory:
                     "response_ids": tuple(turn["response_ids"]),
                     "log_probs": tuple(turn["log_probs"]),
                     "finish": Finish(turn["finish"]),
+                    "served": _read_served(turn.get("served")),
                 }
             )
             for turn in data.pop("turns")
         )
-        layout, stop = Layout(data.pop("layout")), StopReason(data.pop("stop"))
-        return cls(turns=turns, layout=layout, stop=stop, **data)
+        enums = {
+            "layout": Layout(data.pop("layout")),
+            "stop": StopReason(data.pop("stop")),
+            "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
+            "memory": tuple(data.pop("memory", ())),
+        }
+        return cls(turns=turns, **enums, **data)
+
+
+def _read_served(data: Mapping[str, Any] | None) -> Served | None:
+    if data is None:
+        return None
+    lists = {key: tuple(data[key]) for key in ("prompt_ids", "token_ids", "log_probs") if data.get(key) is not None}
+    return Served(**data | lists)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from spear_envs.core.errors import SpearError
+
 
 class Finish(str, Enum):
     """Why a response ended."""
@@ -54,6 +56,29 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Served:
+    """What a server said about one response, where text went out and text came back.
+
+    Attributes:
+        model: name that the server gave for the model.
+        prompt_tokens, completion_tokens, cached_tokens: as the server counts them; None where it does not say.
+        tries: requests that it took.
+        cost: in the currency of the prices that were given; None without prices or without counts.
+        prompt_ids, token_ids, log_probs: the server's own tokens; None where it gives none.
+    """
+
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    tries: int = 1
+    cost: float | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    log_probs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Generation:
     """One response.
 
@@ -65,6 +90,7 @@ class Generation:
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish: Finish
+    served: Served | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +103,44 @@ class Request:
     images: Sequence[np.ndarray] = ()
 
 
+class EngineFaultKind(str, Enum):
+    """What went wrong where a response was generated."""
+
+    UNREACHABLE = "engine_unreachable"
+    """Nobody answered, or the connection broke."""
+    TIMEOUT = "engine_timeout"
+    """No whole answer came in time."""
+    OVERLOADED = "engine_overloaded"
+    """The server went on asking to wait."""
+    SERVER_ERROR = "engine_server_error"
+    """The server failed."""
+    BAD_REPLY = "engine_bad_reply"
+    """The answer is not one of the interface."""
+    NOT_A_NUMBER = "engine_nan"
+    """A log-probability is no number: the weights are broken, or an overflow happened."""
+
+
+class EngineFault(SpearError):
+    """A response could not be had, which is not the policy's failure: the episode ends as a fault.
+
+    Args:
+        kind: for counting.
+        message: what happened, in a clause.
+    """
+
+    def __init__(self, kind: EngineFaultKind, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.message}"
+
+
+class ContextExceededError(SpearError):
+    """The prompt is longer than the engine takes: the episode ends as ``context_limit``."""
+
+
 class Engine(Protocol):
     """Anything that answers a prompt.  Implementations may serve many calls at the same time."""
 
@@ -86,6 +150,10 @@ class Engine(Protocol):
         """Returns the response to ``prompt_ids``.  ``images`` are uint8 arrays [height, width, 3], oldest first.
 
         ``request_id`` is unique among the calls under way and sorts in the order in which a canonical batch is built.
+
+        Raises:
+            EngineFault: no response could be had; another try later may succeed.
+            ContextExceededError: the prompt is too long.
         """
         ...
 

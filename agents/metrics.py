@@ -8,6 +8,26 @@ from typing import Any
 
 METRICS_FOLDER = "metrics"
 
+PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("success", (("success/all", "training rollouts"), ("val/success/all", "validation panel"))),
+    ("reward", (("reward/total", "total"), ("reward/outcome", "outcome"), ("reward/tool_call", "tool calls"))),
+    (
+        "schedules and P50",
+        (("spear/gamma", "γ (self-imitation)"), ("spear/mu", "μ (tool calls)"), ("baseline/p50", "P50")),
+    ),
+    ("entropy (nats a token)", (("entropy/token-mean", "policy"),)),
+    ("replay (rows)", (("replay/size", "in the buffer"), ("replay/drawn", "drawn"), ("rows/trained", "on-policy"))),
+    (
+        "clipped tokens (share)",
+        (
+            ("clip/ppo_fraction", "PPO clip"),
+            ("clip/cov_fraction", "covariance clip"),
+            ("clip/dual_fraction", "dual clip"),
+        ),
+    ),
+)
+"""What is worth a look first: title of a panel, and the metrics in it with their names."""
+
 
 def measure_metrics(out: str | Path) -> int:
     """Bytes of the run's metrics: grows whenever :func:`read_history` has something new to say."""

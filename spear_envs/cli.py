@@ -27,9 +27,11 @@ SUMMARIES = {
     "demo": "Train a small agent on Sokoban from start to finish.",
     "eval": "Play an environment's tasks with a policy and report its success.",
     "index": "Plan, build and check the index of a corpus.",
+    "play": "Play an environment yourself, in the terminal or the browser.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
     "train": "Train a policy with SPEAR, through verl.",
+    "view": "Look at recorded episodes and learning curves.",
     "warmstart": "Build a small policy from an environment's expert.",
 }
 

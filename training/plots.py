@@ -9,26 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.metrics import read_history
+from agents.metrics import PANELS, read_history
 
-PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("success", (("success/all", "training rollouts"), ("val/success/all", "validation panel"))),
-    ("reward", (("reward/total", "total"), ("reward/outcome", "outcome"), ("reward/tool_call", "tool calls"))),
-    (
-        "schedules and P50",
-        (("spear/gamma", "γ (self-imitation)"), ("spear/mu", "μ (tool calls)"), ("baseline/p50", "P50")),
-    ),
-    ("entropy (nats a token)", (("entropy/token-mean", "policy"),)),
-    ("replay (rows)", (("replay/size", "in the buffer"), ("replay/drawn", "drawn"), ("rows/trained", "on-policy"))),
-    (
-        "clipped tokens (share)",
-        (
-            ("clip/ppo_fraction", "PPO clip"),
-            ("clip/cov_fraction", "covariance clip"),
-            ("clip/dual_fraction", "dual clip"),
-        ),
-    ),
-)
 SMOOTH = 5
 """Training success of one step swings with the luck of its tasks: a running mean over this many steps goes with it."""
 

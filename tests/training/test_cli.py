@@ -15,7 +15,7 @@ from rich.console import Console
 
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
-from tests.training.test_history import train, write_launch
+from tests.agents.test_metrics import train, write_launch
 from training import runs
 
 MODEL = "actor_rollout_ref.model.path"

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 from rich.console import Console
 
-from agents.evaluate import EngineKind, EvalSettings
+from agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
-from tests.training.test_history import train, write_launch
+from tests.agents.test_metrics import train, write_launch
 from training import demo
 from training.environments import EnvironmentSettings
 from training.launch import compose_config

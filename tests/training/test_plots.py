@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 import numpy as np
 from PIL import Image
 
-from tests.training.test_history import train, write_launch
+from tests.agents.test_metrics import train, write_launch
 from training.plots import PANELS, plot_curves
 
 

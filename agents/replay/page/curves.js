@@ -1,0 +1,119 @@
+"use strict";
+// Metrics of trainings as small charts. Uses make() and data of page.js.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SMOOTH = 5; // steps; the success of one step swings with the luck of its tasks
+const FRAME = { width: 360, height: 190, left: 40, right: 8, top: 8, bottom: 20 };
+
+function draw(tag, attributes, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+function drawCurves() {
+  $("curves").replaceChildren(...data.trainings.map(drawTraining));
+}
+
+function drawTraining(training) {
+  const named = new Set(data.panels.flatMap((panel) => panel.series.map(([key]) => key)));
+  const panels = data.panels.map((panel) => ({ ...panel, series: panel.series.filter(([key]) => key in training.metrics) })).filter((panel) => panel.series.length);
+  const others = Object.keys(training.metrics).filter((key) => !named.has(key));
+  const grid = make("div", { class: "grid small" });
+  const fill = (text) => grid.replaceChildren(...others.filter((key) => key.includes(text)).map((key) => drawChart(training, key, [[key, ""]])));
+  const search = make("input", { type: "search", placeholder: `Filter ${others.length} more metrics`, "aria-label": "Filter metrics", oninput: (event) => fill(event.target.value) });
+  fill("");
+  return make("section", { class: "inner" },
+    make("h2", {}, training.name, make("small", {}, `${training.steps.length} records to step ${training.steps[training.steps.length - 1]}`)),
+    make("div", { class: "grid" }, panels.map((panel) => drawChart(training, panel.title, panel.series))),
+    others.length ? make("h2", {}, "All other metrics", search) : null, grid);
+}
+
+function drawChart(training, title, named) {
+  const lines = named.map(([key, label], i) => {
+    const points = training.metrics[key].map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null);
+    return { label, points, colour: `var(--c${i % 4})`, smooth: key === "success/all" };
+  });
+  const all = lines.flatMap((line) => line.points);
+  const [x0, x1] = extent(training.steps);
+  let [y0, y1] = extent(all.map(([, value]) => value));
+  if (y0 > 0 && y0 < 0.5 * y1) y0 = 0;
+  const size = Math.max(Math.abs(y0), Math.abs(y1));
+  if (y1 - y0 <= 1e-9 * size) [y0, y1] = size === 0 ? [0, 1] : [Math.min(0, 2 * y0), Math.max(0, 2 * y0)];
+  const ticks = findTicks(y0, y1);
+  y0 = Math.min(y0, ticks[0]);
+  y1 = Math.max(y1, ticks[ticks.length - 1]);
+  const x = (step) => FRAME.left + ((step - x0) / (x1 - x0 || 1)) * (FRAME.width - FRAME.left - FRAME.right);
+  const y = (value) => FRAME.height - FRAME.bottom - ((value - y0) / (y1 - y0)) * (FRAME.height - FRAME.top - FRAME.bottom);
+  const svg = draw("svg", { viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": title });
+  for (const tick of ticks) {
+    svg.append(draw("line", { class: "axis", x1: FRAME.left, x2: FRAME.width - FRAME.right, y1: y(tick), y2: y(tick) }),
+      draw("text", { x: FRAME.left - 5, y: y(tick) + 3.5, "text-anchor": "end" }, tickText(tick)));
+  }
+  for (const [step, anchor] of [[x0, "start"], [x1, "end"]]) svg.append(draw("text", { x: x(step), y: FRAME.height - 5, "text-anchor": anchor }, String(step)));
+  for (const line of lines) {
+    const path = (points, kind) => { // as a style, since an attribute cannot hold a custom property
+      const element = draw("path", { class: kind, d: points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("") });
+      element.style.stroke = line.colour;
+      svg.append(element);
+    };
+    path(line.points, line.smooth ? "faint" : "");
+    if (line.smooth) path(smooth(line.points), "");
+    if (line.points.length < 30 && !line.smooth) for (const [step, value] of line.points) {
+      const dot = draw("circle", { cx: x(step), cy: y(value), r: 2 });
+      dot.style.fill = line.colour;
+      svg.append(dot);
+    }
+  }
+  const cursor = draw("line", { class: "cursor", y1: FRAME.top, y2: FRAME.height - FRAME.bottom, visibility: "hidden" });
+  svg.append(cursor);
+  const legend = make("div", { class: "legend" });
+  const tell = (step) => legend.replaceChildren(...lines.map((line) => {
+    const known = line.points.filter(([at]) => step === null || at <= step);
+    const mark = make("i");
+    mark.style.background = line.colour;
+    return make("span", {}, mark, line.label, make("b", {}, known.length ? short(known[known.length - 1][1]) : "–"));
+  }), ...(step === null ? [] : [make("span", {}, `step ${step}`)]));
+  tell(null);
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const wanted = x0 + ((((event.clientX - box.left) / box.width) * FRAME.width - FRAME.left) / (FRAME.width - FRAME.left - FRAME.right)) * (x1 - x0);
+    const step = training.steps.reduce((best, at) => (Math.abs(at - wanted) < Math.abs(best - wanted) ? at : best));
+    cursor.setAttribute("x1", x(step));
+    cursor.setAttribute("x2", x(step));
+    cursor.setAttribute("visibility", "visible");
+    tell(step);
+  });
+  svg.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); tell(null); });
+  return make("figure", { class: "chart" }, make("figcaption", {}, title), svg, legend);
+}
+
+function extent(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
+  return low > high ? [0, 1] : [low, high];
+}
+
+function findTicks(low, high) {
+  const rough = (high - low) / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= rough) || 10 * power;
+  const ticks = [];
+  for (let i = Math.floor(low / step + 1e-9); i * step <= high + step * 1e-6; i++) ticks.push(i * step);
+  return ticks;
+}
+
+function tickText(value) {
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(0);
+  if (size >= 1e4) return `${short(value / 1000)}k`;
+  return short(value);
+}
+
+function smooth(points) {
+  return points.map(([step], i) => {
+    const window = points.slice(Math.max(0, i - SMOOTH + 1), i + 1);
+    return [step, window.reduce((sum, [, value]) => sum + value, 0) / window.length];
+  });
+}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -12,88 +16,107 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from agents.evaluate import SUMMARY, EngineKind, EvalSettings, Evaluation, play_baseline, run_evaluation, write_summary
+from agents.evaluate import SUMMARY, Evaluation, Observer, play_baseline, run_evaluation, write_summary
+from agents.options import join_options, list_playing_options, make_settings
+from agents.settings import EngineKind
 from agents.statistics import Part
-from agents.trajectory import Layout, Trajectory
-from spear_envs.cli import read_keywords
+from agents.tables import format_latex
+from agents.trajectory import Trajectory
+
+
+class Form(str, Enum):
+    """How figures are written."""
+
+    TABLE = "table"
+    """For people."""
+    JSON = "json"
+    """The summary, for programs."""
+    LATEX = "latex"
+    """A row of the paper's table."""
 
 
 @click.command("eval")
 @click.argument("env_id", metavar="ENV")
-@click.option("--engine", type=click.Choice([kind.value for kind in EngineKind]), default="hf", show_default=True)
-@click.option("--model", type=click.Path(path_type=Path), help="Hugging Face folder of the policy (engine hf).")
-@click.option("--split", help="Split of the tasks; by default the last of the environment's, such as test.")
-@click.option("--tasks", default="all", show_default=True, help="all, a number of leading tasks, or ids with commas.")
-@click.option("--episodes-per-task", type=int, default=1, show_default=True)
-@click.option("--temperature", type=float, default=1.0, show_default=True)
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, default=0, show_default=True, help="0 is off.")
-@click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512.")
-@click.option("--max-prompt-tokens", type=int, help="Episodes whose prompt grows beyond end as context_limit.")
-@click.option("--template", default="compact", show_default=True, help="Prompt template of the environment.")
-@click.option("--layout", type=click.Choice([x.value for x in Layout]), default="per_turn", show_default=True)
-@click.option("--history", type=int, default=2, show_default=True, help="Earlier turns shown in per_turn prompts.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@join_options(*list_playing_options())
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
-@click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--concurrency", type=click.IntRange(1), default=128, show_default=True, help="Episodes at a time.")
 @click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
+@click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
+@click.option("--row-name", help="Name of the row in LaTeX.")
 def evaluate(
-    env_id: str,
-    engine: str,
-    model: Path | None,
-    layout: str,
-    out: Path | None,
-    env_keywords: tuple[str, ...],
-    concurrency: int,
-    baselines: bool,
-    **options: Any,
+    env_id: str, out: Path | None, baselines: bool, form: str, row_name: str | None, concurrency: int, **options: Any
 ) -> None:
     """Evaluate a policy on ENV, for instance spear/Sokoban-v0.
 
     Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
-    command again plays only what is missing.
+    command again plays only what is missing, and what a fault cut short.
     """
-    settings = EvalSettings(
-        env_id=env_id,
-        engine=EngineKind(engine),
-        model=None if model is None else str(model),
-        env_kwargs=read_keywords(env_keywords),
-        layout=Layout(layout),
-        **options,
-    )
+    settings = make_settings(env_id, options)
     console = Console()
+    others: dict[str, Part] = {}
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
+        evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
+        for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
+            others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
+    if out is not None and others:
+        write_summary(out, evaluation, others)
+    if form == Form.JSON:
+        click.echo(json.dumps(evaluation.to_json(others), indent=2))
+    elif form == Form.LATEX:
+        click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells))
+    else:
+        show_evaluation(console, evaluation, others, out)
+
+
+def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
+    """Prints the tables and what they rest on."""
+    console.print(make_table(evaluation, others))
+    console.print(make_paper_table(evaluation))
+    usage = evaluation.usage
+    if usage.requests:
+        cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
+        uncounted = f", {usage.uncounted:,} responses without counts" if usage.uncounted else ""
+        console.print(
+            f"{usage.requests:,} requests, {usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion "
+            f"tokens{cost}{uncounted}",
+            soft_wrap=True,
+        )
+    if usage.dropped_turns:
+        console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
+    if evaluation.overall.faults:
+        again = " The same command plays them again." if out is not None else ""
+        console.print(f"{evaluation.overall.faults} episodes were cut short by a fault.{again}", soft_wrap=True)
+    console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
+    if out is not None:
+        console.print(f"episodes and figures: {out / SUMMARY}", soft_wrap=True)
+
+
+@contextmanager
+def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
+    """A progress bar with the share of episodes won so far, on a terminal."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("won {task.fields[won]}"),
+        TextColumn("{task.fields[won]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        bar = progress.add_task(engine, total=None, won="")
-        wins: list[bool] = []
+        bar = progress.add_task(title, total=None, won="")
+        wins = played = faults = 0
 
         def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
+            nonlocal wins, played, faults
             if trajectory is not None:
-                wins.append(trajectory.won)
-            share = f"{sum(wins) / len(wins):.1%}" if wins else ""
-            progress.update(bar, completed=done, total=total, won=share)
+                faults += trajectory.fault is not None
+                played += trajectory.fault is None
+                wins += trajectory.won
+            share = f"won {wins / played:.1%}" if played else ""
+            progress.update(bar, completed=done, total=total, won=share + (f", {faults} faults" if faults else ""))
 
-        evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observe)
-        others: dict[str, Part] = {}
-        for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
-            progress.update(bar, description=f"baseline {kind.value}")
-            others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
-        if out is not None and others:
-            write_summary(out, evaluation, others)
-    console.print(make_table(evaluation, others))
-    console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
-    if out is not None:
-        console.print(f"episodes and figures: {out / SUMMARY}", soft_wrap=True)
+        yield observe
 
 
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
@@ -103,12 +126,8 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
     action did something.
     """
     settings = evaluation.settings
-    table = Table(
-        title=f"{settings.env_id} {settings.split}, {settings.engine.value}, temperature {settings.temperature:g}",
-        box=SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        collapse_padding=True,
+    table = _start_table(
+        f"{settings.env_id} {settings.split}, {evaluation.row_name}, temperature {settings.temperature:g}"
     )
     table.add_column("subtask", no_wrap=True)
     for name in ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults"):
@@ -120,6 +139,23 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
     for name, part in others.items():
         table.add_row(f"({name})", *_cells(part))
     return table
+
+
+def make_paper_table(evaluation: Evaluation) -> Table:
+    """The environment's columns in the paper, and pass@k where tasks were played more than once."""
+    passes = {f"pass@{k}": found for k, found in evaluation.overall.pass_at.items() if k > 1}
+    cells = {cell.heading: cell.estimate for cell in evaluation.cells}
+    table = _start_table("as in the paper")
+    figures = []
+    for heading, estimate in (cells | passes).items():
+        table.add_column(heading, justify="right", no_wrap=True)
+        figures.append("–" if estimate is None else f"{100 * estimate.mean:.1f}")
+    table.add_row(*figures)
+    return table
+
+
+def _start_table(title: str) -> Table:
+    return Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
 
 
 def _cells(part: Part) -> list[str]:

@@ -187,7 +187,8 @@ async def _generate(
         raise
     except Exception as error:
         raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
-    if math.isnan(sum(generation.log_probs)):
+    served = generation.served.log_probs if generation.served is not None else None
+    if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
         raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
     return generation
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,91 +15,92 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 import spear_envs
-from agents.engines.base import Engine, Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from agents.files import digest_model, write_json
-from agents.prompting import PromptBuilder, Tokenizer
-from agents.rollout import Job, play_many
-from agents.statistics import Comparison, Part, compare_trajectories, summarise
-from agents.trajectory import Layout, Trajectory, TrajectoryWriter, read_trajectories
+from agents.baselines.forms import Method
+from agents.baselines.reflexion import Reflexion
+from agents.engines.base import EngineFaultKind
+from agents.episode import play_episode
+from agents.files import write_json
+from agents.policies import open_policy
+from agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
+from agents.rollout import Job, Play, play_many
+from agents.settings import EngineKind, EvalSettings, hash_settings
+from agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
+from agents.tables import Cell, format_latex, make_cells
+from agents.trajectory import Trajectory
+from agents.usage import Usage, describe_versions, sum_usage
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 
-EPISODES, SUMMARY, SETTINGS = "episodes.jsonl", "summary.json", "settings.json"
-MAX_SAMPLES = 10_000
-
-
-class EngineKind(str, Enum):
-    """Who plays."""
-
-    HF = "hf"
-    """A model in a Hugging Face folder, run by transformers."""
-    RANDOM = "random"
-    """A uniform choice among the admissible actions, well formed."""
-    EXPERT = "expert"
-    """The environment's own oracle."""
-
-
-@dataclass(frozen=True)
-class EvalSettings:
-    """Everything an evaluation's numbers depend on.
-
-    Attributes:
-        env_id: such as ``spear/Sokoban-v0``.
-        env_kwargs: keywords of the environment besides ``split``.
-        model: folder of the model (``hf`` only).
-        split: None for the last of the environment's splits.
-        tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
-        max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
-    """
-
-    env_id: str
-    engine: EngineKind = EngineKind.HF
-    model: str | None = None
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    split: str | None = None
-    tasks: str = "all"
-    episodes_per_task: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int | None = None
-    max_prompt_tokens: int | None = None
-    template: str = "compact"
-    layout: Layout = Layout.PER_TURN
-    history: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.episodes_per_task <= MAX_SAMPLES:
-            raise SpearError(f"episodes per task must lie between 1 and {MAX_SAMPLES}, got {self.episodes_per_task}")
-        if self.engine is EngineKind.HF and self.model is None:
-            raise SpearError("engine hf needs a model folder: give --model DIR, or take --engine random or expert")
-
-    def sampling(self) -> Sampling:
-        """The sampling of these settings.  Raises SpearError where a value is out of range."""
-        try:
-            return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or 512)
-        except ValueError as error:
-            raise SpearError(str(error)) from error
-
-    def jobs(self, task_ids: Sequence[str]) -> list[Job]:
-        """All samples of all tasks, the first sample of every task before the second of any."""
-        base = self.seed * MAX_SAMPLES
-        return [Job(task_id, base + k) for k in range(self.episodes_per_task) for task_id in task_ids]
+SUMMARY = "summary.json"
+FAULTS_IN_A_ROW = 5
+"""Episodes that the engine cut short, one after the other, after which a run is given up."""
+_ENGINE_FAULTS = frozenset(kind.value for kind in EngineFaultKind)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation, and the episodes behind them."""
+    """The figures of an evaluation, and the episodes behind them.
+
+    ``identity`` is what makes it this evaluation (:meth:`~agents.settings.EvalSettings.identify`).
+    """
 
     settings: EvalSettings
-    fingerprint: str
+    identity: Mapping[str, Any]
     overall: Part
     subtasks: Mapping[str, Part]
     trajectories: Sequence[Trajectory]
     seconds: float
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the task set."""
+        return str(self.identity["fingerprint"])
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The columns of the paper's table."""
+        return make_cells(self.settings.env_id, self.settings.env_kwargs, self.overall, self.subtasks)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and costs of all episodes."""
+        return sum_usage(self.trajectories)
+
+    @property
+    def row_name(self) -> str:
+        """What the evaluation is called in a table."""
+        settings = self.settings
+        model = Path(settings.model).name if settings.model else settings.engine.value
+        return model if settings.method is Method.PLAIN else f"{model} {settings.method.value}"
+
+    def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
+        """The summary as plain values."""
+        summary = {
+            "settings": asdict(self.settings),
+            "fingerprint": self.fingerprint,
+            "settings_hash": hash_settings(self.identity),
+            "model_digest": self.identity.get("model_digest"),
+            "seeds": sorted({trajectory.seed for trajectory in self.trajectories}),
+            "overall": self.overall.to_json(),
+            "subtasks": {name: part.to_json() for name, part in self.subtasks.items()},
+            "table": [cell.to_json() for cell in self.cells],
+            "latex": format_latex(self.row_name, self.cells),
+            "by_trial": self._count_trials(),
+            "usage": self.usage.to_json(),
+            "seconds": round(self.seconds, 2),
+            "spear_envs": spear_envs.__version__,
+            "versions": describe_versions(),
+        }
+        if baselines:
+            summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
+        return summary
+
+    def _count_trials(self) -> list[int]:
+        """Episodes won within 1, 2, … trials."""
+        return [
+            sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
+            for number in range(1, self.settings.trials + 1)
+        ]
 
 
 class Observer(Protocol):
@@ -183,143 +182,115 @@ def run_evaluation(
     """Plays the tasks of ``settings`` and sums up.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
-    ``out/summary.json``; run again, it plays only what is missing.
+    ``out/summary.json``; run again, it plays only what is missing, and what a fault cut short.
 
     Raises:
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
-            holds an evaluation with other settings.
+            holds an evaluation with other settings, an engine that fails again and again.
     """
-    split = settings.split or find_splits(settings.env_id)[-1]
-    settings = replace(settings, split=split)
+    settings = settings.resolve(settings.split or find_splits(settings.env_id)[-1])
+    split = settings.split or ""
     env = make_env(settings.env_id, split, settings.env_kwargs)
     try:
-        fingerprint: str = env.tasks.fingerprint  # type: ignore[attr-defined]
+        core: Any = env.unwrapped
+        fingerprint: str = core.tasks.fingerprint
         jobs = settings.jobs(choose_tasks(env, settings.tasks))
-        template = choose_template(env, settings.template)
+        template, parser = choose_template(env, settings.template or ""), core.parser
     finally:
         env.close()
     start = time.monotonic()
     with ExitStack() as stack:
-        engine_for, tokenizer, settings = _open_engine(settings, template, concurrency, deterministic, stack)
-        prompts = PromptBuilder(
-            tokenizer,
-            template,
-            settings.layout,
-            history=settings.history,
-            max_prompt_tokens=settings.max_prompt_tokens,
-        )
-        earlier = _resume(Path(out), settings, fingerprint) if out is not None else {}
-        played = {key: earlier[key] for job in jobs if (key := (job.task_id, job.seed)) in earlier}
-        writer = stack.enter_context(TrajectoryWriter(Path(out) / EPISODES)) if out is not None else None
-        if observer is not None:
-            observer(len(played), len(jobs), None)
+        policy = open_policy(settings, template, parser, stack, concurrency=concurrency, deterministic=deterministic)
+        settings = policy.settings
+        identity = settings.identify(fingerprint)
+        log = EpisodeLog()
+        if out is not None:
+            check_settings(Path(out), identity)
+            log = stack.enter_context(open_log(Path(out) / EPISODES))
+        progress = _Progress(log, jobs, settings.trials, observer)
+        play: Play = play_episode
+        if settings.method is Method.REFLEXION:
+            play = Reflexion(settings.trials, earlier=progress.trials, on_trial=log.write)
 
-        def record(trajectory: Trajectory) -> None:
-            if writer is not None:
-                writer.write(trajectory)
-            played[trajectory.task_id, trajectory.seed] = trajectory
-            if observer is not None:
-                observer(len(played), len(jobs), trajectory)
+        async def play_all() -> None:
+            try:
+                await play_many(
+                    progress.missing,
+                    make_env=lambda: policy.wrap_env(make_env(settings.env_id, split, settings.env_kwargs)),
+                    engine_for=policy.engine_for,
+                    prompts=policy.prompts,
+                    sampling=settings.sampling(),
+                    env_id=settings.env_id,
+                    concurrency=concurrency,
+                    on_done=progress.record,
+                    play=play,
+                )
+            finally:
+                await policy.aclose()
 
-        asyncio.run(
-            play_many(
-                [job for job in jobs if (job.task_id, job.seed) not in played],
-                make_env=lambda: InfoWatch(make_env(settings.env_id, split, settings.env_kwargs)),
-                engine_for=engine_for,
-                prompts=prompts,
-                sampling=settings.sampling(),
-                env_id=settings.env_id,
-                concurrency=concurrency,
-                on_done=record,
-            )
-        )
-    trajectories = [played[job.task_id, job.seed] for job in jobs]
+        asyncio.run(play_all())
+    trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     overall, subtasks = summarise(trajectories)
-    evaluation = Evaluation(settings, fingerprint, overall, subtasks, trajectories, time.monotonic() - start)
+    evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:
         write_summary(out, evaluation)
     return evaluation
 
 
+class _Progress:
+    """What has been played and what is missing."""
+
+    def __init__(self, log: EpisodeLog, jobs: Sequence[Job], trials: int, observer: Observer | None) -> None:
+        self._log = log
+        self._observer = observer
+        self._total = len(jobs)
+        self._faults = 0
+        results = log.earlier
+        self.trials = {key: found for key, found in results.items() if not _is_final(found[-1], trials)}
+        """Failed trials of jobs that are not finished."""
+        self.played = {
+            key: results[key][-1]
+            for job in jobs
+            if (key := (job.task_id, job.seed)) in results and key not in self.trials
+        }
+        self.missing = [job for job in jobs if (job.task_id, job.seed) not in self.played]
+        if observer is not None:
+            observer(len(self.played), self._total, None)
+
+    def record(self, trajectory: Trajectory) -> None:
+        """Keeps an episode.  Raises SpearError where the engine has failed several times in a row."""
+        self._log.write(trajectory)
+        self.played[trajectory.task_id, trajectory.seed] = trajectory
+        if self._observer is not None:
+            self._observer(len(self.played), self._total, trajectory)
+        broken = trajectory.fault in _ENGINE_FAULTS
+        self._faults = self._faults + 1 if broken else 0
+        if self._faults == FAULTS_IN_A_ROW:
+            raise SpearError(
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): see to it and run the same "
+                "command again. What was played is kept where --out was given"
+            )
+
+
+def _is_final(trajectory: Trajectory, trials: int) -> bool:
+    return trajectory.won or trajectory.reflection is None or trajectory.trial >= trials
+
+
 def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
     """Writes ``out/summary.json``.  Raises SpearError where it cannot be written."""
-    summary = {
-        "settings": asdict(evaluation.settings),
-        "fingerprint": evaluation.fingerprint,
-        "overall": evaluation.overall.to_json(),
-        "subtasks": {name: part.to_json() for name, part in evaluation.subtasks.items()},
-        "seconds": round(evaluation.seconds, 2),
-        "spear_envs": spear_envs.__version__,
-    }
-    if baselines:
-        summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
-    write_json(Path(out) / SUMMARY, summary)
+    write_json(Path(out) / SUMMARY, evaluation.to_json(baselines))
 
 
-def compare_runs(before: str | Path, after: str | Path) -> Comparison:
+def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
     """The paired difference between two folders of :func:`run_evaluation`.  Raises SpearError where they do not
     match.
     """
-    return compare_trajectories(read_trajectories(Path(before) / EPISODES), read_trajectories(Path(after) / EPISODES))
+    return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
 
 
 def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int = 128) -> Part:
     """Figures of a scripted player on the tasks and samples of another evaluation."""
-    return run_evaluation(replace(settings, engine=kind, model=None), concurrency=concurrency).overall
-
-
-def _open_engine(
-    settings: EvalSettings, template: Any, concurrency: int, deterministic: bool, stack: ExitStack
-) -> tuple[Callable[[gym.Env[Any, Any]], Engine], Tokenizer, EvalSettings]:
-    """The engine of each environment, the tokenizer, and the settings with the model's own limit filled in."""
-    if settings.engine is EngineKind.HF:
-        from agents.engines.hf import HFEngine, HFModel, load_tokenizer  # torch is needed here only
-
-        assert settings.model is not None
-        tokenizer = load_tokenizer(settings.model)
-        model = HFModel(settings.model)
-        limit = settings.max_tokens or model.max_new_tokens or 512
-        engine = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
-        stack.callback(engine.close)
-        return lambda env: engine, tokenizer, replace(settings, max_tokens=limit)
-
-    def engine_for(env: gym.Env[Any, Any]) -> Engine:
-        assert isinstance(env, InfoWatch)
-        is_random = settings.engine is EngineKind.RANDOM
-        return ScriptedEngine(random_policy(env, template) if is_random else NoisyExpert(env, template))
-
-    return engine_for, ByteTokenizer(), settings
-
-
-def _resume(out: Path, settings: EvalSettings, fingerprint: str) -> dict[tuple[str, int], Trajectory]:
-    """Episodes already in ``out``; writes or checks its settings first."""
-    wanted = json.loads(json.dumps(asdict(settings))) | {"fingerprint": fingerprint}
-    if settings.model is not None:
-        wanted["model_digest"] = digest_model(settings.model)
-    # More tasks or more samples of the same evaluation may join it.
-    for key in ("tasks", "episodes_per_task"):
-        wanted.pop(key)
-    path = out / SETTINGS
-    if not path.exists():
-        if (out / EPISODES).exists():
-            raise SpearError(f"{out} holds {EPISODES} but no {SETTINGS}: choose another folder")
-        write_json(path, wanted)
-        return {}
-    found = _read_settings(path)
-    differing = [key for key in wanted if found.get(key) != wanted[key]]
-    if differing:
-        key = differing[0]
-        raise SpearError(
-            f"{out} holds an evaluation with {key}={found.get(key)!r}, not {wanted[key]!r}: "
-            "choose another folder or remove this one"
-        )
-    if not (out / EPISODES).exists():
-        return {}
-    return {(t.task_id, t.seed): t for t in read_trajectories(out / EPISODES)}
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
+    plain = replace(
+        settings, engine=kind, model=None, server=None, method=Method.PLAIN, trials=1, layout=None, template=None
+    )
+    return run_evaluation(plain, concurrency=concurrency).overall

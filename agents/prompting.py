@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -136,6 +137,16 @@ class PromptBuilder:
     def begin(self) -> Dialogue:
         """The prompts of one episode."""
         return Dialogue(self)
+
+    def with_template(self, template: PromptTemplate) -> PromptBuilder:
+        """The same builder with other words, whose system message and stop strings must be those of its own."""
+        other = copy(self)
+        other.template = template
+        return other
+
+    def ask(self, text: str) -> tuple[int, ...]:
+        """The prompt of a single message, outside an episode."""
+        return self._encode(self._render([{"role": "user", "content": self._disarm(text)}]))
 
     def first(self, context: PromptContext) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""

@@ -145,8 +145,8 @@ def explain_comparison(comparison: Comparison, judgement: Judgement, before: str
     elif judgement.significant:
         better, worse = (after, before) if points > 0 else (before, after)
         sentences.append(
-            f"{better} is better than {worse} by {abs(points):.1f} points ({p}): on these tasks a difference this large "
-            "would seldom be chance."
+            f"{better} is better than {worse} by {abs(points):.1f} points ({p}): so large a difference would seldom "
+            "be chance."
         )
     else:
         sentences.append(

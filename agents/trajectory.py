@@ -186,20 +186,20 @@ class Trajectory:
             )
             for turn in data.pop("turns")
         )
-        enums = {
+        read: dict[str, Any] = {
             "layout": Layout(data.pop("layout")),
             "stop": StopReason(data.pop("stop")),
             "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
             "memory": tuple(data.pop("memory", ())),
         }
-        return cls(turns=turns, **enums, **data)
+        return cls(turns=turns, **read, **data)
 
 
 def _read_served(data: Mapping[str, Any] | None) -> Served | None:
     if data is None:
         return None
     lists = {key: tuple(data[key]) for key in ("prompt_ids", "token_ids", "log_probs") if data.get(key) is not None}
-    return Served(**data | lists)
+    return Served(**{**data, **lists})
 
 
 @dataclass

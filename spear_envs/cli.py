@@ -22,6 +22,8 @@ ROOMS = ("spear_envs", "agents", "training", "sandbox")
 
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
+    "collect": "Write episodes of an expert or a model as data to fine-tune on.",
+    "compare": "Tell whether two evaluations differ by more than chance.",
     "check": "Prove that an environment keeps the contract.",
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",

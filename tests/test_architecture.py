@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_envs/retrieval/client.py",
         "spear_envs/retrieval/session.py",
         "sandbox/client.py",
+        "agents/engines/openai.py",
     ),
     "fastapi": ("spear_envs/retrieval/server.py", "sandbox/server.py"),
     "uvicorn": ("spear_envs/retrieval/serving.py", "sandbox/serving.py"),
@@ -96,7 +97,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
-LIGHT += ("agents", "agents.episode", "training", "sandbox", "sandbox.client", "sandbox.blocking")
+LIGHT += ("agents", "agents.episode", "agents.cli", "training", "sandbox", "sandbox.client", "sandbox.blocking")
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agents.evaluate import (
-    EPISODES,
-    SUMMARY,
-    EngineKind,
-    EvalSettings,
-    Observer,
-    compare_runs,
-    make_env,
-    play_baseline,
-    run_evaluation,
-)
+from agents.evaluate import SUMMARY, Observer, compare_runs, make_env, play_baseline, run_evaluation
 from agents.files import write_json, write_text
 from agents.metrics import read_history
+from agents.records import EPISODES
 from agents.replay_gif import render_episode_gif
+from agents.settings import EngineKind, EvalSettings
 from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError

@@ -67,6 +67,10 @@ class ChatByteTokenizer(ByteTokenizer):
             text.append(content)
         return "".join(text)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The bytes of ``text`` with none of it read as a mark, as what a model wrote must be."""
+        return super().encode(text)
+
     def read_messages(self, token_ids: Sequence[int]) -> list[dict[str, str]]:
         """The messages of a prompt, without the empty one that the assistant is to write.
 

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.evaluate import (
-    EPISODES,
-    SUMMARY,
-    EngineKind,
-    EvalSettings,
-    compare_runs,
-    play_baseline,
-    run_evaluation,
-)
+from agents.evaluate import SUMMARY, compare_runs, play_baseline, run_evaluation
+from agents.records import EPISODES
+from agents.settings import EngineKind, EvalSettings
 from agents.trajectory import Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.registration import register_env

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agents.evaluate import EngineKind, EvalSettings, run_evaluation
+from agents.evaluate import run_evaluation
 from agents.replay_gif import render_episode_gif, replay_frames
+from agents.settings import EngineKind, EvalSettings
 from agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 

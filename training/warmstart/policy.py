@@ -17,8 +17,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agents.engines.hf import quiet_transformers
-from agents.evaluate import EngineKind, EvalSettings, choose_template, find_splits, make_env, run_evaluation
+from agents.evaluate import choose_template, find_splits, make_env, run_evaluation
 from agents.files import explain_unwritable, write_json
+from agents.settings import EngineKind, EvalSettings
 from agents.statistics import Part
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError

@@ -1,0 +1,1 @@
+"""Prompting baselines of the paper, over any engine: I/O, ReAct, Reflexion."""

@@ -188,11 +188,11 @@ def run_evaluation(
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
             holds an evaluation with other settings, an engine that fails again and again.
     """
-    settings = settings.resolve(settings.split or find_splits(settings.env_id)[-1])
-    split = settings.split or ""
+    split = settings.split or find_splits(settings.env_id)[-1]
     env = make_env(settings.env_id, split, settings.env_kwargs)
     try:
         core: Any = env.unwrapped
+        settings = settings.resolve(split, core.templates)
         fingerprint: str = core.tasks.fingerprint
         jobs = settings.jobs(choose_tasks(env, settings.tasks))
         template, parser = choose_template(env, settings.template or ""), core.parser

@@ -71,7 +71,7 @@ def list_playing_options(
             "--template",
             default=template,
             show_default=template is not None,
-            help="Prompt template of the environment; for spear eval compact, with a server default.",
+            help="Prompt template of the environment; spear eval takes compact for hf, else default.",
         ),
         click.option(
             "--layout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -50,7 +50,7 @@ class EvalSettings:
         episodes_per_task: None for the benchmark's own number: 30 on AIME, 1 elsewhere.
         max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
         max_prompt_tokens: longest prompt (in bytes with ``openai``); what happens beyond it is ``overlong``.
-        template: of the environment; None for ``default`` with ``openai`` and ``compact`` elsewhere.
+        template: of the environment; None for ``compact`` with ``hf`` and ``default`` elsewhere.
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
         trials: trials of a task at most, for reflexion.
@@ -90,8 +90,12 @@ class EvalSettings:
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
             raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
 
-    def resolve(self, split: str) -> EvalSettings:
+    def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
         """The settings with the defaults of environment, engine and method filled in.
+
+        Args:
+            split: of the tasks.
+            templates: names that the environment has.
 
         Raises:
             SpearError: a layout that the method does not have.
@@ -104,7 +108,7 @@ class EvalSettings:
             self,
             split=split,
             layout=layout,
-            template=self.template or ("default" if self.engine is EngineKind.OPENAI else "compact"),
+            template=self.template or _prefer_template(self.engine, templates),
             episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
         )
 
@@ -131,6 +135,12 @@ class EvalSettings:
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
         return wanted
+
+
+def _prefer_template(engine: EngineKind, templates: Collection[str]) -> str:
+    """``compact`` for local models, which are tiny ones; ``default`` for others; the first where there is no such."""
+    preferred = "compact" if engine is EngineKind.HF else "default"
+    return preferred if preferred in templates else next(iter(templates))
 
 
 def hash_settings(identity: Mapping[str, Any]) -> str:

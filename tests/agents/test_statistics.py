@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.statistics import average_by_task, compare_trajectories, estimate_mean, summarise
+from agents.statistics import (
+    Metric,
+    average_by_task,
+    average_parts,
+    compare_trajectories,
+    estimate_mean,
+    estimate_pass_at,
+    summarise,
+)
 from agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory
@@ -113,3 +122,56 @@ def test_runs_on_other_tasks_are_not_compared() -> None:
         compare_trajectories([episode("a", True)], [episode("a", True, fingerprint="other")])
     with pytest.raises(SpearError, match="share no task"):
         compare_trajectories([episode("a", True)], [episode("b", True)])
+
+
+@given(st.integers(1, 12), st.data())
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_won_sample(samples: int, data: st.DataObject) -> None:
+    won, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
+    outcomes = [i < won for i in range(samples)]
+    draws = list(itertools.combinations(outcomes, k))
+    assert estimate_pass_at(samples, won, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@given(st.integers(1, 200), st.data())
+def test_pass_at_k_grows_with_k_from_the_mean_to_any(samples: int, data: st.DataObject) -> None:
+    won = data.draw(st.integers(0, samples))
+    passes = [estimate_pass_at(samples, won, k) for k in range(1, samples + 1)]
+    assert passes[0] == pytest.approx(won / samples)
+    assert passes[-1] == (won > 0)
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(passes))
+
+
+def test_pass_at_k_has_no_bias() -> None:
+    dice = np.random.default_rng(0)
+    found = [estimate_pass_at(10, int((dice.random(10) < 0.2).sum()), 5) for _ in range(20_000)]
+    assert np.mean(found) == pytest.approx(1 - 0.8**5, abs=0.01)
+
+
+@pytest.mark.parametrize(("samples", "won", "k"), [(4, 2, 5), (4, 2, 0), (4, 5, 1), (4, -1, 1)])
+def test_pass_at_k_needs_k_samples(samples: int, won: int, k: int) -> None:
+    with pytest.raises(ValueError, match="samples"):
+        estimate_pass_at(samples, won, k)
+
+
+def test_passes_are_over_the_tasks_that_have_the_samples() -> None:
+    every = [episode("a", i == 0, seed=i) for i in range(6)] + [episode("b", False, seed=i) for i in range(6)]
+    every[-1] = replace(every[-1], stop=StopReason.FAULT, fault="down")
+    overall, _ = summarise(every)
+    assert list(overall.pass_at) == [1, 2, 4, 6]
+    assert (overall.pass_at[1].mean, overall.pass_at[1].tasks) == (pytest.approx(1 / 12), 2)
+    assert (overall.pass_at[6].mean, overall.pass_at[6].tasks) == (1.0, 1)
+    assert overall.to_json()["pass_at"]["2"]["mean"] == pytest.approx(1 / 6)
+
+
+def test_scores_are_compared_where_asked() -> None:
+    first, second = [episode("a", False, score=0.2)], [episode("a", False, score=0.7), episode("c", True)]
+    found = compare_trajectories(first, second, Metric.SCORE)
+    assert found.steps == (pytest.approx(0.5),) and found.unshared == 1
+    assert compare_trajectories(first, second).steps == (0.0,)
+
+
+def test_benchmarks_are_averaged_with_equal_weight() -> None:
+    _, parts = summarise([episode(str(i), i % 2 == 0, "big") for i in range(100)] + [episode("x", True, "small")])
+    found = average_parts(parts.values())
+    assert found is not None and found.mean == 0.75 and found.tasks == 101
+    assert average_parts([]) is None

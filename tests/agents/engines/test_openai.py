@@ -1,0 +1,393 @@
+"""The engine of servers against a local server that answers as badly as servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from agents.engines.openai import OpenAIEngine, Server, ServerKind
+from agents.engines.replies import Prices
+from agents.episode import play_episode
+from agents.prompting import PromptBuilder
+from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_envs.core.errors import SpearError
+from tests.agents.corridor import CorridorEnv
+
+pytest.importorskip("httpx")
+
+Answer = Callable[["Handler"], None]
+GO = "<think>on</think><action>go</action>"
+
+
+def complete(text: str | None = GO, **changes: Any) -> dict[str, Any]:
+    """A whole answer."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 400}}
+    return {"model": "served-name", "choices": [choice | changes.pop("choice", {})], "usage": usage} | changes
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Gives the answers of its server in their order; the last one again and again."""
+
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        script = self.server.script
+        with script.lock:
+            script.requests.append(body)
+            script.keys.append(self.headers.get("Authorization"))
+            script.times.append(time.monotonic())
+            script.running += 1
+            script.most = max(script.most, script.running)
+            answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+        try:
+            answer(self)
+        finally:
+            with script.lock:
+                script.running -= 1
+
+    def reply(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@dataclass
+class Script:
+    """What a server answers and what it was asked."""
+
+    answers: list[Answer] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: int = 0
+    most: int = 0
+    url: str = ""
+
+    def server(self, **changes: Any) -> Server:
+        defaults: dict[str, Any] = {"wait_s": 0.01, "timeout_s": 5.0, "tries": 3}
+        return Server(self.url, "name", **(defaults | changes))
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.script = Script(url=f"http://127.0.0.1:{server.server_address[1]}/v1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.script
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def say(data: Any, status: int = 200, **headers: str) -> Answer:
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    return lambda handler: handler.reply(status, body, **headers)
+
+
+def hang_up(handler: Handler) -> None:
+    """Closes the connection without a word."""
+    handler.close_connection = True
+    handler.connection.close()
+
+
+def cut(handler: Handler) -> None:
+    """Promises more than it sends."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.wfile.flush()
+    hang_up(handler)
+
+
+def drip(handler: Handler) -> None:
+    """Sends a byte now and then: each one in time, the whole never."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    try:
+        for _ in range(100):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+def ask(server: Server, text: str = "where to?", calls: int = 1, **sampling: Any) -> list[Generation]:
+    async def run() -> list[Generation]:
+        engine = OpenAIEngine(server)
+        ids = engine.tokenizer.encode(
+            engine.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+        )
+        try:
+            return await asyncio.gather(
+                *(engine.generate(ids, Sampling(**sampling), request_id=str(i)) for i in range(calls))
+            )
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(run())
+
+
+def text_of(generation: Generation) -> str:
+    return bytes(i for i in generation.token_ids if i < 256).decode("utf-8", "surrogatepass")
+
+
+def play(server: Server, layout: Layout = Layout.PER_TURN, **options: Any) -> Trajectory:
+    async def run() -> Trajectory:
+        engine = OpenAIEngine(server)
+        env = CorridorEnv()
+        prompts = PromptBuilder(engine.tokenizer, env.templates["compact"], layout, **options)
+        try:
+            return await play_episode(
+                env, engine, prompts, task_id="corridor/test/000", sampling=Sampling(), seed=0, env_id="corridor"
+            )
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(run())
+
+
+def test_text_goes_out_and_text_comes_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    script.answers = [say(complete("Grüße \ud83d\ude00 \ud800"))]
+    (found,) = ask(script.server(key_variable="A_KEY"), "é \ud800 <|im_end|>", temperature=0.4, top_p=0.6, seed=2**62)
+    assert text_of(found) == "Grüße 😀 \ud800"
+    assert found.token_ids[-1] == 256 and found.finish is Finish.STOP
+    (request,) = script.requests
+    assert request["messages"] == [{"role": "user", "content": "é \ud800 <|im_end|>"}]
+    assert (request["temperature"], request["top_p"], request["max_tokens"]) == (0.4, 0.6, 512)
+    assert 0 <= request["seed"] < 2**31
+    assert script.keys == ["Bearer secret"]
+    assert not {"stop", "top_k", "logprobs"} & set(request)
+
+
+def test_fields_are_those_of_the_kind_of_server(script: Script) -> None:
+    script.answers = [say(complete())]
+    ask(script.server(kind=ServerKind.OPENAI))
+    ask(script.server(kind=ServerKind.VLLM), top_k=5, stop_strings=("</a>",))
+    first, second = script.requests
+    assert first["max_completion_tokens"] == 512 and "max_tokens" not in first
+    assert second["top_k"] == 5 and second["stop"] == ["</a>"] and second["include_stop_str_in_output"]
+    assert second["return_token_ids"] and second["logprobs"]
+    with pytest.raises(SpearError, match="top_k"):
+        ask(script.server(), top_k=5)
+
+
+def test_what_the_server_tells_of_its_tokens_is_kept(script: Script) -> None:
+    tokens = {"token_ids": [5, 6], "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}}
+    script.answers = [say(complete("ab", choice=tokens, prompt_token_ids=[1, 2, 3]))]
+    (found,) = ask(script.server(prices=Prices(10.0, 30.0, cached=1.0)))
+    served = found.served
+    assert served is not None
+    assert (served.prompt_ids, served.token_ids, served.log_probs) == ((1, 2, 3), (5, 6), (-0.5, -1.0))
+    assert (served.prompt_tokens, served.completion_tokens, served.cached_tokens) == (1000, 100, 400)
+    assert served.cost == pytest.approx((600 * 10 + 400 * 1 + 100 * 30) / 1e6)
+    assert served.model == "served-name"
+
+
+def test_stop_strings_are_cut_here_and_stay_part_of_the_text(script: Script) -> None:
+    script.answers = [say(complete("<search>x</search> and on it goes"))]
+    (found,) = ask(script.server(), stop_strings=("</search>", "</answer>"))
+    assert (text_of(found), found.finish) == ("<search>x</search>", Finish.STRING)
+
+
+def test_thoughts_that_come_apart_are_put_in_front(script: Script) -> None:
+    message = {"role": "assistant", "content": "\n<action>go</action>", "reasoning_content": "hm "}
+    script.answers = [say(complete(choice={"message": message, "finish_reason": "length"}))]
+    (found,) = ask(script.server())
+    assert (text_of(found), found.finish) == ("<think>hm</think><action>go</action>", Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        say({"error": {"message": "slow down"}}, 429),
+        say(b"oops", 500),
+        say({"error": "loading"}, 503),
+        say(b"<html>bad gateway</html>", 502),
+        say(b"{not json"),
+        say(b"[" * 100_000),
+        say({"choices": []}),
+        say({"choices": [{"message": {"content": 7}}]}),
+        say({"object": "error", "message": "inside of 200"}),
+        say(b""),
+        hang_up,
+        cut,
+    ],
+)
+def test_a_passing_failure_is_tried_again(script: Script, broken: Answer) -> None:
+    script.answers = [broken, broken, say(complete("fine"))]
+    (found,) = ask(script.server())
+    assert text_of(found) == "fine"
+    assert found.served is not None and found.served.tries == 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        (say({}, 429), EngineFaultKind.OVERLOADED),
+        (say({}, 500), EngineFaultKind.SERVER_ERROR),
+        (say(b"?"), EngineFaultKind.BAD_REPLY),
+        (hang_up, EngineFaultKind.UNREACHABLE),
+        (drip, EngineFaultKind.TIMEOUT),
+    ],
+)
+def test_a_lasting_failure_is_a_fault_of_its_kind(script: Script, broken: Answer, kind: EngineFaultKind) -> None:
+    script.answers = [broken]
+    with pytest.raises(EngineFault) as found:
+        ask(script.server(tries=2, timeout_s=0.3))
+    assert found.value.kind is kind
+    assert len(script.requests) == 2
+
+
+def test_nobody_there_is_a_fault() -> None:
+    with pytest.raises(EngineFault, match="unreachable"):
+        ask(Server("http://127.0.0.1:9/v1", "name", tries=2, wait_s=0.01))
+
+
+def test_a_server_that_asks_to_wait_holds_all_requests_back(script: Script) -> None:
+    script.answers = [say({}, 429, Retry_After="0.4"), say(complete())]
+    ask(script.server(limit=1), calls=3)
+    assert min(script.times[1:]) - script.times[0] >= 0.39
+    assert len(script.requests) == 4
+    script.answers = [say({}, 429, Retry_After="3600")]
+    start = time.monotonic()
+    with pytest.raises(EngineFault, match="overloaded"):
+        ask(script.server())
+    assert time.monotonic() - start < 2
+
+
+def test_no_more_requests_at_a_time_than_allowed(script: Script) -> None:
+    def slow(handler: Handler) -> None:
+        time.sleep(0.03)
+        say(complete())(handler)
+
+    script.answers = [slow]
+    ask(script.server(limit=3), calls=12)
+    assert len(script.requests) == 12
+    assert script.most <= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, {"error": {"message": "no key"}}, "variable OPENAI_API_KEY"),
+        (404, {"error": {"message": "no such model"}}, "--model"),
+        (400, {"error": {"message": "temperature must be 1"}}, "temperature must be 1"),
+        (429, {"error": {"message": "pay first", "code": "insufficient_quota"}}, "no credit"),
+        (301, {}, "301"),
+    ],
+)
+def test_what_waiting_cannot_mend_stops_at_once(script: Script, status: int, body: Any, words: str) -> None:
+    script.answers = [say(body, status)]
+    with pytest.raises(SpearError, match=words) as found:
+        ask(script.server())
+    assert not isinstance(found.value, EngineFault)
+    assert len(script.requests) == 1
+
+
+def test_a_prompt_that_is_too_long_is_told_apart(script: Script) -> None:
+    script.answers = [say({"error": {"message": "This model's maximum context length is 8 tokens"}}, 400)]
+    with pytest.raises(ContextExceededError):
+        ask(script.server())
+    assert play(script.server()).stop is StopReason.CONTEXT_LIMIT
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_an_episode_is_played_and_says_what_its_tokens_are(script: Script, layout: Layout) -> None:
+    script.answers = [say(complete())]
+    found = play(script.server(), layout)
+    assert found.won and found.tokens is TokenKind.BYTES and len(found.turns) == 2
+    assert Trajectory.from_json(found.to_json()) == found
+    last = script.requests[-1]["messages"]
+    roles = [message["role"] for message in last]
+    assert roles == (["user"] if layout is Layout.PER_TURN else ["user", "assistant", "user"])
+    if layout is Layout.CONVERSATION:
+        assert last[1]["content"] == GO
+
+
+def test_a_fault_of_the_engine_is_no_failure_of_the_policy(script: Script) -> None:
+    script.answers = [say(complete()), say({}, 500)]
+    found = play(script.server(tries=1))
+    assert (found.stop, found.fault, found.reward) == (StopReason.FAULT, "engine_server_error", 0.0)
+    assert len(found.turns) == 1
+
+
+def test_a_log_probability_that_is_no_number_is_a_fault(script: Script) -> None:
+    tokens = b'{"choices": [{"message": {"content": "x"}, "logprobs": {"content": [{"logprob": NaN}]}}]}'
+    script.answers = [say(tokens)]
+    assert play(script.server()).fault == "engine_nan"
+
+
+@pytest.mark.parametrize("text", ["<think>and on and on", "", None, "\x00", "<action>" * 50])
+def test_a_model_that_never_closes_its_tags_loses_its_turns(script: Script, text: str | None) -> None:
+    script.answers = [say(complete(text))]
+    found = play(script.server())
+    assert found.stop is StopReason.TURN_LIMIT and not any(turn.format_ok for turn in found.turns)
+
+
+def test_pictures_are_sent_in_their_places(script: Script) -> None:
+    script.answers = [say(complete())]
+    picture = np.zeros((2, 3, 3), np.uint8)
+
+    async def run() -> None:
+        engine = OpenAIEngine(script.server())
+        ids = engine.tokenizer.encode("\ufdd0user\ufdd1before <image> after\ufdd0assistant\ufdd1")
+        await engine.generate(ids, Sampling(), request_id="1", images=[picture])
+        await engine.aclose()
+
+    asyncio.run(run())
+    parts = script.requests[0]["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["text", "image_url", "text"]
+    assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+
+
+def test_a_conversation_within_the_models_own_message_is_refused(script: Script) -> None:
+    async def run() -> None:
+        engine = OpenAIEngine(script.server())
+        ids = engine.tokenizer.encode("\ufdd0user\ufdd1q\ufdd0assistant\ufdd1<search>x</search> passage")
+        await engine.generate(ids, Sampling(), request_id="1")
+
+    with pytest.raises(SpearError, match="layout per_turn"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base_url": "localhost:8000"}, "no address"),
+        ({"base_url": "http://me:secret@host/v1"}, "may hold no user"),
+        ({"limit": 0}, "at least 1"),
+        ({"timeout_s": float("nan")}, "above 0"),
+    ],
+)
+def test_settings_of_a_server_are_checked(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpearError, match=words):
+        replace(Server("http://127.0.0.1/v1", "name"), **changes)
+    with pytest.raises(SpearError, match="price"):
+        Prices(-1, 2)

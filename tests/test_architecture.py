@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "textworld": ("spear_envs/alfworld/*",),
     "torch": ("spear_envs/retrieval/*", "agents/engines/*", "training/*"),
     "transformers": ("spear_envs/retrieval/encoders.py", "agents/engines/hf.py", "training/warmstart*"),
-    "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "training/warmstart*"),
+    "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "agents/replay/tokens.py", "training/warmstart*"),
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),

@@ -62,7 +62,7 @@ def test_wheel_holds_the_four_packages_and_no_tests(wheel: zipfile.ZipFile) -> N
 
 def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    kinds = {".py", ".yaml", ".json"}
+    kinds = {".py", ".yaml", ".json", ".html", ".css", ".js"}
     wanted = {
         path.relative_to(ROOT).as_posix()
         for room in ROOMS

@@ -29,8 +29,10 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
     """
     run = Run(path, tokenizer)
     if export is not None:
-        size = export_page(run, export)
-        click.echo(f"{export}: {len(run.rows()):,} episodes, {size / 1e6:.1f} MB")
+        count = len(run.rows())
+        with click.progressbar(length=count, label="episodes") as bar:
+            size = export_page(run, export, lambda: bar.update(1))
+        click.echo(f"{export}: {count:,} episodes, {size / 1e6:.1f} MB")
         return
     with PageServer(run, port=port) as server:
         _serve(server, open_browser)

@@ -8,7 +8,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,10 +21,13 @@ _SCRIPTS = ("curves.js", "play.js", "page.js")
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
-def export_page(run: Run, path: str | Path) -> int:
+def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = lambda: None) -> int:
     """Writes a run as one HTML file that needs neither a server nor a network.
 
     Episodes are compressed one by one, and the page unpacks one when it is opened.
+
+    Args:
+        on_episode: called after each episode, for a progress bar.
 
     Returns:
         The number of bytes written.
@@ -33,8 +36,13 @@ def export_page(run: Run, path: str | Path) -> int:
         SpearError: the file cannot be written.
     """
     summary = run.summarise()
-    bodies = ((row["i"], run.read_episode(row["i"])) for row in summary["episodes"])
-    text = render_page(summary, bodies)
+
+    def read_bodies() -> Iterator[tuple[int, dict[str, Any]]]:
+        for row in summary["episodes"]:
+            yield row["i"], run.read_episode(row["i"])
+            on_episode()
+
+    text = render_page(summary, read_bodies())
     write_text(Path(path), text)
     return len(text.encode("utf-8"))
 

@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agents.engines.base import Sampling
 from agents.engines.bytes import ByteTokenizer
@@ -16,11 +17,11 @@ from agents.engines.scripted import ScriptedEngine
 from agents.episode import play_episode
 from agents.evaluate import choose_template, find_splits, make_env
 from agents.prompting import PromptBuilder
-from agents.records import EPISODES, check_settings
+from agents.records import EPISODES, check_settings, open_log
 from agents.replay.bodies import describe_response, finite
 from agents.replay.pictures import encode_picture
-from agents.trajectory import Layout, Trajectory, TrajectoryWriter
-from spear_envs.core.env import image_of, text_of
+from agents.trajectory import Layout, Trajectory
+from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
 
 HISTORY = 2
@@ -52,7 +53,8 @@ class Game:
         seed: of the environment.
 
     Raises:
-        SpearError: an environment, split, template or task that does not exist, or a folder of other games.
+        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one that
+            another process plays into.
     """
 
     def __init__(
@@ -71,27 +73,20 @@ class Game:
         self.seed = seed
         self._kwargs = dict(env_kwargs or {})
         self._split = split or find_splits(env_id)[-1]
-        self._env = make_env(env_id, self._split, self._kwargs)
-        self.core: Any = self._env.unwrapped
-        try:
+        self.recorded = 0
+        with ExitStack() as stack:  # closes what was opened if anything fails
+            self._env = stack.enter_context(closing(make_env(env_id, self._split, self._kwargs)))
+            self.core = cast(SpearEnv[Any], self._env.unwrapped)
             self._template = choose_template(self._env, template)
             self._keep_settings(template)
             self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
-            self._writer = TrajectoryWriter(self.out / EPISODES).__enter__()
-        except BaseException:
-            self._env.close()
-            raise
-        self.recorded = 0
-        try:
+            self._log = stack.enter_context(open_log(self.out / EPISODES))
             self.start(task or self.core.tasks[0].id)
-        except BaseException:
-            self.close()
-            raise
+            self._open = stack.pop_all()
 
     def close(self) -> None:
         """Ends the game; an episode that is not at its end is forgotten."""
-        self._writer.__exit__()
-        self._env.close()
+        self._open.close()
 
     # ---------------------------------------------------------------- moves
 
@@ -188,10 +183,10 @@ class Game:
 
     def _record(self) -> None:
         responses = iter([move.response for move in self.moves])
-        trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses))))
+        trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses, ""))))
         if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
             raise SpearError("played again for the record, the episode went differently: it is not recorded")
-        self._writer.write(trajectory)
+        self._log.write(trajectory)
         self.recorded += 1
 
     async def _play_again(self, engine: ScriptedEngine) -> Trajectory:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import secrets
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -69,6 +70,11 @@ class PageServer(ThreadingHTTPServer):
         if self.stage is not None and method == "POST" and path.startswith("/api/play/") and isinstance(content, dict):
             return self.stage.perform(path.removeprefix("/api/play/"), content)
         raise LookupError(path)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs what broke a connection; a browser that has moved on to another page is no error."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            _log.exception("the connection from %s broke", client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

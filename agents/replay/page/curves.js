@@ -3,7 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const SMOOTH = 5; // steps; the success of one step swings with the luck of its tasks
-const FRAME = { width: 360, height: 190, left: 40, right: 8, top: 8, bottom: 20 };
+const LARGE = { width: 360, height: 190, left: 40, right: 8, top: 8, bottom: 20 };
+const SMALL = { ...LARGE, width: 240, height: 120 };
 
 function draw(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
@@ -21,16 +22,16 @@ function drawTraining(training) {
   const panels = data.panels.map((panel) => ({ ...panel, series: panel.series.filter(([key]) => key in training.metrics) })).filter((panel) => panel.series.length);
   const others = Object.keys(training.metrics).filter((key) => !named.has(key));
   const grid = make("div", { class: "grid small" });
-  const fill = (text) => grid.replaceChildren(...others.filter((key) => key.includes(text)).map((key) => drawChart(training, key, [[key, ""]])));
+  const fill = (text) => grid.replaceChildren(...others.filter((key) => key.includes(text)).map((key) => drawChart(training, key, [[key, ""]], SMALL)));
   const search = make("input", { type: "search", placeholder: `Filter ${others.length} more metrics`, "aria-label": "Filter metrics", oninput: (event) => fill(event.target.value) });
   fill("");
   return make("section", { class: "inner" },
     make("h2", {}, training.name, make("small", {}, `${training.steps.length} records to step ${training.steps[training.steps.length - 1]}`)),
-    make("div", { class: "grid" }, panels.map((panel) => drawChart(training, panel.title, panel.series))),
+    make("div", { class: "grid" }, panels.map((panel) => drawChart(training, panel.title, panel.series, LARGE))),
     others.length ? make("h2", {}, "All other metrics", search) : null, grid);
 }
 
-function drawChart(training, title, named) {
+function drawChart(training, title, named, frame) {
   const lines = named.map(([key, label], i) => {
     const points = training.metrics[key].map((value, at) => [training.steps[at], value]).filter(([, value]) => value !== null);
     return { label, points, colour: `var(--c${i % 4})`, smooth: key === "success/all" };
@@ -44,14 +45,14 @@ function drawChart(training, title, named) {
   const ticks = findTicks(y0, y1);
   y0 = Math.min(y0, ticks[0]);
   y1 = Math.max(y1, ticks[ticks.length - 1]);
-  const x = (step) => FRAME.left + ((step - x0) / (x1 - x0 || 1)) * (FRAME.width - FRAME.left - FRAME.right);
-  const y = (value) => FRAME.height - FRAME.bottom - ((value - y0) / (y1 - y0)) * (FRAME.height - FRAME.top - FRAME.bottom);
-  const svg = draw("svg", { viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": title });
+  const x = (step) => frame.left + ((step - x0) / (x1 - x0 || 1)) * (frame.width - frame.left - frame.right);
+  const y = (value) => frame.height - frame.bottom - ((value - y0) / (y1 - y0)) * (frame.height - frame.top - frame.bottom);
+  const svg = draw("svg", { viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", "aria-label": title });
   for (const tick of ticks) {
-    svg.append(draw("line", { class: "axis", x1: FRAME.left, x2: FRAME.width - FRAME.right, y1: y(tick), y2: y(tick) }),
-      draw("text", { x: FRAME.left - 5, y: y(tick) + 3.5, "text-anchor": "end" }, tickText(tick)));
+    svg.append(draw("line", { class: "axis", x1: frame.left, x2: frame.width - frame.right, y1: y(tick), y2: y(tick) }),
+      draw("text", { x: frame.left - 5, y: y(tick) + 3.5, "text-anchor": "end" }, tickText(tick)));
   }
-  for (const [step, anchor] of [[x0, "start"], [x1, "end"]]) svg.append(draw("text", { x: x(step), y: FRAME.height - 5, "text-anchor": anchor }, String(step)));
+  for (const [step, anchor] of [[x0, "start"], [x1, "end"]]) svg.append(draw("text", { x: x(step), y: frame.height - 5, "text-anchor": anchor }, String(step)));
   for (const line of lines) {
     const path = (points, kind) => { // as a style, since an attribute cannot hold a custom property
       const element = draw("path", { class: kind, d: points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("") });
@@ -66,19 +67,19 @@ function drawChart(training, title, named) {
       svg.append(dot);
     }
   }
-  const cursor = draw("line", { class: "cursor", y1: FRAME.top, y2: FRAME.height - FRAME.bottom, visibility: "hidden" });
+  const cursor = draw("line", { class: "cursor", y1: frame.top, y2: frame.height - frame.bottom, visibility: "hidden" });
   svg.append(cursor);
   const legend = make("div", { class: "legend" });
   const tell = (step) => legend.replaceChildren(...lines.map((line) => {
     const known = line.points.filter(([at]) => step === null || at <= step);
     const mark = make("i");
     mark.style.background = line.colour;
-    return make("span", {}, mark, line.label, make("b", {}, known.length ? short(known[known.length - 1][1]) : "–"));
+    return make("span", {}, line.label ? mark : null, line.label, " ", make("b", {}, known.length ? short(known[known.length - 1][1]) : "–"));
   }), ...(step === null ? [] : [make("span", {}, `step ${step}`)]));
   tell(null);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    const wanted = x0 + ((((event.clientX - box.left) / box.width) * FRAME.width - FRAME.left) / (FRAME.width - FRAME.left - FRAME.right)) * (x1 - x0);
+    const wanted = x0 + ((((event.clientX - box.left) / box.width) * frame.width - frame.left) / (frame.width - frame.left - frame.right)) * (x1 - x0);
     const step = training.steps.reduce((best, at) => (Math.abs(at - wanted) < Math.abs(best - wanted) ? at : best));
     cursor.setAttribute("x1", x(step));
     cursor.setAttribute("x2", x(step));
@@ -106,7 +107,7 @@ function findTicks(low, high) {
 
 function tickText(value) {
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(0);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return Number(value.toPrecision(2)).toExponential();
   if (size >= 1e4) return `${short(value / 1000)}k`;
   return short(value);
 }

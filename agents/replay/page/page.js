@@ -15,7 +15,7 @@ function make(tag, properties = {}, ...children) {
     else if (key.includes("-") || key === "role") element.setAttribute(key, value);
     else element[key] = value;
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -51,10 +51,10 @@ async function loadBody(number) {
 
 const filters = { text: "", source: "", env: "", subtask: "", stop: "", won: "", low: "", high: "", order: "file" };
 const ORDERS = {
-  file: ["in order of play", null],
-  reward: ["highest reward first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
-  worst: ["lowest reward first", (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity)],
-  long: ["most turns first", (a, b) => b.turns - a.turns],
+  file: ["as played", null],
+  reward: ["best first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
+  worst: ["worst first", (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity)],
+  long: ["longest first", (a, b) => b.turns - a.turns],
   task: ["by task", (a, b) => (a.task < b.task ? -1 : a.task > b.task ? 1 : a.seed - b.seed)],
 };
 
@@ -163,7 +163,8 @@ function drawEpisode() {
   const stopKind = body.stop === "won" ? "good" : body.stop === "fault" ? "warn" : "bad";
   const strip = make("div", { class: "strip" },
     body.turns.map((turn, i) => make("button", { class: turnKind(turn), title: turn.action || "unreadable", onclick: () => goToTurn(i + 1) }, String(i + 1))),
-    make("div", { class: "tools" }, toggle("colours", "Token colours", "t"), toggle("prompts", "Prompts", "p")));
+    make("div", { class: "tools" }, body.turns.some((turn) => turn.tokens) && toggle("colours", "Token colours", "t"),
+      body.turns.some((turn) => turn.prompt) && toggle("prompts", "Prompts", "p")));
   $("detail").replaceChildren(make("div", { class: "inner" },
     make("button", { class: "back", onclick: closeEpisode }, "← Episodes"),
     make("div", { class: "head" },
@@ -187,7 +188,7 @@ function drawTurns(body) {
     cards.push(make("section", { class: "turn final" }, make("div", { class: "top" }, make("b", {}, "End"), words(body.stop)),
       make("div", { class: "body" }, picture(body.final_image), make("div", { class: "words" }, block("Observation", "seen", longText(body.final_observation))))));
   }
-  return make("div", {}, cards);
+  return make("div", { class: "turns" }, cards);
 }
 
 const turnKind = (turn) => (turn.format_ok ? (turn.action_ok ? "" : "idle") : "broken");
@@ -204,7 +205,8 @@ function longText(text, limit = 3000) {
 function drawTurn(body, turn, i, earlier) {
   const kind = turnKind(turn);
   const colour = make("i");
-  colour.style.background = `hsl(${hashHue(turn.anchor)} 62% 55%)`;
+  const digest = hashText(turn.anchor);
+  colour.style.background = `hsl(${digest % 360} 62% 55%)`;
   const said = state.colours && turn.tokens ? drawTokens(turn.tokens) : null;
   // The response is worth a block of its own where it says more than thought and action do.
   const bare = turn.said.replace(/<\/?\w+>/g, "").trim() === turn.action.trim();
@@ -214,7 +216,7 @@ function drawTurn(body, turn, i, earlier) {
       turn.dropped ? chip("history without", `${turn.dropped} turns`, "warn") : null,
       turn.finish === "length" ? chip("", "cut at max tokens", "warn") : null,
       make("span", { class: "right" },
-        make("span", { class: "anchor", title: `anchor ${turn.anchor}` }, colour, turn.anchor.slice(-8), earlier < i ? ` = turn ${earlier + 1}` : ""),
+        make("span", { class: "anchor", title: `anchor ${turn.anchor}` }, colour, digest.toString(16).padStart(8, "0").slice(-6), earlier < i ? ` = turn ${earlier + 1}` : ""),
         turn.response_tokens === undefined ? null : make("span", {}, `${turn.prompt_tokens.toLocaleString("en")} → ${turn.response_tokens.toLocaleString("en")} ${body.unit}`),
         !turn.reward ? null : make("span", { title: "the benchmark's own reward of this turn" }, signed(turn.reward)))),
     make("div", { class: "body" }, picture(turn.image),
@@ -236,10 +238,11 @@ function drawTokens(pieces) {
   }));
 }
 
-function hashHue(text) {
-  let hash = 7;
-  for (let i = 0; i < text.length; i++) hash = (hash * 31 + text.charCodeAt(i)) >>> 0;
-  return (hash * 137) % 360;
+// FNV-1a: anchors may be long, and a short name with a colour is enough to see that two are the same.
+function hashText(text) {
+  let hash = 0x811c9dc5;
+  for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 0x01000193) >>> 0;
+  return hash;
 }
 
 function toggle(key, label, letter) {

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from agents.replay.runs import Run
+from agents.trajectory import Trajectory, TrajectoryWriter
+from spear_envs.core.errors import SpearError
+from tests.agents.replay.conftest import HOSTILE
+from tests.agents.test_metrics import train, write_launch
+from tests.agents.test_trajectory import make_trajectory
+
+
+def write(path: Path, *trajectories: Trajectory) -> None:
+    with TrajectoryWriter(path) as writer:
+        for trajectory in trajectories:
+            writer.write(trajectory)
+
+
+def test_episodes_of_a_folder_and_of_those_below_are_listed(sokoban_run: Path) -> None:
+    rows = Run(sokoban_run).rows()
+    assert [row["i"] for row in rows] == list(range(5))
+    assert {row["source"] for row in rows} == {"hostile", "won"}
+    won = [row for row in rows if row["source"] == "won"]
+    assert [row["won"] for row in won] == [True, True, True, False]
+    assert [row["stop"] for row in won] == ["won", "won", "won", "turn_limit"]
+    assert won[0]["env"] == "spear/Sokoban-v0" and won[3]["turns"] == 15
+
+
+def test_an_episode_has_prompt_thought_action_and_a_picture_of_each_turn(sokoban_run: Path) -> None:
+    run = Run(sokoban_run)
+    lost = run.read_episode(run.rows()[-1]["i"])
+    turn = lost["turns"][3]
+    assert lost["notes"] == [] and lost["unit"] == "bytes"
+    assert turn["thought"] == "nothing else comes to mind" and "jump" in turn["said"]
+    assert turn["observation"] in turn["prompt"] and "Sokoban" in turn["prompt"]
+    assert turn["tokens"] is None, "a person has no distribution"
+    assert all(turn["image"].startswith("data:image/png;base64,") for turn in lost["turns"])
+    assert lost["final_observation"] and lost["final_image"]
+
+
+def test_texts_and_numbers_of_a_hostile_episode_are_data(sokoban_run: Path) -> None:
+    run = Run(sokoban_run)
+    body = run.read_episode(next(row["i"] for row in run.rows() if row["source"] == "hostile"))
+    json.dumps(body, allow_nan=False)
+    assert body["turns"][0]["observation"] == HOSTILE
+    assert (body["reward"], body["score"], body["turns"][0]["reward"]) == (None, None, None)
+    assert body["turns"][0]["image"] is None, "an unknown environment is not imported to draw"
+
+
+def test_a_name_with_a_module_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    write(tmp_path / "episodes.jsonl", make_trajectory(env_id="trap:spear/Sokoban-v0"))
+    assert Run(tmp_path).read_episode(0)["final_image"] is None
+
+
+def test_a_torn_line_waits_and_new_episodes_are_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    write(path, make_trajectory(task_id="one"))
+    line = make_trajectory(task_id="two").to_json().encode() + b"\n"
+    with path.open("ab") as file:
+        file.write(line[:40])
+    run = Run(tmp_path)
+    assert [row["task"] for row in run.rows()] == ["one"]
+    with path.open("ab") as file:
+        file.write(line[40:])
+    run.refresh()
+    assert [row["task"] for row in run.rows()] == ["one", "two"]
+    assert run.read_episode(1)["task"] == "two"
+
+
+def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+    write(tmp_path / "episodes.jsonl", make_trajectory(task_id="one"), make_trajectory(task_id="two"))
+    run = Run(tmp_path)
+    (tmp_path / "episodes.jsonl").unlink()
+    write(tmp_path / "episodes.jsonl", make_trajectory(task_id="three"))
+    with pytest.raises(SpearError, match="has changed"):
+        run.read_episode(1)
+    run.refresh()
+    assert [row["task"] for row in run.rows()] == ["three"]
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1]", b"null", b"\xff\xfe", b'{"turns": [7]}', b'{"turns'])
+def test_a_line_that_is_no_episode_is_one_error(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "episodes.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(SpearError, match="no trajectory"):
+        Run(tmp_path)
+
+
+def test_there_must_be_something_to_show(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="does not exist"):
+        Run(tmp_path / "nowhere")
+    with pytest.raises(SpearError, match="no metrics"):
+        Run(tmp_path)
+
+
+def test_one_file_can_be_shown_alone(tmp_path: Path) -> None:
+    write(tmp_path / "some.jsonl", make_trajectory())
+    body = Run(tmp_path / "some.jsonl").read_episode(0)
+    assert body["turns"][0]["prompt"] is None
+    assert body["notes"] == [
+        "No prompts and tokens: nothing says which tokenizer these tokens are of: give --tokenizer DIR"
+    ]
+
+
+def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:
+    write_launch(
+        tmp_path / "train", 0, (0, {"val/success/all": 0.5}), train(1, x=math.nan, y=1.0), train(2, x=math.inf, y=2.0)
+    )
+    (training,) = Run(tmp_path).read_trainings()
+    assert training["name"] == "train" and training["steps"] == [0, 1, 2]
+    assert training["metrics"]["y"] == [None, 1.0, 2.0]
+    assert training["metrics"]["val/success/all"] == [0.5, None, None]
+    assert "x" not in training["metrics"], "nothing finite to draw"
+    json.dumps(Run(tmp_path).summarise(), allow_nan=False)
+
+
+def test_a_training_alone_can_be_shown(tmp_path: Path) -> None:
+    write_launch(tmp_path, 0, train(1, y=1.0))
+    assert Run(tmp_path).read_trainings()[0]["name"] == tmp_path.name

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agents.replay.cli import play
+from agents.replay.play import Game
+from agents.replay.terminal import clean, complete, play_in_terminal
+from agents.trajectory import read_trajectories
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture
+def corridor(corridor_id: str, tmp_path: Path) -> Iterator[Game]:
+    game = Game(corridor_id, tmp_path, template="compact")
+    yield game
+    game.close()
+
+
+def run(game: Game, *lines: str) -> str:
+    """What the terminal shows while a person types ``lines`` and then ends the input."""
+    said: list[str] = []
+    typed = iter(lines)
+
+    def ask(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    play_in_terminal(game, said.append, ask)
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
+
+
+def test_a_game_from_hint_to_record(corridor: Game) -> None:
+    shown = run(corridor, "/hint", "back", "/undo", "go", "go", "/next", "/quit", "go")
+    assert "go" in shown and "_P_" in shown
+    assert "The end: won. Score 1, reward 1.3" in shown and "Recorded." in shown
+    assert "corridor/test/001" in shown
+    assert corridor.recorded == 1 and corridor.info["turn"] == 0, "nothing is played after /quit"
+
+
+def test_the_beginning_of_one_action_is_enough(corridor: Game) -> None:
+    run(corridor, "g", "b")
+    assert [move.shown["action"] for move in corridor.moves] == ["go", "back"]
+
+
+def test_mistakes_are_answered_and_the_game_goes_on(corridor: Game) -> None:
+    shown = run(corridor, "/undo", "/dance", "", "/help", "/actions", "go", "go", "go", "/undo", "/hint")
+    for words in (
+        "nothing to take back",
+        "no command /dance",
+        "what the expert",
+        "go\nback",
+        "has ended: begin",
+        "over",
+    ):
+        assert words in shown
+
+
+def test_a_fault_is_told(corridor: Game) -> None:
+    assert "fault: collapse" in run(corridor, "break")
+
+
+def test_code_is_typed_on_several_lines(tmp_path: Path) -> None:
+    game = Game("spear/CodeInterpreter-v0", tmp_path)
+    shown = run(game, "```python", "for i in range(2):", "    print(i + 40)", "```", "/quit")
+    game.close()
+    assert game.moves[0].shown["action"] == "```python\nfor i in range(2):\n    print(i + 40)\n```"
+    assert "40\n41" in shown
+
+
+def test_boards_are_painted(tmp_path: Path) -> None:
+    said: list[str] = []
+    game = Game("spear/Sokoban-v0", tmp_path)
+    play_in_terminal(game, said.append, lambda prompt: "/quit")
+    game.close()
+    assert f"{ESCAPE}[48;5;60m" in "\n".join(said), "walls have a colour"
+
+
+def test_what_an_environment_writes_does_not_steer_the_terminal() -> None:
+    assert clean("a\x1b]0;owned\x07b\x9bc\td\r\ne\x00\x7f") == "a�]0;owned�b�c\td\ne��"
+
+
+def test_completion_prefers_the_beginning() -> None:
+    options = ["go to desk 1", "go to bed 1", "take mug 1 from desk 1", "/hint"]
+    assert complete(options, "go to d") == ["go to desk 1"]
+    assert complete(options, "mug") == ["take mug 1 from desk 1"]
+    assert complete(options, "/h") == ["/hint"]
+    assert complete(options, "none") == []
+
+
+def test_tab_completes_in_a_real_terminal(tmp_path: Path, root: Path) -> None:
+    pytest.importorskip("readline")
+    code = "from agents.replay.cli import play; play()"
+    arguments = [sys.executable, "-c", code, "spear/ALFWorld-v0", "--out", str(tmp_path / "out")]
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "INPUTRC": "/dev/null"}
+    process = subprocess.Popen(arguments, stdin=follower, stdout=follower, stderr=follower, cwd=root, env=environment)
+    os.close(follower)
+    try:
+        read_until(leader, "(turn 1 of")
+        os.write(leader, b"go to sink\t")
+        read_until(leader, "go to sinkbasin 1")
+        os.write(leader, b"\n")
+        read_until(leader, "You arrive at sinkbasin 1")
+        os.write(leader, b"/un\t\n")
+        read_until(leader, "(turn 1 of")
+        os.write(leader, b"/q\t\n")
+        read_until(leader, "0 recorded")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def read_until(descriptor: int, words: str, seconds: float = 60) -> None:
+    seen = ""
+    end = time.monotonic() + seconds
+    while words not in seen:
+        assert time.monotonic() < end and select.select([descriptor], [], [], seconds)[0], f"no {words!r} in {seen!r}"
+        seen += os.read(descriptor, 4096).decode("utf-8", "replace")
+
+
+def test_the_command_plays_what_is_piped_into_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["spear/Sokoban-v0", "--split", "test", "--out", str(out)]
+    first = CliRunner().invoke(play, arguments, input="/hint\n/quit\n")
+    assert first.exit_code == 0, first.output
+    assert f"0 recorded in {out}" in first.output
+    game = Game("spear/Sokoban-v0", tmp_path / "other", split="test")
+    plan = game.core.expert_plan()
+    game.close()
+    done = CliRunner().invoke(play, arguments, input="\n".join(plan))
+    assert done.exit_code == 0, done.output
+    assert f"1 recorded in {out}: spear view {out}" in done.output
+    assert next(iter(read_trajectories(out / "episodes.jsonl"))).won

@@ -9,6 +9,7 @@ import gymnasium as gym
 import pytest
 
 from spear_envs.core.registration import register_env
+from tests.agents.chat_server import Script, serve_script
 from tests.agents.corridor import CorridorEnv
 
 CORRIDOR = "spear-test/AgentCorridor-v0"
@@ -20,6 +21,14 @@ def corridor_id() -> Iterator[str]:
     register_env(CORRIDOR, CorridorEnv)
     yield CORRIDOR
     gym.registry.pop(CORRIDOR, None)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    """A local server of chat completions whose answers the test sets."""
+    pytest.importorskip("httpx")
+    with serve_script() as script:
+        yield script
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.baselines.forms import DIRECT, STEPWISE, Method, make_form, read_direct, read_stepwise, wrap_reader
+from agents.engines.base import Sampling
+from agents.engines.bytes import ChatByteTokenizer
+from agents.engines.scripted import Policy, ScriptedEngine
+from agents.episode import play_episode
+from agents.prompting import PromptBuilder
+from agents.trajectory import Layout, Trajectory
+from spear_envs.core.parsing import TagParser
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, RunningTemplate
+from tests.agents.corridor import CorridorEnv
+
+PARSER = TagParser()
+CONTEXT = PromptContext("walk", "P_", ["go", "back"], [("seen", "done")], 2, 6)
+
+
+def play(method: Method, policy: Policy, template: Any = None) -> Trajectory:
+    env = CorridorEnv()
+    words = make_form(method, template or DefaultTemplate(), env.parser)
+    layout = Layout.PER_TURN if method is Method.IO else Layout.CONVERSATION
+    codec = ChatByteTokenizer()
+    return asyncio.run(
+        play_episode(
+            wrap_reader(method, env),
+            ScriptedEngine(policy, codec),
+            PromptBuilder(codec, words, layout),
+            task_id="corridor/test/000",
+            sampling=Sampling(),
+            seed=0,
+            env_id="corridor",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "go",
+        " go\n",
+        "Action: go",
+        "**Action:** go",
+        "'go'",
+        "<action>go</action>",
+        "<think>hm</think><action>go</action>",
+        "go\nbecause it is near",
+        "<action>go",
+    ],
+)
+def test_an_action_alone_is_read(text: str) -> None:
+    assert PARSER.parse(read_direct(text, PARSER)).action == "go"
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("Thought: it is near\nAction: go", "it is near"),
+        ("Thought 1: it is near\nAction 1: go\nObservation 1: P\nThought 2: x\nAction 2: back", "it is near"),
+        ("it is near\n\nAction: `go`", "it is near"),
+        ("**Thought:** it is near\n**Action:** go\n\nObservation: won", "it is near"),
+        ("Thought: a <think>b</think>\nAction: <action>go</action>", "a b"),
+        ("<think>own form</think><action>go</action>", "own form"),
+        ("Action: go", ""),
+    ],
+)
+def test_the_first_thought_and_action_are_read(text: str, thought: str) -> None:
+    parsed = PARSER.parse(read_stepwise(text, PARSER))
+    assert (parsed.action, parsed.think) == ("go", thought)
+
+
+@pytest.mark.parametrize("text", ["", "I give up", "Thought: never an action", "Action:", "<think>never closed"])
+def test_what_cannot_be_read_goes_to_the_environment_as_it_is(text: str) -> None:
+    assert read_stepwise(text, PARSER) == text
+
+
+@given(st.text(max_size=60) | st.from_regex(r"(Thought: .*\n)?Action: ?.*", fullmatch=True))
+def test_reading_never_fails(text: str) -> None:
+    for read in (read_direct, read_stepwise):
+        PARSER.parse(read(text, PARSER))
+
+
+def test_the_form_takes_the_place_of_the_environments_own() -> None:
+    for method, form in ((Method.IO, DIRECT), (Method.REACT, STEPWISE)):
+        template = make_form(method, DefaultTemplate("the rules"), PARSER)
+        text = template.render(CONTEXT)
+        assert form in text and PARSER.hint not in text and "Think about" not in text
+        assert text.startswith("the rules") and "'go', 'back'" in text
+        assert PARSER.hint not in template.follow_up(CONTEXT)
+        assert not isinstance(template, RunningTemplate)
+
+
+@pytest.mark.parametrize("name", ["ALFWorld", "WebShop", "Sokoban", "SearchR1", "CodeInterpreter"])
+@pytest.mark.parametrize("method", [Method.IO, Method.REACT])
+def test_every_environment_can_be_asked_in_either_form_and_reads_its_experts_actions(name: str, method: Method) -> None:
+    keywords = {"modality": "text"} if name == "Sokoban" else {}
+    env: Any = gym.make(
+        f"spear_envs:spear/{name}-v0", split=None if name == "WebShop" else "train", **keywords
+    ).unwrapped
+    try:
+        _, info = env.reset(seed=0)
+        words = make_form(method, env.templates["default"], env.parser)
+        context = PromptContext(info["instruction"], "seen", info["admissible_actions"], [], 1, env.max_turns)
+        assert words.form in words.render(context)
+        action = env.expert_plan()[0]
+        wrapped = wrap_reader(method, env)
+        *_, info = wrapped.step(words.respond(action, "a thought"))
+        assert info["format_ok"], (action, info["action"])
+    finally:
+        env.close()
+
+
+def test_react_plays_in_one_conversation_that_keeps_its_thoughts() -> None:
+    prompts: list[str] = []
+
+    def think(prompt: str, dice: random.Random) -> str:
+        prompts.append(prompt)
+        return f"Thought: step {len(prompts)}\nAction: go"
+
+    found = play(Method.REACT, think)
+    assert found.won and [turn.action for turn in found.turns] == ["go", "go"]
+    assert "Thought: step 1" in prompts[1] and "Observation: This is step 2" in prompts[1]
+    assert found.turns[0].response == "Thought: step 1\nAction: go"
+
+
+def test_io_plays_without_thoughts() -> None:
+    assert play(Method.IO, lambda prompt, dice: "go").won

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agents import collect
+from agents.collect import collect_episodes
+from agents.engines.openai import Server
+from agents.evaluate import make_env
+from agents.settings import EngineKind, EvalSettings
+from agents.trajectory import Layout, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.registration import register_env
+from tests.agents.chat_server import Script, complete, say
+from tests.agents.test_evaluate import SplitCorridor
+
+GO = "<think></think><action>go</action>"
+
+
+@pytest.fixture
+def settings(corridor_id: str) -> EvalSettings:
+    register_env(corridor_id, SplitCorridor)
+    return EvalSettings(corridor_id, EngineKind.EXPERT, split="test")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_turn_of_the_expert_is_a_sample(settings: EvalSettings, tmp_path: Path) -> None:
+    out = tmp_path / "data.jsonl"
+    found = collect_episodes(settings, out)
+    lines = read_lines(out)
+    assert (found.episodes, found.kept, found.samples, found.unrepeatable) == (3, 3, 9, 0)
+    assert [line["turn"] for line in lines] == [0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert lines[1]["messages"] == [{"role": "user", "content": "_P_"}, {"role": "assistant", "content": GO}]
+    assert {"env_id", "task_id", "subtask", "fingerprint", "seed", "won", "score"} <= set(lines[0])
+    assert "input_ids" not in lines[0]
+
+
+def test_a_conversation_is_one_sample(settings: EvalSettings, tmp_path: Path) -> None:
+    collect_episodes(replace(settings, layout=Layout.CONVERSATION), tmp_path / "data.jsonl")
+    lines = read_lines(tmp_path / "data.jsonl")
+    assert len(lines) == 3
+    assert [message["role"] for message in lines[0]["messages"]] == ["user", "assistant"] * 2
+    assert lines[0]["messages"][1]["content"] == GO
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_tokens_are_those_of_the_messages_and_the_mask_is_on_the_responses(
+    settings: EvalSettings, tmp_path: Path, tiny_model: Path, layout: Layout
+) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    out = tmp_path / "data.jsonl"
+    collect_episodes(replace(settings, layout=layout), out, tokenizer=str(tiny_model))
+    tokenizer = load_tokenizer(tiny_model)
+    for line in read_lines(out):
+        ids, mask = line["input_ids"], line["loss_mask"]
+        assert len(ids) == len(mask)
+        text = tokenizer.apply_chat_template(line["messages"], tokenize=False)
+        whole = tokenizer.encode(text, add_special_tokens=False)
+        assert whole[: len(ids)] == ids
+        learned = tokenizer.decode([token for token, on in zip(ids, mask, strict=True) if on])
+        answers = [message["content"] for message in line["messages"] if message["role"] == "assistant"]
+        assert learned.replace(" ", "") == "".join(answer + tokenizer.eos_token for answer in answers)
+
+
+def test_a_model_of_transformers_gives_its_own_tokens(settings: EvalSettings, tmp_path: Path, tiny_model: Path) -> None:
+    out = tmp_path / "data.jsonl"
+    model = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=2)
+    found = collect_episodes(model, out, keep_lost=True)
+    lines = read_lines(out)
+    assert found.kept == 6 and len(lines) == found.samples and found.unrepeatable == 0
+    folder = Path(f"{out}{collect.FOLDER_SUFFIX}")
+    records = [Trajectory.from_json(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    sampled = {(t.task_id, t.seed, i): turn for t in records for i, turn in enumerate(t.turns)}
+    for line in lines:
+        turn = sampled[line["task_id"], line["seed"], line["turn"]]
+        assert line["input_ids"] == [*turn.prompt_ids, *turn.response_ids]
+        assert sum(line["loss_mask"]) == len(turn.response_ids)
+        assert line["messages"][-1]["content"] == turn.response
+
+
+def test_a_model_behind_a_server_gives_its_won_episodes(settings: EvalSettings, tmp_path: Path, script: Script) -> None:
+    lost = say(complete("<think>x</think><action>fail</action>"))
+    script.answers = [lost, say(complete(GO))]
+    model = replace(settings, engine=EngineKind.OPENAI, model="name", server=script.server(limit=1))
+    out = tmp_path / "data.jsonl"
+    found = collect_episodes(model, out, concurrency=1)
+    assert (found.episodes, found.kept, found.samples) == (3, 2, 7)
+    assert {line["task_id"] for line in read_lines(out)} == {"corridor/test/001", "corridor/test/002"}
+
+
+def test_the_file_is_the_same_however_it_was_interrupted(settings: EvalSettings, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop_early(done: int, total: int, trajectory: object) -> None:
+        if done == 5:
+            raise Stop
+
+    many = replace(settings, episodes_per_task=4)
+    collect_episodes(many, tmp_path / "whole.jsonl", concurrency=1)
+    out = tmp_path / "cut.jsonl"
+    with pytest.raises(Stop):
+        collect_episodes(many, out, observer=stop_early)
+    assert not out.exists()
+    collect_episodes(many, out, concurrency=7)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_what_the_environment_does_not_repeat_is_left_out(
+    settings: EvalSettings, tmp_path: Path, tiny_model: Path
+) -> None:
+    def make_other(env_id: str, split: str, keywords: Any) -> Any:
+        return make_env(env_id, split, {"lengths": [2, 3, 1]})
+
+    with mock.patch.object(collect, "make_env", make_other):
+        found = collect_episodes(settings, tmp_path / "data.jsonl", tokenizer=str(tiny_model))
+    assert (found.kept, found.unrepeatable) == (2, 1)
+
+
+def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path) -> None:
+    hopeless = replace(settings, env_kwargs={"max_turns": 1})
+    with pytest.raises(SpearError, match="none of 3 episodes was won"):
+        collect_episodes(hopeless, tmp_path / "none.jsonl")
+    pictures = EvalSettings("spear/Sokoban-v0", EngineKind.EXPERT, split="test", tasks="1")
+    with pytest.raises(SpearError, match="modality=text"):
+        collect_episodes(pictures, tmp_path / "pictures.jsonl")
+    with pytest.raises(SpearError, match="cannot be written"):
+        collect_episodes(settings, Path("/proc/nowhere/data.jsonl"))
+    gone = replace(settings, engine=EngineKind.OPENAI, model="m", server=Server("http://127.0.0.1:9", "m", tries=1))
+    with pytest.raises(SpearError, match=r"engine failed|none of"):
+        collect_episodes(gone, tmp_path / "gone.jsonl")

@@ -1,0 +1,222 @@
+"""Evaluations that are killed, that lose their engine, their disk or their company, and go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from agents import policies
+from agents.baselines.forms import Method
+from agents.engines.base import EngineFault, EngineFaultKind, Generation
+from agents.engines.openai import Server
+from agents.engines.scripted import ScriptedEngine
+from agents.evaluate import FAULTS_IN_A_ROW, SUMMARY, compare_runs, run_evaluation
+from agents.records import EPISODES, SETTINGS, open_log, read_last
+from agents.settings import EngineKind, EvalSettings
+from agents.trajectory import Trajectory, TrajectoryWriter, read_trajectories
+from spear_envs.core.errors import SpearError
+from spear_envs.core.registration import register_env
+from tests.agents.test_evaluate import SplitCorridor
+
+
+@pytest.fixture
+def settings(corridor_id: str) -> EvalSettings:
+    register_env(corridor_id, SplitCorridor)
+    return EvalSettings(corridor_id, EngineKind.EXPERT, episodes_per_task=4)
+
+
+def eval_command(out: Path) -> list[str]:
+    code = "from spear_envs.cli import main; main()"
+    options = ["--engine", "random", "--env", "modality=text", "--tasks", "20", "--episodes-per-task", "12"]
+    return [sys.executable, "-c", code, "eval", "spear/Sokoban-v0", *options, "--out", str(out), "--concurrency", "4"]
+
+
+def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    episodes = out / EPISODES
+    for _ in range(2):
+        before = episodes.read_bytes().count(b"\n") if episodes.exists() else 0
+        process = subprocess.Popen(eval_command(out), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and process.poll() is None:
+            if episodes.exists() and episodes.read_bytes().count(b"\n") > before + 20:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (out / SUMMARY).exists()
+    with episodes.open("ab") as file:
+        file.write(b'{"env_id": "torn')  # a kill within a write
+    subprocess.run(eval_command(out), cwd=root, check=True, capture_output=True)
+    played = list(read_trajectories(episodes))
+    assert Counter((t.task_id, t.seed) for t in played).most_common(1)[0][1] == 1
+    assert len(played) == 20 * 12
+    whole = EvalSettings(
+        "spear/Sokoban-v0", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="20", episodes_per_task=12
+    )
+    assert run_evaluation(whole).overall.to_json() == json.loads((out / SUMMARY).read_text())["overall"]
+
+
+class Flaky:
+    """An engine that breaks at some of its calls."""
+
+    def __init__(self, engine: ScriptedEngine, broken: Any) -> None:
+        self.engine, self.broken = engine, broken
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+        self.broken.calls += 1
+        if self.broken.calls in self.broken.at:
+            raise EngineFault(EngineFaultKind.TIMEOUT, "no answer")
+        return await self.engine.generate(*args, **kwargs)
+
+
+class Broken:
+    def __init__(self, at: Any) -> None:
+        self.calls, self.at = 0, at
+
+    def wrap(self, policy: Any, codec: Any) -> Flaky:
+        return Flaky(ScriptedEngine(policy, codec), self)
+
+
+def test_an_episode_that_lost_its_engine_is_a_fault_and_is_played_again(settings: EvalSettings, tmp_path: Path) -> None:
+    with mock.patch.object(policies, "ScriptedEngine", Broken({2, 9}).wrap):
+        first = run_evaluation(settings, tmp_path, concurrency=1)
+    assert (first.overall.episodes, first.overall.faults) == (10, 2)
+    assert first.overall.success is not None and first.overall.success.mean == 1.0
+    seen: list[int] = []
+    second = run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
+    assert seen == [10, 11, 12]
+    assert (second.overall.episodes, second.overall.faults) == (12, 0)
+    assert second.trajectories == run_evaluation(settings).trajectories
+    assert len(list(read_trajectories(tmp_path / EPISODES))) == 14
+    assert len(read_last(tmp_path / EPISODES)) == 12
+
+
+def test_an_engine_that_is_gone_stops_the_run_and_leaves_what_was_played(
+    settings: EvalSettings, tmp_path: Path
+) -> None:
+    with (
+        mock.patch.object(policies, "ScriptedEngine", Broken(range(12, 1000)).wrap),
+        pytest.raises(SpearError, match=r"failed 5 episodes in a row \(engine_timeout\).*same command again"),
+    ):
+        run_evaluation(settings, tmp_path, concurrency=1)
+    played = list(read_trajectories(tmp_path / EPISODES))
+    won = sum(t.won for t in played)
+    assert won >= 3 and len(played) == won + FAULTS_IN_A_ROW
+    seen: list[int] = []
+    run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
+    assert seen[0] == won and seen[-1] == 12
+
+
+def test_a_full_disk_stops_the_run_and_leaves_what_was_played(settings: EvalSettings, tmp_path: Path) -> None:
+    written = 0
+    write = TrajectoryWriter.write
+
+    def fill_up(self: TrajectoryWriter, trajectory: Trajectory) -> None:
+        nonlocal written
+        written += 1
+        if written > 4:
+            assert self._file is not None
+            self._file.write(b'{"half": ')
+            raise SpearError(f"{self.path} cannot be written ({errno.ENOSPC})")
+        write(self, trajectory)
+
+    with mock.patch.object(TrajectoryWriter, "write", fill_up), pytest.raises(SpearError, match="cannot be written"):
+        run_evaluation(settings, tmp_path, concurrency=3)
+    seen: list[int] = []
+    run_evaluation(settings, tmp_path, observer=lambda done, total, trajectory: seen.append(done))
+    assert seen == list(range(4, 13))
+
+
+def test_a_file_that_may_not_grow_is_one_clear_error_and_the_run_goes_on_later(root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def limit_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    command = eval_command(out)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, preexec_fn=limit_files, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ") and "cannot be written" in done.stderr and done.stderr.count("\n") == 1
+    played = len(list(read_trajectories(out / EPISODES)))
+    assert 0 < played < 240
+    subprocess.run(command, cwd=root, capture_output=True, check=True)
+    assert len(list(read_trajectories(out / EPISODES))) == 240
+
+
+def test_two_processes_do_not_play_into_one_folder(settings: EvalSettings, tmp_path: Path) -> None:
+    with open_log(tmp_path / EPISODES), pytest.raises(SpearError, match="another process plays"):
+        run_evaluation(settings, _with_settings(settings, tmp_path))
+
+
+def _with_settings(settings: EvalSettings, out: Path) -> Path:
+    other = out / "other"
+    run_evaluation(settings, other)
+    (out / SETTINGS).write_text((other / SETTINGS).read_text())
+    return out
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "null"])
+def test_settings_that_cannot_be_read_are_one_clear_error(settings: EvalSettings, tmp_path: Path, text: str) -> None:
+    run_evaluation(settings, tmp_path)
+    (tmp_path / SETTINGS).write_text(text)
+    with pytest.raises(SpearError, match=r"settings\.json cannot be read"):
+        run_evaluation(settings, tmp_path)
+
+
+def test_the_summary_says_what_it_takes_to_repeat_it(settings: EvalSettings, tmp_path: Path) -> None:
+    run_evaluation(settings, tmp_path)
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    assert summary["seeds"] == [0, 1, 2, 3]
+    assert len(summary["settings_hash"]) == 64 and summary["versions"]["gymnasium"]
+    assert summary["latex"].startswith("% Method & len2")
+    assert summary["overall"]["pass_at"]["4"]["mean"] == 1.0
+    assert summary["table"][-1]["heading"] == "All"
+    assert summary["usage"]["responses"] == 36 and summary["usage"]["uncounted"] == 36
+    assert json.loads((tmp_path / SETTINGS).read_text())["tokenizer"] == "bytes"
+
+
+def test_the_hash_is_of_everything_that_figures_depend_on(settings: EvalSettings, tmp_path: Path) -> None:
+    def read_hash(changed: EvalSettings, name: str) -> str:
+        run_evaluation(changed, tmp_path / name)
+        return str(json.loads((tmp_path / name / SUMMARY).read_text())["settings_hash"])
+
+    first = read_hash(settings, "a")
+    assert read_hash(replace(settings, tasks="2"), "b") == first
+    assert read_hash(replace(settings, env_kwargs={"max_turns": 7}), "c") != first
+    assert read_hash(replace(settings, seed=1), "d") != first
+
+
+def test_comparing_needs_the_same_tasks(settings: EvalSettings, tmp_path: Path) -> None:
+    run_evaluation(settings, tmp_path / "a")
+    run_evaluation(replace(settings, env_kwargs={"lengths": [5, 5]}), tmp_path / "b")
+    with pytest.raises(SpearError, match="fingerprints"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(SpearError, match="cannot be read"):
+        compare_runs(tmp_path / "a", tmp_path / "absent")
+
+
+def test_settings_that_do_not_go_together_are_refused(corridor_id: str) -> None:
+    server = Server("http://127.0.0.1:9/v1", "name")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"engine": EngineKind.OPENAI, "model": "name"}, "--base-url"),
+        ({"engine": EngineKind.OPENAI, "model": "other", "server": server}, "--model"),
+        ({"engine": EngineKind.EXPERT, "method": Method.IO}, "reads no prompt"),
+        ({"engine": EngineKind.EXPERT, "trials": 3}, "reflexion"),
+        ({"engine": EngineKind.EXPERT, "episodes_per_task": 0}, "episodes per task"),
+    ]
+    for changes, words in wrong:
+        with pytest.raises(SpearError, match=words):
+            EvalSettings(corridor_id, **changes)

@@ -28,6 +28,7 @@ class Handler(BaseHTTPRequestHandler):
     """Gives the answers of its server in their order; the last one again and again."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Any
 
     def do_POST(self) -> None:

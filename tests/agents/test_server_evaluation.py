@@ -1,0 +1,163 @@
+"""``spear eval`` of a model behind a server, and ``spear compare`` of what it left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agents.cli import evaluate
+from agents.compare_cli import compare
+from agents.records import EPISODES
+from agents.trajectory import read_trajectories
+from spear_envs.core.errors import SpearError
+from tests.agents.chat_server import Handler, Script, complete, say
+
+SOKOBAN = ["spear/Sokoban-v0", "--engine", "openai", "--env", "modality=text", "--tasks", "3", "--concurrency", "2"]
+
+
+def run(script: Script, *options: str) -> Result:
+    address = ["--base-url", script.url, "--model", "name", "--tries", "2"]
+    return CliRunner().invoke(evaluate, [*SOKOBAN, *address, *options])
+
+
+def read_summary(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "summary.json").read_text()))
+
+
+def test_a_server_is_evaluated_with_its_tokens_and_costs(script: Script, tmp_path: Path) -> None:
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    result = run(script, "--out", str(tmp_path / "out"), "--price", "2,4")
+    assert result.exit_code == 0, result.exception
+    summary = read_summary(tmp_path / "out")
+    usage = summary["usage"]
+    turns = len(script.requests)
+    assert (usage["models"], usage["requests"], usage["responses"]) == (["served-name"], turns, turns)
+    assert usage["prompt_tokens"] == 1000 * turns and usage["cached_tokens"] == 400 * turns
+    assert usage["cost"] == pytest.approx(turns * (1000 * 2 + 100 * 4) / 1e6)
+    assert f"{turns:,} requests" in result.output and "cost" in result.output
+    assert summary["settings"]["template"] == "default"
+    assert "Write <think>" in script.requests[0]["messages"][0]["content"]
+
+
+def test_a_server_that_may_move_but_not_change_its_model(script: Script, tmp_path: Path) -> None:
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    out = ["--out", str(tmp_path / "out")]
+    assert run(script, *out).exit_code == 0
+    asked = len(script.requests)
+    moved = script.url.replace("127.0.0.1", "localhost")
+    again = CliRunner().invoke(evaluate, [*SOKOBAN, "--base-url", moved, "--model", "name", *out])
+    assert again.exit_code == 0 and len(script.requests) == asked
+    other = CliRunner().invoke(evaluate, [*SOKOBAN, "--base-url", moved, "--model", "other", *out])
+    assert isinstance(other.exception, SpearError) and "model=" in str(other.exception)
+
+
+def test_a_server_that_dies_leaves_what_was_played(script: Script, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    up = say(complete("<think>x</think><action>up</action>"))
+    script.answers = [*[up] * 20, say({}, 500)]
+    result = run(script, "--episodes-per-task", "4", "--out", str(out), "--concurrency", "1", "--tries", "1")
+    assert isinstance(result.exception, SpearError) and "engine_server_error" in str(result.exception)
+    kept = sum(t.fault is None for t in read_trajectories(out / EPISODES))
+    assert kept == 1
+    script.answers = [up]
+    asked = len(script.requests)
+    assert run(script, "--episodes-per-task", "4", "--out", str(out), "--concurrency", "1").exit_code == 0
+    summary = read_summary(out)
+    assert (summary["overall"]["episodes"], summary["overall"]["faults"]) == (12, 0)
+    assert len(script.requests) - asked == 11 * 15
+
+
+@pytest.mark.parametrize("method", ["io", "react", "reflexion"])
+def test_methods_are_played_over_a_server(script: Script, tmp_path: Path, method: str) -> None:
+    text = "up" if method == "io" else "Thought: hm\nAction: up"
+    script.answers = [say(complete(text))]
+    result = run(script, "--method", method, "--out", str(tmp_path / "out"), "--tasks", "1")
+    assert result.exit_code == 0, result.exception
+    played = list(read_trajectories(tmp_path / "out" / EPISODES))
+    assert all(turn.format_ok for t in played for turn in t.turns)
+    assert [t.trial for t in played] == ([1, 2, 3] if method == "reflexion" else [1])
+    summary = read_summary(tmp_path / "out")
+    assert summary["by_trial"] == [0] * len(played)
+    assert f"name {method}" in summary["latex"]
+
+
+def test_reflexion_resumes_between_its_trials(script: Script, tmp_path: Path) -> None:
+    answer = say(complete("Thought: hm\nAction: up"))
+    options = ["--method", "reflexion", "--tasks", "1", "--out", str(tmp_path / "out")]
+    # Trial 1 and its note; within trial 2 the key is refused.
+    script.answers = [*[answer] * 20, say({"error": {"message": "expired"}}, 401)]
+    result = run(script, *options)
+    assert isinstance(result.exception, SpearError) and "expired" in str(result.exception)
+    script.answers = [answer]
+    asked = len(script.requests)
+    assert run(script, *options).exit_code == 0
+    assert len(script.requests) - asked == 15 + 1 + 15
+    assert [t.trial for t in read_trajectories(tmp_path / "out" / EPISODES)] == [1, 2, 3]
+
+
+def test_prompts_that_are_too_long_drop_their_history_and_say_so(script: Script, tmp_path: Path) -> None:
+    script.answers = [say(complete("<think>x</think><action>up</action>"))]
+    run(script, "--tasks", "1", "--history", "8")
+    lengths = [len(request["messages"][0]["content"]) for request in script.requests]
+    limit = str(lengths[0] + 200)
+    script.requests.clear()
+    ended = run(script, "--tasks", "1", "--history", "8", "--max-prompt-tokens", limit, "--out", str(tmp_path / "a"))
+    assert ended.exit_code == 0
+    assert read_summary(tmp_path / "a")["overall"]["stops"] == {"context_limit": 1}
+    options = ["--overlong", "drop-history", "--out", str(tmp_path / "b")]
+    dropped = run(script, "--tasks", "1", "--history", "8", "--max-prompt-tokens", limit, *options)
+    assert "left out a part of the history" in dropped.output
+    (played,) = read_trajectories(tmp_path / "b" / EPISODES)
+    assert len(played.turns) == 15
+    assert [turn.dropped_turns for turn in played.turns[:2]] == [0, 0] and played.turns[-1].dropped_turns > 0
+    in_conversation = run(script, "--overlong", "drop-history", "--layout", "conversation")
+    assert isinstance(in_conversation.exception, SpearError)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--price", "1"], "--price"),
+        (["--price", "1,x"], "--price"),
+        (["--method", "react", "--layout", "per_turn"], "--layout"),
+        (["--trials", "4"], "reflexion"),
+        (["--top-k", "3"], "top_k"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_clear_error(script: Script, options: list[str], words: str) -> None:
+    script.answers = [say(complete("x"))]
+    result = run(script, *options)
+    assert isinstance(result.exception, SpearError) and words in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path: Path) -> None:
+    def win(handler: Handler) -> None:
+        say(complete("<think>x</think><action>up</action>"))(handler)
+
+    script.answers = [win]
+    assert run(script, "--out", str(tmp_path / "a"), "--temperature", "0.4").exit_code == 0
+    expert = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "12"]
+    assert CliRunner().invoke(evaluate, [*expert, "--out", str(tmp_path / "b")]).exit_code == 0
+    shown = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert shown.exit_code == 0, shown.exception
+    for words in ("sign test, exact", "permutation test", "temperature: 0.4 -> 1.0", "engine: 'openai' -> 'expert'",
+                  "9 tasks were left out"):  # fmt: skip
+        assert words in shown.output
+    found = json.loads(CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "b"), "--json"]).output)
+    assert found["judgement"]["exact"] and found["difference"]["tasks"] == 3
+    assert found["settings"]["engine"] == ["openai", "expert"]
+    wrong = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "absent")])
+    assert isinstance(wrong.exception, SpearError)
+
+
+def test_figures_come_as_latex_and_json() -> None:
+    expert = ["spear/ALFWorld-v0", "--engine", "expert", "--tasks", "6"]
+    row = CliRunner().invoke(evaluate, [*expert, "--form", "latex", "--row-name", "Oracle"]).output
+    assert row.splitlines()[-1] == "Oracle & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 \\\\"
+    found = json.loads(CliRunner().invoke(evaluate, [*expert, "--form", "json"]).output)
+    assert found["overall"]["success"]["mean"] == 1.0

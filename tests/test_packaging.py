@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"spear_envs", "agents", "training", "sandbox"}
-EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "dev"}
+EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"}
 BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "regex"}
 
 

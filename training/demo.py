@@ -19,7 +19,7 @@ from agents.records import EPISODES
 from agents.replay_gif import render_episode_gif
 from agents.settings import EngineKind, EvalSettings
 from agents.statistics import Comparison, Estimate, Part
-from agents.trajectory import Trajectory, read_trajectories
+from agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from training.launch import quote_value
 from training.runs import run_training
@@ -115,6 +115,8 @@ def _settings(model: Path, temperature: float) -> EvalSettings:
         temperature=temperature,
         template="compact",
         history=0,
+        template="compact",
+        layout=Layout.PER_TURN,
     )
 
 

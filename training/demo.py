@@ -115,7 +115,6 @@ def _settings(model: Path, temperature: float) -> EvalSettings:
         temperature=temperature,
         template="compact",
         history=0,
-        template="compact",
         layout=Layout.PER_TURN,
     )
 

@@ -227,7 +227,11 @@ class Stage:
 
     def __init__(self, open_game: Callable[[], Game]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stage")
-        self._game = self._thread.submit(open_game).result()
+        try:
+            self._game = self._thread.submit(open_game).result()
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
 
     def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """Does what the page asks for, and describes the game after it.

@@ -24,6 +24,9 @@ DEPTH = 3
 SHOWN = 240
 """Characters of an instruction in the list."""
 
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a line raises that is no episode, or one with values of other types."""
+
 
 @dataclass
 class Source:
@@ -33,6 +36,7 @@ class Source:
     name: str
     settings: Mapping[str, Any]
     size: int = 0
+    inode: int = 0
     decoder: Decoder | None = None
 
 
@@ -84,15 +88,25 @@ class Run:
                         settings = read_settings(path.parent)
                     self._sources[path] = Source(path, self._name(path), settings)
                 source = self._sources[path]
-                if path.stat().st_size < source.size:  # another file under the old name
+                found = path.stat()
+                if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
                     self._entries = [entry for entry in self._entries if entry.source is not source]
-                    source.size = 0
+                    source.size, source.inode = 0, found.st_ino
                 self._entries += _scan(source)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping for each episode, its number ``i`` among them."""
+        """One mapping for each episode, its number ``i`` among them.
+
+        ``counts`` is False where the same sample of a task was played again later: after a fault, or as a further
+        trial of a policy that learns within a task.
+        """
         with self._lock:
-            return [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
+            rows = [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
+        last = {(row["source"], row["task"], row["seed"]): row["i"] for row in rows}
+        # A person may play a task as often as they like.
+        return [
+            row | {"counts": row["person"] or last[row["source"], row["task"], row["seed"]] == row["i"]} for row in rows
+        ]
 
     def read_episode(self, number: int) -> dict[str, Any]:
         """Everything the page shows of an episode.
@@ -110,9 +124,14 @@ class Run:
             with source.path.open("rb") as file:
                 file.seek(entry.offset)
                 trajectory = Trajectory.from_json(file.read(entry.length).decode("ascii"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *_MALFORMED) as error:
             raise SpearError(f"{source.path} has changed: start spear view again") from error
-        return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
+        try:
+            return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
+        except _MALFORMED as error:
+            raise SpearError(
+                f"{source.path}, byte {entry.offset}: a value is of another type ({error}): remove the line"
+            ) from error
 
     def read_trainings(self) -> list[dict[str, Any]]:
         """The metrics of each training: its ``name``, ``steps``, and ``metrics`` with a value or None for each step."""
@@ -177,7 +196,7 @@ def _scan(source: Source) -> list[Entry]:
                     break
                 try:
                     row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                except _MALFORMED as error:
                     raise SpearError(
                         f"{source.path}, byte {source.size}: no trajectory ({type(error).__name__}): remove the line"
                     ) from error
@@ -200,6 +219,8 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "reward": _round(trajectory.reward),
         "stop": trajectory.stop.value,
         "turns": len(trajectory.turns),
+        "trial": int(trajectory.trial),
+        "person": source.settings.get("engine") == "person",
         "seed": int(trajectory.seed),
     }
 

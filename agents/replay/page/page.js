@@ -95,7 +95,7 @@ function applyFilters() {
     (open || (row.reward !== null && row.reward >= low && row.reward <= high)) &&
     parts.every((part) => row.hay.includes(part)));
   if (ORDERS[filters.order][1]) state.shown.sort(ORDERS[filters.order][1]);
-  const valid = state.shown.filter((row) => row.stop !== "fault");
+  const valid = state.shown.filter((row) => row.counts && row.stop !== "fault");
   const won = valid.filter((row) => row.won).length;
   $("count").textContent = `${state.shown.length.toLocaleString("en")} of ${state.rows.length.toLocaleString("en")} episodes` +
     (valid.length ? ` · ${((100 * won) / valid.length).toFixed(1)} % won` : "");
@@ -110,10 +110,10 @@ function drawRows() {
   const made = [];
   for (let place = first; place < last; place++) {
     const row = state.shown[place];
-    const element = make("div", { class: "row", role: "option", "aria-selected": String(row.i === state.at), onclick: () => openEpisode(row.i) },
+    const element = make("div", { class: row.counts ? "row" : "row earlier", role: "option", "aria-selected": String(row.i === state.at), onclick: () => openEpisode(row.i) },
       make("div", { class: "line" }, make("span", { class: `dot ${row.stop}`, title: words(row.stop) }),
         make("span", { class: "what" }, row.instruction || row.task), make("span", { class: "num" }, signed(row.reward))),
-      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.subtask} · ${row.task}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
+      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
     element.style.top = `${place * ROW}px`;
     made.push(element);
   }
@@ -277,6 +277,7 @@ const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
   ["/", "", "search"], ["t", "", "token colours: white is sure, strong is improbable"], ["p", "", "prompts"], ["e", "c", "episodes, curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
+const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {
   j: () => moveInList(1), ArrowDown: () => moveInList(1), k: () => moveInList(-1), ArrowUp: () => moveInList(-1),
   l: () => goToTurn(state.turn + 1), ArrowRight: () => goToTurn(state.turn + 1), h: () => goToTurn(state.turn - 1), ArrowLeft: () => goToTurn(state.turn - 1),
@@ -299,7 +300,7 @@ function onKey(event) {
 }
 
 function showHelp() {
-  $("help").replaceChildren(make("h2", {}, "Keys"), make("dl", {}, KEYS.map(([one, two, what]) =>
+  $("help").replaceChildren(make("h2", {}, "Keys"), make("dl", {}, [...KEYS, ...(data.play ? PLAY_KEYS : [])].map(([one, two, what]) =>
     [make("dt", {}, make("kbd", {}, one), two ? " " : null, two ? make("kbd", {}, two) : null), make("dd", {}, what)])),
     make("button", { onclick: () => $("help").close() }, "Close"));
   $("help").showModal();

@@ -1,7 +1,7 @@
 "use strict";
 // The stage of `spear play --browser`. Uses make(), ask() and drawTurns() of page.js.
 
-const game = { now: null, hint: "", thought: "", draft: "" };
+const game = { now: null, hint: "", thought: "", draft: "", last: Promise.resolve() };
 const ARROWS = { ArrowUp: "up", ArrowDown: "down", ArrowLeft: "left", ArrowRight: "right" };
 const LISTED = 300; // buttons for actions; more of them are found by typing
 
@@ -9,7 +9,13 @@ async function startPlay() {
   await perform("look");
 }
 
-async function perform(verb, content = {}) {
+// One after the other: two quick keys must not overtake each other on the way.
+function perform(verb, content = {}) {
+  game.last = game.last.then(() => performNow(verb, content));
+  return game.last;
+}
+
+async function performNow(verb, content) {
   const before = game.now ? game.now.recorded : 0;
   let problem = "";
   try {

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.bytes import ByteTokenizer
+from agents.engines.base import Served
+from agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
 from agents.replay.runs import Run
 from agents.replay.tokens import open_decoder, split_text
-from agents.trajectory import TrajectoryWriter
+from agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory
 
@@ -99,3 +100,29 @@ def test_tokens_come_with_their_log_probabilities_where_the_tokenizer_fits(tmp_p
     assert shown["tokens"][0][1] == pytest.approx(-0.5) and shown["tokens"][-1][1] is None
     other = run.read_episode(1)
     assert other["turns"][0]["tokens"] is None and "does not give the recorded texts" in other["notes"][0]
+
+
+def test_a_server_s_own_tokens_are_coloured_and_its_messages_are_told_apart(tmp_path: Path) -> None:
+    chat = ChatByteTokenizer()
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
+    prompt = chat.apply_chat_template(messages, add_generation_prompt=True)
+    ids = tuple(BYTE_LEVEL.encode("over the hill").ids)
+    turn = replace(
+        make_trajectory().turns[0],
+        prompt_ids=tuple(chat.encode(prompt)),
+        response_ids=tuple(chat.encode_plain("over the hill")),
+        response="over the hill",
+        served=Served(model="m", token_ids=ids, log_probs=(-0.25,) * len(ids)),
+    )
+    with TrajectoryWriter(tmp_path / "episodes.jsonl") as writer:
+        writer.write(make_trajectory(turns=(turn,), tokens=TokenKind.BYTES))
+        writer.write(make_trajectory(turns=(replace(turn, served=Served(model="m")),), tokens=TokenKind.BYTES))
+    BYTE_LEVEL.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "settings.json").write_text(json.dumps({"model": "name-at-the-server"}))
+    shown = Run(tmp_path, tmp_path).read_episode(0)["turns"][0]
+    assert shown["prompt"] == "[system]\nBe brief.\n[user]\nWhere?\n[assistant]"
+    assert "".join(text for text, _ in shown["tokens"]) == "over the hill"
+    without = Run(tmp_path).read_episode(0)
+    assert without["turns"][0]["prompt"] and without["turns"][0]["tokens"] is None
+    assert without["notes"][0].startswith("No token colours: name-at-the-server holds no tokenizer.json")
+    assert Run(tmp_path).read_episode(1)["notes"] == [], "no tokens were sent, so none are missed"

@@ -21,7 +21,8 @@ from agents.options import join_options, list_playing_options, make_settings
 from agents.settings import EngineKind
 from agents.statistics import Part
 from agents.tables import format_latex
-from agents.trajectory import Trajectory
+from agents.trajectory import StopReason, Trajectory
+from spear_envs.core.errors import SpearError
 
 
 class Form(str, Enum):
@@ -53,10 +54,14 @@ def evaluate(
     settings = make_settings(env_id, options)
     console = Console()
     others: dict[str, Part] = {}
+    missing: list[str] = []
     with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
         evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
         for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
-            others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
+            try:
+                others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
+            except SpearError as error:  # a random policy, say, where actions cannot be listed
+                missing.append(f"no baseline {kind.value}: {error}")
     if out is not None and others:
         write_summary(out, evaluation, others)
     if form == Form.JSON:
@@ -65,6 +70,8 @@ def evaluate(
         click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells))
     else:
         show_evaluation(console, evaluation, others, out)
+    for sentence in missing:
+        click.echo(sentence, err=True)
 
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
@@ -82,6 +89,9 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         )
     if usage.dropped_turns:
         console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
+    cut = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
+    if cut:
+        console.print(f"{cut:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
     if evaluation.overall.faults:
         again = " The same command plays them again." if out is not None else ""
         console.print(f"{evaluation.overall.faults} episodes were cut short by a fault.{again}", soft_wrap=True)

@@ -15,7 +15,9 @@ from agents.engines.bytes import ChatByteTokenizer
 from agents.engines.openai import OpenAIEngine
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from agents.prompting import PromptBuilder, Tokenizer
-from agents.settings import EngineKind, EvalSettings
+from agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptTemplate
 
@@ -58,40 +60,54 @@ def open_policy(
         SpearError: a model that cannot be loaded, a template or layout that does not go with it.
     """
     words = template if settings.method is Method.PLAIN else make_form(settings.method, template, parser)
-    engine_for, tokenizer, settings, aclose = _open_engine(settings, template, stack, concurrency, deterministic)
+    opened = _open_engine(settings, template, stack, concurrency, deterministic)
     prompts = PromptBuilder(
-        tokenizer,
+        opened.tokenizer,
         words,
-        settings.layout or "per_turn",
+        settings.layout or Layout.PER_TURN,
         history=settings.history,
-        max_prompt_tokens=settings.max_prompt_tokens,
+        max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
     )
-    return OpenPolicy(engine_for, prompts, settings, aclose)
+    return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
 
 async def _close_nothing() -> None:
     pass
 
 
+@dataclass(frozen=True)
+class _OpenEngine:
+    engine_for: Callable[[Env], Engine]
+    tokenizer: Tokenizer
+    max_tokens: int | None
+    max_prompt_tokens: int | None = None
+    """What the model's context leaves for a prompt; None where it is not known."""
+    aclose: Callable[[], Awaitable[None]] = _close_nothing
+
+
 def _open_engine(
     settings: EvalSettings, template: PromptTemplate, stack: ExitStack, concurrency: int, deterministic: bool
-) -> tuple[Callable[[Env], Engine], Tokenizer, EvalSettings, Callable[[], Awaitable[None]]]:
+) -> _OpenEngine:
     if settings.engine is EngineKind.HF:
         from agents.engines.hf import HFEngine, HFModel, load_tokenizer  # torch is needed here only
 
         assert settings.model is not None
         tokenizer = load_tokenizer(settings.model)
         model = HFModel(settings.model)
-        limit = settings.max_tokens or model.max_new_tokens or 512
+        limit = settings.max_tokens or model.max_new_tokens or DEFAULT_TOKENS
+        left = model.context_length - limit
+        if left < 1:
+            raise SpearError(f"responses of {limit} tokens leave no room in a context of {model.context_length}: "
+                             "give --max-tokens")  # fmt: skip
         local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
         stack.callback(local.close)
-        return lambda env: local, tokenizer, replace(settings, max_tokens=limit), _close_nothing
+        return _OpenEngine(lambda env: local, tokenizer, limit, left)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
         remote = OpenAIEngine(settings.server)
-        limit = settings.max_tokens or 512
-        return lambda env: remote, remote.tokenizer, replace(settings, max_tokens=limit), remote.aclose
+        limit = settings.max_tokens or DEFAULT_TOKENS
+        return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)
 
     codec = ChatByteTokenizer()
 
@@ -101,4 +117,4 @@ def _open_engine(
         policy = random_policy(env, template) if is_random else NoisyExpert(env, template)
         return ScriptedEngine(policy, codec)
 
-    return engine_for, codec, settings, _close_nothing
+    return _OpenEngine(engine_for, codec, settings.max_tokens)

@@ -20,6 +20,8 @@ from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 
 MAX_SAMPLES = 10_000
+DEFAULT_TOKENS = 512
+"""Longest response where neither settings nor model say."""
 JOINABLE = ("tasks", "episodes_per_task", "server")
 """Settings that may differ between runs in one folder: more tasks and samples join, and a server may move."""
 
@@ -49,7 +51,9 @@ class EvalSettings:
         tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
         episodes_per_task: None for the benchmark's own number: 30 on AIME, 1 elsewhere.
         max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
-        max_prompt_tokens: longest prompt (in bytes with ``openai``); what happens beyond it is ``overlong``.
+        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of an ``hf`` model
+            leaves.
+        overlong: what happens to a longer one.
         template: of the environment; None for ``compact`` with ``hf`` and ``default`` elsewhere.
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
@@ -115,7 +119,7 @@ class EvalSettings:
     def sampling(self) -> Sampling:
         """The sampling of these settings.  Raises SpearError where a value is out of range."""
         try:
-            return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or 512)
+            return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
         except ValueError as error:
             raise SpearError(str(error)) from error
 

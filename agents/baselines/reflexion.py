@@ -106,7 +106,7 @@ class Reflexion:
 async def _write_note(trial: Trajectory, engine: Engine, prompts: PromptBuilder, sampling: Sampling) -> str:
     """What the model notes about a failed trial; empty where even a short account of it is too long."""
     seed = derive_seed(trial.task_id, trial.seed, "note", trial.trial)
-    drawn = replace(sampling, seed=seed, max_tokens=NOTE_TOKENS, stop_strings=())
+    drawn = replace(sampling, seed=seed, max_tokens=min(NOTE_TOKENS, sampling.max_tokens), stop_strings=())
     name = f"{trial.task_id}#{trial.seed:010d}#note{trial.trial:03d}"
     room = _SHOWN_CHARACTERS
     while room >= _SHORTEST:

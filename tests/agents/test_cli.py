@@ -31,6 +31,12 @@ def test_a_model_is_evaluated(tiny_model: Path) -> None:
     assert "0.0" in result.output
 
 
+def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
+    result = CliRunner().invoke(evaluate, ["spear/SearchR1-v0", "--engine", "expert", "--tasks", "2", "--baselines"])
+    assert result.exit_code == 0, result.exception
+    assert "100.0" in result.output and "no baseline random" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

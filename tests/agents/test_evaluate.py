@@ -10,7 +10,7 @@ import pytest
 from agents.evaluate import SUMMARY, compare_runs, play_baseline, run_evaluation
 from agents.records import EPISODES
 from agents.settings import EngineKind, EvalSettings
-from agents.trajectory import Trajectory, read_trajectories
+from agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.registration import register_env
 from tests.agents.corridor import CorridorEnv
@@ -66,6 +66,15 @@ def test_a_model_plays_the_same_whatever_the_concurrency(settings: EvalSettings,
     assert actions(first.trajectories) == actions(second.trajectories)
     assert first.settings.max_tokens == 8  # the model's own limit
     assert max(len(ids) for episode in actions(first.trajectories) for ids in episode) <= 8
+
+
+def test_prompts_stay_within_the_context_of_the_model(settings: EvalSettings, tiny_model: Path) -> None:
+    long = replace(settings, engine=EngineKind.HF, model=str(tiny_model), layout=Layout.CONVERSATION, max_tokens=24)
+    found = run_evaluation(replace(long, env_kwargs={"max_turns": 30}))
+    assert found.overall.stops == {"context_limit": 3}
+    assert max(len(t.turns) for t in found.trajectories) < 30
+    with pytest.raises(SpearError, match="leave no room"):
+        run_evaluation(replace(long, max_tokens=10_000))
 
 
 def test_an_interrupted_evaluation_plays_only_what_is_missing(settings: EvalSettings, tmp_path: Path) -> None:

@@ -120,6 +120,37 @@ def test_an_engine_that_is_gone_stops_the_run_and_leaves_what_was_played(
     assert seen[0] == won and seen[-1] == 12
 
 
+def test_log_probabilities_that_are_no_numbers_are_faults_of_the_engine(settings: EvalSettings, tmp_path: Path) -> None:
+    class NoNumbers(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            found = await super().generate(*args, **kwargs)
+            return replace(found, log_probs=(float("nan"), *found.log_probs[1:]))
+
+    with mock.patch.object(policies, "ScriptedEngine", NoNumbers), pytest.raises(SpearError, match="engine_nan"):
+        run_evaluation(settings, tmp_path)
+    assert {t.fault for t in read_trajectories(tmp_path / EPISODES)} == {"engine_nan"}
+    assert "NaN" not in (tmp_path / EPISODES).read_text()
+
+
+def test_an_engine_out_of_memory_stops_the_run_and_leaves_what_was_played(
+    settings: EvalSettings, tmp_path: Path
+) -> None:
+    calls = 0
+
+    class Full(ScriptedEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            nonlocal calls
+            calls += 1
+            if calls > 12:
+                raise MemoryError("out of memory")
+            return await super().generate(*args, **kwargs)
+
+    with mock.patch.object(policies, "ScriptedEngine", Full), pytest.raises(SpearError, match="out of memory"):
+        run_evaluation(settings, tmp_path, concurrency=1)
+    assert len(list(read_trajectories(tmp_path / EPISODES))) == 4
+    assert run_evaluation(settings, tmp_path).overall.episodes == 12
+
+
 def test_a_full_disk_stops_the_run_and_leaves_what_was_played(settings: EvalSettings, tmp_path: Path) -> None:
     written = 0
     write = TrajectoryWriter.write

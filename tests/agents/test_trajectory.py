@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Finish
+from agents.engines.base import Finish, Served
 from agents.trajectory import (
     Layout,
     Row,
     StopReason,
+    TokenKind,
     Trajectory,
     TrajectoryWriter,
     Turn,
@@ -24,6 +25,21 @@ from spear_envs.core.errors import SpearError
 texts = st.text(st.characters(), max_size=12)
 floats = st.floats(allow_nan=False)
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
+
+
+counts = st.none() | st.integers(0, 10**6)
+served = st.none() | st.builds(
+    Served,
+    model=texts,
+    prompt_tokens=counts,
+    completion_tokens=counts,
+    cached_tokens=counts,
+    tries=st.integers(1, 9),
+    cost=st.none() | floats,
+    prompt_ids=st.none() | ids,
+    token_ids=st.none() | ids,
+    log_probs=st.none() | st.lists(floats, max_size=3).map(tuple),
+)
 
 
 @st.composite
@@ -44,6 +60,8 @@ def turns(draw: st.DrawFn) -> Turn:
         anchor=anchor,
         reward=draw(floats),
         finish=draw(st.sampled_from(Finish)),
+        served=draw(served),
+        dropped_turns=draw(st.integers(0, 3)),
     )
 
 
@@ -64,6 +82,11 @@ trajectories = st.builds(
     stop=st.sampled_from(StopReason),
     fault=st.none() | texts,
     seed=st.integers(-(2**70), 2**70),
+    final_observation=texts,
+    tokens=st.sampled_from(TokenKind),
+    trial=st.integers(1, 5),
+    memory=st.lists(texts, max_size=3).map(tuple),
+    reflection=st.none() | texts,
 )
 
 
@@ -187,3 +210,12 @@ def test_a_conversation_is_one_row_that_masks_the_environment() -> None:
     assert row.response_mask == (1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
     assert row.log_probs == (-0.1, -0.2, -0.3, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.1, -0.2, -0.3)
     assert make_trajectory(Layout.CONVERSATION, count=0).rows() == []
+
+
+def test_records_without_the_newer_fields_are_read() -> None:
+    old = json.loads(make_trajectory().to_json())
+    for key in ("final_observation", "tokens", "trial", "memory", "reflection"):
+        del old[key]
+    for turn in old["turns"]:
+        del turn["served"], turn["dropped_turns"]
+    assert Trajectory.from_json(json.dumps(old)) == make_trajectory()

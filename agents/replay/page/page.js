@@ -229,7 +229,7 @@ function drawTurn(body, turn, i, earlier) {
         make("div", { class: `act ${kind}` }, make("span", { class: "arrow" }, "→"), make("pre", {}, turn.action || "nothing: the response could not be read")))));
 }
 
-// White is a token the policy was sure of; the stronger the colour, the less probable it was.
+// Plain is a token the policy was sure of; the stronger the colour, the less probable it was.
 function drawTokens(pieces) {
   return make("div", { class: "tokens mono" }, pieces.map(([text, logProb]) => {
     const token = make("span", { "data-tip": logProb === null ? "log-probability is not a number" : `p ${Math.exp(logProb).toPrecision(3)}   log p ${logProb}` }, text);
@@ -262,7 +262,11 @@ function goToTurn(turn) {
   state.turn = Math.min(state.body.turns.length, Math.max(1, turn));
   for (const card of document.querySelectorAll("#detail .turn")) card.classList.toggle("here", card.id === `turn-${state.turn}`);
   document.querySelectorAll("#detail .strip > button").forEach((button, i) => button.setAttribute("aria-current", String(i + 1 === state.turn)));
-  $(`turn-${state.turn}`).scrollIntoView({ block: "start" });
+  const card = $(`turn-${state.turn}`);
+  card.scrollIntoView({ block: "start" });
+  const strip = document.querySelector("#detail .strip"); // stays at the top, over what is scrolled
+  $("detail").scrollTop += card.getBoundingClientRect().top - strip.getBoundingClientRect().bottom;
+  strip.children[state.turn - 1].scrollIntoView({ block: "nearest", inline: "nearest" });
   history.replaceState(null, "", `#${state.at}.${state.turn}`);
 }
 
@@ -275,7 +279,7 @@ function closeEpisode() {
 
 const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
-  ["/", "", "search"], ["t", "", "token colours: white is sure, strong is improbable"], ["p", "", "prompts"], ["e", "c", "episodes, curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
+  ["/", "", "search"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["e", "c", "episodes, curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
 const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {

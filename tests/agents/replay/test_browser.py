@@ -122,6 +122,20 @@ def test_a_turn_has_its_picture_thought_and_reward_terms(page: Chromium) -> None
     assert count(page, ".strip > button") == 15
 
 
+def test_a_turn_that_is_gone_to_stands_below_the_strip(page: Chromium) -> None:
+    for width in (1400, 390):
+        page.resize(width, 700)
+        page.evaluate("openEpisode(data.episodes.find((row) => row.stop === 'turn_limit').i)")
+        page.wait("document.querySelectorAll('.turn').length === 16")
+        page.evaluate("goToTurn(9)")
+        gap = page.evaluate(
+            "document.getElementById('turn-9').getBoundingClientRect().top"
+            " - document.querySelector('.strip').getBoundingClientRect().bottom"
+        )
+        assert abs(gap) < 2
+        assert page.evaluate("document.querySelector('.strip').getBoundingClientRect().height") < 60
+
+
 def test_a_phone_shows_the_list_or_the_episode(page: Chromium) -> None:
     page.resize(390, 800)
     page.evaluate("closeEpisode()")

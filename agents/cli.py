@@ -172,7 +172,7 @@ def _cells(part: Part) -> list[str]:
     success = part.success
     if success is None:
         return ["0", "0", *["–"] * 6, str(part.faults)]
-    interval = f"{100 * success.low:.1f}–{100 * success.high:.1f}" if math.isfinite(success.low) else "–"
+    interval = f"{100 * max(0.0, success.low):.1f}–{100 * min(1.0, success.high):.1f}" if math.isfinite(success.low) else "–"
     return [
         str(success.tasks),
         str(part.episodes),

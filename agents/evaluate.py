@@ -230,6 +230,8 @@ def run_evaluation(
 
         asyncio.run(play_all())
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
+    if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
+        raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")
     overall, subtasks = summarise(trajectories)
     evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
     if out is not None:

@@ -71,6 +71,13 @@ def test_a_server_that_dies_leaves_what_was_played(script: Script, tmp_path: Pat
     assert len(script.requests) - asked == 11 * 15
 
 
+def test_a_server_that_never_answers_is_an_error_and_no_figure(script: Script, tmp_path: Path) -> None:
+    script.answers = [say({}, 500)]
+    result = run(script, "--tries", "1", "--out", str(tmp_path / "out"))
+    assert isinstance(result.exception, SpearError) and "no episode could be played" in str(result.exception)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
 @pytest.mark.parametrize("method", ["io", "react", "reflexion"])
 def test_methods_are_played_over_a_server(script: Script, tmp_path: Path, method: str) -> None:
     text = "up" if method == "io" else "Thought: hm\nAction: up"

@@ -43,8 +43,16 @@ class Form(str, Enum):
 @click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
 @click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
 @click.option("--row-name", help="Name of the row in LaTeX.")
+@click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
 def evaluate(
-    env_id: str, out: Path | None, baselines: bool, form: str, row_name: str | None, concurrency: int, **options: Any
+    env_id: str,
+    out: Path | None,
+    baselines: bool,
+    form: str,
+    row_name: str | None,
+    intervals: bool,
+    concurrency: int,
+    **options: Any,
 ) -> None:
     """Evaluate a policy on ENV, for instance spear/Sokoban-v0.
 
@@ -67,7 +75,7 @@ def evaluate(
     if form == Form.JSON:
         click.echo(json.dumps(evaluation.to_json(others), indent=2))
     elif form == Form.LATEX:
-        click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells))
+        click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells, intervals=intervals))
     else:
         show_evaluation(console, evaluation, others, out)
     for sentence in missing:
@@ -172,7 +180,8 @@ def _cells(part: Part) -> list[str]:
     success = part.success
     if success is None:
         return ["0", "0", *["–"] * 6, str(part.faults)]
-    interval = f"{100 * max(0.0, success.low):.1f}–{100 * min(1.0, success.high):.1f}" if math.isfinite(success.low) else "–"
+    low, high = 100 * max(0.0, success.low), 100 * min(1.0, success.high)
+    interval = f"{low:.1f}–{high:.1f}" if math.isfinite(success.low) else "–"
     return [
         str(success.tasks),
         str(part.episodes),

@@ -112,7 +112,7 @@ class EvalSettings:
             self,
             split=split,
             layout=layout,
-            template=self.template or _prefer_template(self.engine, templates),
+            template=self.template or _prefer_template(self, templates),
             episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
         )
 
@@ -141,9 +141,10 @@ class EvalSettings:
         return wanted
 
 
-def _prefer_template(engine: EngineKind, templates: Collection[str]) -> str:
-    """``compact`` for local models, which are tiny ones; ``default`` for others; the first where there is no such."""
-    preferred = "compact" if engine is EngineKind.HF else "default"
+def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
+    """``compact`` for local models as they were trained, ``default`` elsewhere; the first where there is no such."""
+    is_trained = settings.engine is EngineKind.HF and settings.method is Method.PLAIN
+    preferred = "compact" if is_trained else "default"
     return preferred if preferred in templates else next(iter(templates))
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from agents import policies
 from agents.baselines.forms import Method
@@ -67,6 +69,30 @@ def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice
         "spear/Sokoban-v0", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="20", episodes_per_task=12
     )
     assert run_evaluation(whole).overall.to_json() == json.loads((out / SUMMARY).read_text())["overall"]
+
+
+@hypothesis.settings(
+    max_examples=30, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(share=st.floats(0, 1), order=st.randoms(use_true_random=False), concurrency=st.integers(1, 12))
+def test_whatever_is_left_of_the_file_the_rest_is_played_once_and_the_figures_are_the_same(
+    settings: EvalSettings, tmp_path_factory: pytest.TempPathFactory, share: float, order: Any, concurrency: int
+) -> None:
+    out = tmp_path_factory.mktemp("resume")
+    whole = run_evaluation(settings, out)
+    lines = (out / EPISODES).read_bytes().splitlines(keepends=True)
+    order.shuffle(lines)
+    data = b"".join(lines)
+    left = data[: round(share * len(data))]
+    (out / EPISODES).write_bytes(left)
+    (out / SUMMARY).unlink()
+    seen: list[int] = []
+    resumed = run_evaluation(
+        settings, out, concurrency=concurrency, observer=lambda done, total, trajectory: seen.append(done)
+    )
+    assert seen == list(range(left.count(b"\n"), 13))
+    assert resumed.trajectories == whole.trajectories and resumed.overall == whole.overall
+    assert len(list(read_trajectories(out / EPISODES))) == 12
 
 
 class Flaky:

@@ -166,5 +166,7 @@ def test_figures_come_as_latex_and_json() -> None:
     expert = ["spear/ALFWorld-v0", "--engine", "expert", "--tasks", "6"]
     row = CliRunner().invoke(evaluate, [*expert, "--form", "latex", "--row-name", "Oracle"]).output
     assert row.splitlines()[-1] == "Oracle & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 \\\\"
+    wide = CliRunner().invoke(evaluate, [*expert, "--form", "latex", "--intervals"]).output
+    assert r"100.0{\tiny$\pm$" in wide
     found = json.loads(CliRunner().invoke(evaluate, [*expert, "--form", "json"]).output)
     assert found["overall"]["success"]["mean"] == 1.0

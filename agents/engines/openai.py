@@ -193,13 +193,14 @@ class OpenAIEngine:
 
         Raises:
             _Unreachable: no answer, or a broken one.
+            asyncio.TimeoutError: nothing came for too long.
             BadReplyError: the answer is too large.
         """
         import httpx
 
         client = self._open_client()
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.server.key_variable):
+        if key := _read_key(self.server.key_variable):
             headers["Authorization"] = f"Bearer {key}"
         try:
             async with client.stream("POST", self.server.url, content=body, headers=headers) as response:
@@ -209,9 +210,11 @@ class OpenAIEngine:
                     if len(content) > _LARGEST_REPLY:
                         raise BadReplyError(f"the answer is larger than {_LARGEST_REPLY >> 20} MiB")
                 return response.status_code, response.headers, bytes(content)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
-            if isinstance(error, BadReplyError):
-                raise
+        except httpx.ReadTimeout:
+            raise asyncio.TimeoutError from None
+        except BadReplyError:
+            raise
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise _Unreachable(str(error) or type(error).__name__) from error
 
     def _open_client(self) -> httpx.AsyncClient:
@@ -227,6 +230,14 @@ class OpenAIEngine:
 
 class _Unreachable(Exception):
     """No answer came."""
+
+
+def _read_key(variable: str) -> str:
+    """The key without blanks around it; empty where there is none.  Raises SpearError where no header can hold it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")
+    return key
 
 
 def _is_loopback(host: str) -> bool:

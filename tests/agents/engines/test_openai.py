@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.engines import openai
 from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from agents.engines.openai import OpenAIEngine, Server, ServerKind
 from agents.engines.replies import Prices
@@ -261,6 +262,22 @@ def test_a_conversation_within_the_models_own_message_is_refused(script: Script)
 
     with pytest.raises(SpearError, match="layout per_turn"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_is_none_is_said_and_not_shown(script: Script, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("A_KEY", key)
+    script.answers = [say(complete())]
+    with pytest.raises(SpearError, match="variable A_KEY") as found:
+        ask(script.server(key_variable="A_KEY"))
+    assert key not in str(found.value) and not script.requests
+
+
+def test_an_endless_answer_is_given_up(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "_LARGEST_REPLY", 10_000)
+    script.answers = [say(complete("x" * 20_000))]
+    with pytest.raises(EngineFault, match="bad_reply"):
+        ask(script.server(tries=1))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,18 @@ from agents.statistics import Estimate, Part, average_parts, plain_estimate
 AIME_SAMPLES = 30
 """Samples of each problem of AIME: 30 problems each."""
 _ALFWORLD = ("pick", "look", "clean", "heat", "cool", "pick2")
+_BENCHMARKS: Mapping[str, str] = MappingProxyType(
+    {
+        "nq": "NQ",
+        "triviaqa": "TriviaQA",
+        "popqa": "PopQA",
+        "hotpotqa": "HotpotQA",
+        "2wikimultihopqa": "2Wiki",
+        "musique": "MuSiQue",
+        "bamboogle": "Bamboogle",
+    }
+)
+"""Benchmarks of questions in the paper's order; others follow behind."""
 _ESCAPES = str.maketrans(
     {char: f"\\{char}" for char in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " "}
@@ -93,7 +105,9 @@ def _list_mathematics(overall: Part, subtasks: Mapping[str, Part], keywords: Map
 
 
 def _list_questions(overall: Part, subtasks: Mapping[str, Part], keywords: Mapping[str, Any]) -> list[Cell]:
-    benchmarks = [Cell(name, part.success) for name, part in subtasks.items()]
+    ordered = [name for name in _BENCHMARKS if name in subtasks]
+    ordered += [name for name in subtasks if name not in _BENCHMARKS]
+    benchmarks = [Cell(_BENCHMARKS.get(name, name), subtasks[name].success) for name in ordered]
     return [*benchmarks, Cell("Avg.", average_parts(subtasks.values()))]
 
 

@@ -17,6 +17,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -113,9 +114,14 @@ class OpenAIEngine:
 
     Args:
         server: whom to ask.
+
+    Raises:
+        SpearError: httpx is not installed.
     """
 
     def __init__(self, server: Server) -> None:
+        if find_spec("httpx") is None:
+            raise SpearError("servers are asked with httpx: pip install -e '.[api]' brings it")
         self.server = server
         self.tokenizer = ChatByteTokenizer()
         self._client: httpx.AsyncClient | None = None

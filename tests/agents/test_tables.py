@@ -48,7 +48,15 @@ def test_mathematics_have_mean_and_pass_at_the_number_of_samples() -> None:
 def test_questions_are_averaged_over_benchmarks_not_over_questions() -> None:
     every = [episode(f"n{i}", True, "nq") for i in range(9)] + [episode("b", False, "bamboogle")]
     found = shown("spear/SearchR1-v0", *every)
-    assert found == {"bamboogle": "0.0", "nq": "100.0", "Avg.": "50.0"}
+    assert list(found.items()) == [("NQ", "100.0"), ("Bamboogle", "0.0"), ("Avg.", "50.0")]
+    assert list(shown("spear/SearchR1-v0", episode("x", True, "2hop"))) == ["2hop", "Avg."]
+
+
+def test_the_benchmarks_are_those_of_the_environment() -> None:
+    from agents.tables import _BENCHMARKS
+    from spear_envs.search.benchmarks import BENCHMARKS
+
+    assert list(_BENCHMARKS) == [benchmark.name for benchmark in BENCHMARKS]
 
 
 def test_levels_have_one_column_and_unknown_environments_their_subtasks() -> None:

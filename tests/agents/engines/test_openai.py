@@ -273,6 +273,12 @@ def test_a_key_that_is_none_is_said_and_not_shown(script: Script, monkeypatch: p
     assert key not in str(found.value) and not script.requests
 
 
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "find_spec", lambda name: None)
+    with pytest.raises(SpearError, match=r"\.\[api\]"):
+        OpenAIEngine(Server("http://127.0.0.1/v1", "name"))
+
+
 def test_an_endless_answer_is_given_up(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "_LARGEST_REPLY", 10_000)
     script.answers = [say(complete("x" * 20_000))]

@@ -14,6 +14,8 @@ from agents.engines.base import Finish, Served
 from agents.files import explain_unwritable
 from spear_envs.core.errors import SpearError
 
+_CHARACTERS = 0xD800
+"""Ids below it are written as characters; above begin the surrogates, which JSON would join in pairs."""
 _log = logging.getLogger(__name__)
 
 
@@ -166,6 +168,8 @@ class Trajectory:
         """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
         # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
+        if self.tokens is TokenKind.BYTES:
+            turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
         return json.dumps(data, separators=(",", ":"))
 
@@ -177,8 +181,8 @@ class Trajectory:
             Turn(
                 **turn
                 | {
-                    "prompt_ids": tuple(turn["prompt_ids"]),
-                    "response_ids": tuple(turn["response_ids"]),
+                    "prompt_ids": _read_ids(turn["prompt_ids"]),
+                    "response_ids": _read_ids(turn["response_ids"]),
                     "log_probs": tuple(turn["log_probs"]),
                     "finish": Finish(turn["finish"]),
                     "served": _read_served(turn.get("served")),
@@ -193,6 +197,18 @@ class Trajectory:
             "memory": tuple(data.pop("memory", ())),
         }
         return cls(turns=turns, **read, **data)
+
+
+_ID_KEYS = ("prompt_ids", "response_ids")
+
+
+def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
+    """A character for each id, which takes a quarter of the room of numbers; ids that are none stay numbers."""
+    return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
+
+
+def _read_ids(written: str | list[int]) -> tuple[int, ...]:
+    return tuple(map(ord, written)) if isinstance(written, str) else tuple(written)
 
 
 def _read_served(data: Mapping[str, Any] | None) -> Served | None:

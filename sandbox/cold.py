@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from sandbox.zygotes import RefusedError, end_process
 __all__ = ["BwrapBackend", "WeakBackend"]
 
 
-class _ColdBackend:
+class _ColdBackend(ABC):
     """What the levels of this module share."""
 
     level: Isolation
@@ -54,8 +55,9 @@ class _ColdBackend:
             process.send_signal(self.ending)
         await asyncio.gather(*(end_process(process) for process in list(self._processes)))
 
+    @abstractmethod
     def _features(self) -> dict[str, bool]:
-        raise NotImplementedError
+        """What holds here, for ``/health``."""
 
     def _start(
         self, command: list[str], descriptors: Sequence[int], environment: dict[str, str]

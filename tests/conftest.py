@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ for name, value in {
     "OMP_NUM_THREADS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+# A shell starts what it puts into the background with Ctrl-C switched off, and children inherit that: tests of Ctrl-C
+# would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: two busy cores make single examples slow. In CI the same examples every time, so a red run is a change.
 settings.register_profile("local", deadline=None)

@@ -27,6 +27,7 @@ __all__ = [
     "mount",
     "restrict_paths",
     "set_dumpable",
+    "share_arenas",
     "unshare",
     "write_file",
 ]
@@ -52,6 +53,7 @@ _AT_RECURSIVE = 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _HIGHEST_CAPABILITY = 63
+_ARENA_MAX = -8
 _MADV_COLLAPSE, _HUGE = 25, 2 << 20
 
 # PyDLL keeps the interpreter's lock through the call: the child of clone() must own it.
@@ -165,6 +167,12 @@ def die_with_parent() -> None:
 def become_subreaper() -> None:
     """Be the parent of all orphans below this process."""
     _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "subreaper")
+
+
+def share_arenas(count: int) -> None:
+    """Let threads share so many arenas of the C library's allocator, where it has them (glibc)."""
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(ctypes.c_int(_ARENA_MAX), ctypes.c_int(count))
 
 
 def set_dumpable() -> None:

@@ -60,6 +60,8 @@ def set_limits(job: Job, baseline: int) -> None:
         _lower(which, bound, bound)
     _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # lower asks for a right
+    # By default each thread that allocates reserves 64 MiB and more of the address space.
+    kernel.share_arenas(2)
 
 
 def _lower(which: int, soft: int, hard: int) -> None:

@@ -58,8 +58,6 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # By default each thread that allocates reserves 64 MiB and more of the address space that a run may use.
-    "MALLOC_ARENA_MAX": "2",
     "MPLBACKEND": "Agg",
     "MPLCONFIGDIR": "/tmp",
 }

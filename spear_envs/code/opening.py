@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from sandbox.protocol import Executor, Limits, Outcome
-from spear_envs.code.benchmarks import ALL, PUBLISHED, open_benchmark
+from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_benchmark
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.tasks import ProblemTaskSet
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import check_split
+from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 
 __all__ = ["MINI", "Runner", "SandboxChoice", "find_splits", "open_runner", "open_tasks"]
 
@@ -37,17 +39,7 @@ def find_splits(dataset: str) -> tuple[str, ...]:
     Raises:
         SpearError: there is no such data set.
     """
-    if dataset in SIZES:
-        return SPLITS
-    if _is_file(dataset):
-        return (ALL,)
-    if dataset not in PUBLISHED:
-        known = [*SIZES, *PUBLISHED]
-        raise SpearError(
-            f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
-            f" .parquet file.{suggest_name(dataset, known)}"
-        )
-    return tuple(PUBLISHED[dataset])
+    return list_splits(dataset, dict.fromkeys(SIZES, SPLITS), PUBLISHED)
 
 
 def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
@@ -62,18 +54,19 @@ def open_tasks(dataset: str, split: str | None) -> ProblemTaskSet:
     """
     splits = find_splits(dataset)
     chosen = check_split(splits[0] if split is None else split, splits)
-    return _open_tasks(os.path.abspath(dataset) if _is_file(dataset) else dataset, chosen)
+    if is_rows_file(dataset):
+        dataset = os.path.abspath(dataset)
+        files = [Path(dataset)]
+    else:
+        files = list_files(BENCHMARKS[PUBLISHED[dataset][chosen]]) if dataset in PUBLISHED else []
+    return _open_tasks(dataset, chosen, look_at(files))
 
 
 @lru_cache(maxsize=16)
-def _open_tasks(dataset: str, split: str) -> ProblemTaskSet:
+def _open_tasks(dataset: str, split: str, _state: FileState) -> ProblemTaskSet:
     if dataset in SIZES:
         return ProblemTaskSet(dataset, split, build(dataset)[split])
     return open_benchmark(dataset, split)
-
-
-def _is_file(dataset: str) -> bool:
-    return dataset.endswith((".jsonl", ".parquet"))
 
 
 def open_runner(sandbox: SandboxChoice) -> Runner:

@@ -14,20 +14,16 @@ from spear_envs.search.question_files import RawQuestion, read_questions
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
 __all__ = [
-    "ALL",
     "BENCHMARKS",
     "DATASETS",
     "PANEL_SALT",
     "TRAINING",
     "Benchmark",
     "choose_panel",
-    "list_splits",
     "locate_file",
     "open_benchmark",
 ]
 
-ALL = "all"
-"""The one split of a file of questions."""
 SEVEN = "seven"
 TRAINING = "nq_hotpotqa"
 PANEL_SALT = "spear-panel-1"
@@ -69,11 +65,6 @@ DATASETS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Name, split, and files below the folder ``search`` of the data folder."""
-
-
-def list_splits(dataset: str) -> tuple[str, ...]:
-    """Splits of one of :data:`DATASETS`."""
-    return tuple(DATASETS[dataset])
 
 
 def locate_file(path: str) -> Path:

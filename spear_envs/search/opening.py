@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.tasks import TaskSet, check_split
+from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 from spear_envs.retrieval.searcher import LocalSearcher, Searcher
-from spear_envs.search.benchmarks import ALL, DATASETS, list_splits, locate_file, open_benchmark
+from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
@@ -30,9 +31,6 @@ MINI = "mini"
 EMBEDDED = {MINI: "standard", "mini-small": "small"}
 """Embedded data sets, and the size of the knowledge base behind each."""
 KINDS = ("bm25", "dense", "hybrid")
-
-FileState: TypeAlias = "tuple[tuple[str, tuple[int, int] | None], ...]"
-"""Paths with size and time of change: what was opened is kept for as long as they stay the same."""
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
 """``"bm25"``, ``"dense"``, ``"hybrid"``, the address of a retrieval service or several, or a searcher."""
@@ -54,17 +52,7 @@ def find_splits(dataset: str) -> tuple[str, ...]:
     Raises:
         SpearError: there is no such data set.
     """
-    if dataset in EMBEDDED:
-        return SPLITS
-    if _is_file(dataset):
-        return (ALL,)
-    if dataset not in DATASETS:
-        known = [*EMBEDDED, *DATASETS]
-        raise SpearError(
-            f"dataset={dataset!r} is not valid: choose one of {', '.join(known)}, or give the path of a .jsonl or"
-            f" .parquet file.{suggest_name(dataset, known)}"
-        )
-    return list_splits(dataset)
+    return list_splits(dataset, dict.fromkeys(EMBEDDED, SPLITS), DATASETS)
 
 
 def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> TaskSet:
@@ -80,12 +68,12 @@ def open_tasks(dataset: str, split: str | None, panel: int | None = None) -> Tas
     """
     splits = find_splits(dataset)
     chosen = check_split(splits[0] if split is None else split, splits)
-    if _is_file(dataset):
+    if is_rows_file(dataset):
         dataset = os.path.abspath(dataset)
         files = [Path(dataset)]
     else:
         files = [locate_file(path) for path in DATASETS[dataset][chosen]] if dataset in DATASETS else []
-    return _open_tasks(dataset, chosen, panel, _look_at(files))
+    return _open_tasks(dataset, chosen, panel, look_at(files))
 
 
 @lru_cache(maxsize=16)
@@ -118,18 +106,6 @@ def read_path(keyword: str, value: object) -> str:
     if not isinstance(value, str):
         raise SpearError(f"{keyword}={value!r} is not valid: give a path.")
     return value
-
-
-def _look_at(paths: Sequence[Path]) -> FileState:
-    """What changes when a file is written to, or another one lies in its place."""
-    found = (path.stat() if path.exists() else None for path in paths)
-    return tuple(
-        (str(path), stat and (stat.st_size, stat.st_mtime_ns)) for path, stat in zip(paths, found, strict=True)
-    )
-
-
-def _is_file(dataset: str) -> bool:
-    return dataset.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet"))
 
 
 def open_searcher(
@@ -165,7 +141,7 @@ def open_searcher(
             )
         path = None if corpus is None else os.path.abspath(corpus)
         folder = None if index is None else os.path.abspath(index)
-        state = _look_at([Path(file) for file in (path, folder) if file is not None])
+        state = look_at([Path(file) for file in (path, folder) if file is not None])
         return _open_local(retriever, path, folder, dataset if corpus is None else "", state)
     elif _is_url(retriever):
         served, retriever = True, (retriever,)

@@ -7,15 +7,12 @@ import contextlib
 import functools
 import http.client
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,12 +20,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from sandbox.protocol import FaultKind, Health, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from tests import commands
+from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from sandbox.server import RunService, ServedExecutor
-
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
 
 
 class ScriptedExecutor:
@@ -225,13 +221,6 @@ def find_free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
 def ask(
     url: str, body: Any, method: str = "POST", path: str = "/run_code", **headers: str
 ) -> tuple[int, Any, http.client.HTTPMessage]:
@@ -249,36 +238,5 @@ def ask(
     return response.status, json.loads(content) if is_json else content.decode(), response.headers
 
 
-@dataclass
-class RunningCommand:
-    """``spear sandbox serve`` that has said it is ready."""
-
-    process: subprocess.Popen[str]
-    url: str
-    line: str
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-
-@contextmanager
-def run_command(*args: str, **variables: str) -> Iterator[RunningCommand]:
-    """The real command in a process of its own, on a free port unless told otherwise."""
-    port = () if "--port" in args else ("--port", "0")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spear_envs.cli", "sandbox", "serve", *port, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline().strip()
-        assert line.startswith("ready: "), line + process.stderr.read()
-        yield RunningCommand(process, line.rpartition(" at ")[2].removesuffix("/run_code"), line)
-    finally:
-        process.kill()
-        process.communicate()
+run_command = partial(commands.run_command, "sandbox")
+"""``spear sandbox serve``, see :func:`tests.commands.run_command`."""

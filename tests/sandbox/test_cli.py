@@ -29,16 +29,8 @@ from sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
 from sandbox.serving import bind_socket, is_loopback
 from sandbox.wire import TOKEN_VARIABLE
 from spear_envs import cli
-from tests.sandbox.service import (
-    RunningCommand,
-    ask,
-    find_free_port,
-    find_processes,
-    need_isolation,
-    run_command,
-    run_scripted,
-    wait_until,
-)
+from tests.commands import RunningCommand, wait_until
+from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
 
 QUICK = Retries(first_wait_s=0.5)
 

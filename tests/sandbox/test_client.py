@@ -18,7 +18,8 @@ from sandbox.client import HttpExecutor, Retries
 from sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from sandbox.urls import Rotation, read_urls
 from sandbox.wire import TOKEN_VARIABLE, write_reply
-from tests.sandbox.service import find_free_port, make_outcome, run_scripted, wait_until
+from tests.commands import wait_until
+from tests.sandbox.service import find_free_port, make_outcome, run_scripted
 
 QUICK = Retries(first_wait_s=0.01)
 Answer = Callable[[bytes], bytes | None]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "deploy"
-ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "umount2", "unshare"]
+ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "sethostname", "umount2", "unshare"]
 
 
 def read_manifests() -> dict[str, Any]:

@@ -17,7 +17,8 @@ pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
 from sandbox.protocol import Limits
-from tests.sandbox.service import RunningService, ScriptedExecutor, ask, run_scripted, wait_until
+from tests.commands import wait_until
+from tests.sandbox.service import RunningService, ScriptedExecutor, ask, run_scripted
 
 
 def send(url: str, body: Any) -> socket.socket:

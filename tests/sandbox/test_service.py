@@ -21,7 +21,8 @@ pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
 from sandbox.protocol import Limits
-from tests.sandbox.service import RunningService, ask, find_processes, run_local, wait_until
+from tests.commands import wait_until
+from tests.sandbox.service import RunningService, ask, find_processes, run_local
 
 
 @pytest.fixture(scope="module")

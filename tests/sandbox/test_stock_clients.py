@@ -19,7 +19,8 @@ pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
 from sandbox.protocol import Limits
-from tests.sandbox.service import RunningService, run_local, run_scripted, wait_until
+from tests.commands import wait_until
+from tests.sandbox.service import RunningService, run_local, run_scripted
 
 # The last release with a tool for the sandbox. The wheel is fetched for the test and not installed: the project pins
 # another, which kept the client and dropped the tool.

@@ -151,6 +151,13 @@ def test_what_was_not_fetched(data: Path) -> None:
         make(dataset="aime-25")
 
 
+def test_files_that_were_written_again_are_read_again(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", [{"problem": "One?", "answer": 1}])
+    before = open_tasks(str(path), "all")
+    write_lines(path, [{"problem": "One?", "answer": 1}, {"problem": "Two?", "answer": 2}])
+    assert (len(before), len(open_tasks(str(path), "all"))) == (1, 2)
+
+
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     rows = [{"problem": "Half?", "answer": "1/2"}, {"problem": "One?", "answer": 1}]
     path = write_lines(tmp_path / "own.v2.jsonl", rows[::-1])

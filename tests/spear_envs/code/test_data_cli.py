@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,56 +9,33 @@ from typing import Any
 
 import pytest
 
-from spear_envs import cli
 from spear_envs.code.benchmarks import BENCHMARKS
-from tests.spear_envs.data.server import Site, ranged, serve, status, whole
+from tests.spear_envs.data import hub
+from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
+from tests.spear_envs.data.server import Site, status, whole
 
 LINES = b"".join(json.dumps({"Problem": f"Problem {i}?", "Answer": i}).encode() + b"\n" for i in range(30))
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
-    return tmp_path / "data" / "code"
+    return use_data_folder(tmp_path / "data", monkeypatch) / "code"
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    pytest.importorskip("httpx", reason="needs the extra 'data'")
-    site = Site()
-    server = serve(site)
-    monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
-    yield site
-    server.shutdown()
-    server.server_close()
+    with serve_hub(monkeypatch) as site:
+        yield site
 
 
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
-def publish(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+def publish_source(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
     """Let the repository of a benchmark have these files, and another."""
-    repository = BENCHMARKS[name].repository
-    entries: list[dict[str, Any]] = [{"type": "file", "path": "README.md", "oid": "0", "size": 5}]
-    for path, content in files.items():
-        entry: dict[str, Any] = {"type": "file", "path": path, "oid": "0", "size": len(content)}
-        if lfs:
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-        entries.append(entry)
-        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
-    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+    hub.publish(site, BENCHMARKS[name].repository, files, lfs=lfs)
 
 
 @pytest.mark.parametrize("lfs", [True, False])
 def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool) -> None:
-    publish(site, "aime-2024", {"aime.jsonl": LINES}, lfs=lfs)
+    publish_source(site, "aime-2024", {"aime.jsonl": LINES}, lfs=lfs)
     code, out, err = run(capsys, "get", "code", "aime-2024")
     assert code == 0, err
     assert out.count("no SHA-256 is known") == (0 if lfs else 1)
@@ -73,7 +49,7 @@ def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.Capt
 
 
 def test_a_table_is_fetched_rather_than_lines(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    publish(site, "aime-2025", {"aime.jsonl": LINES, "data/train-00000-of-00001.parquet": b"table"})
+    publish_source(site, "aime-2025", {"aime.jsonl": LINES, "data/train-00000-of-00001.parquet": b"table"})
     assert run(capsys, "get", "code", "aime-2025")[0] == 0
     assert [path.name for path in (data / "aime-2025").iterdir() if path.suffix in (".jsonl", ".parquet")] == [
         "train-00000-of-00001.parquet"

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.corpus import Corpus
+from tests import commands
+from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.retriever import Hit, Retriever
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
 
-ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 60.0
 COLOURS = ("amber", "black", "copper", "dun", "emerald", "fawn", "grey", "hazel")
 BEASTS = ("ant", "bear", "crow", "deer", "eel", "fox", "goat", "heron", "ibex")
 
@@ -126,43 +123,5 @@ def run_service(service: RetrievalService, *, wait: bool = True) -> Iterator[str
         assert not thread.is_alive()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
-@dataclass
-class RunningCommand:
-    """``spear retriever serve`` that has said it is ready."""
-
-    process: subprocess.Popen[str]
-    url: str
-    line: str
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-
-@contextmanager
-def run_command(*args: str, **variables: str) -> Iterator[RunningCommand]:
-    """The real command in a process of its own, on a free port unless told otherwise."""
-    port = () if "--port" in args else ("--port", "0")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spear_envs.cli", "retriever", "serve", *port, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline().strip()
-        assert line.startswith("ready: "), line + process.stderr.read()
-        yield RunningCommand(process, line.rpartition(" at ")[2].removesuffix("/retrieve"), line)
-    finally:
-        process.kill()
-        process.communicate()
+run_command = partial(commands.run_command, "retriever")
+"""``spear retriever serve``, see :func:`tests.commands.run_command`."""

@@ -24,7 +24,8 @@ from spear_envs.retrieval.batching import (
 )
 from spear_envs.retrieval.cache import HitCache
 from spear_envs.retrieval.tally import Tally
-from tests.spear_envs.retrieval.service import ScriptedRetriever, wait_until
+from tests.commands import wait_until
+from tests.spear_envs.retrieval.service import ScriptedRetriever
 
 
 class Bench:

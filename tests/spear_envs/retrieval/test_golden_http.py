@@ -15,7 +15,8 @@ pytest.importorskip("httpx", reason="needs the extra 'search'")
 
 import httpx
 
-from tests.spear_envs.retrieval.service import RunningCommand, run_command
+from tests.commands import RunningCommand
+from tests.spear_envs.retrieval.service import run_command
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ pytest.importorskip("httpx", reason="needs the extra 'search'")
 from spear_envs import cli
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.searcher import RetrieverFault
-from tests.spear_envs.retrieval.service import make_documents, run_command, wait_until, write_corpus
+from tests.commands import wait_until
+from tests.spear_envs.retrieval.service import make_documents, run_command, write_corpus
 
 
 def find_replicas(pid: int) -> list[int]:

@@ -26,13 +26,8 @@ from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
 from spear_envs.retrieval.wire import RequestLimits
-from tests.spear_envs.retrieval.service import (
-    ScriptedRetriever,
-    make_documents,
-    make_service,
-    run_service,
-    wait_until,
-)
+from tests.commands import wait_until
+from tests.spear_envs.retrieval.service import ScriptedRetriever, make_documents, make_service, run_service
 
 
 def ask(url: str, body: Any, method: str = "POST", path: str = "/retrieve", **headers: str) -> tuple[int, Any, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from spear_envs import cli
 from spear_envs.search.benchmarks import BENCHMARKS
 from spear_envs.search.data_cli import SOURCES
-from tests.spear_envs.data.server import Site, cut, page, ranged, serve, status, whole
+from tests.spear_envs.data import hub
+from tests.spear_envs.data.hub import run, serve_hub, use_data_folder
+from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole
 
 LINES = b"".join(
     json.dumps({"id": str(i), "question": f"question {i}?", "golden_answers": ["x"]}).encode() + b"\n" for i in range(5)
@@ -24,51 +24,27 @@ PARTS = {"part_aa": b"a" * 100_000, "part_ab": b"b" * 50_000, "part_ac": b"c"}
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
-    return tmp_path / "data" / "search"
+    return use_data_folder(tmp_path / "data", monkeypatch) / "search"
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    pytest.importorskip("httpx", reason="needs the extra 'data'")
-    site = Site()
-    server = serve(site)
-    monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
-    yield site
-    server.shutdown()
-    server.server_close()
+    with serve_hub(monkeypatch) as site:
+        yield site
 
 
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["data", *map(str, args)])
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
-def publish(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
+def publish_source(site: Site, name: str, files: dict[str, bytes], *, lfs: bool = True) -> None:
     """Let the repository of a source have these files, and some others."""
-    repository = SOURCES[name].repository
-    entries: list[dict[str, Any]] = [
+    others = (
         {"type": "directory", "path": "nq", "oid": "0", "size": 0},
-        {"type": "file", "path": "README.md", "oid": "0", "size": 5},
         {"type": "file", "path": "nq/train.jsonl", "oid": "0", "size": 10**9, "lfs": {"oid": "0", "size": 10**9}},
-    ]
-    for path, content in files.items():
-        entry = {"type": "file", "path": path, "oid": "0", "size": len(content)}
-        if lfs:
-            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-        entries.append(entry)
-        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
-    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+    )
+    hub.publish(site, SOURCES[name].repository, files, others, lfs=lfs)
 
 
 @pytest.mark.parametrize("lfs", [True, False])
 def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.CaptureFixture[str], lfs: bool) -> None:
-    publish(site, "questions", {item.path: LINES for item in BENCHMARKS}, lfs=lfs)
+    publish_source(site, "questions", {item.path: LINES for item in BENCHMARKS}, lfs=lfs)
     code, out, err = run(capsys, "get", "search")
     assert code == 0, err
     assert out.count("no SHA-256 is known") == (0 if lfs else 7)
@@ -88,7 +64,7 @@ def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.
 def test_parts_are_joined_and_a_cut_download_goes_on(
     data: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(site, "e5-flat", PARTS)
+    publish_source(site, "e5-flat", PARTS)
     url = f"/datasets/{SOURCES['e5-flat'].repository}/resolve/main/part_ab"
     site.put(url, cut(PARTS["part_ab"], 20_000, ETag='"v1"'), ranged(PARTS["part_ab"]))
     code, _, err = run(capsys, "get", "search", "e5-flat")
@@ -109,8 +85,8 @@ def test_parts_are_joined_and_a_cut_download_goes_on(
 def test_two_indexes_with_parts_of_the_same_names_do_not_mix(
     data: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publish(site, "e5-flat", PARTS)
-    publish(site, "e5-hnsw64", {name: content[::-1] + b"!" for name, content in PARTS.items()})
+    publish_source(site, "e5-flat", PARTS)
+    publish_source(site, "e5-hnsw64", {name: content[::-1] + b"!" for name, content in PARTS.items()})
     code, out, _ = run(capsys, "get", "search", "e5-hnsw64", "e5-flat")
     assert code == 0 and "e5_HNSW64.index" in out
     assert (data / "wiki-18" / "e5_HNSW64.index").stat().st_size == 150_004
@@ -118,7 +94,7 @@ def test_two_indexes_with_parts_of_the_same_names_do_not_mix(
 
 def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = b'{"id": "0", "contents": "\\"T\\"\\ntext"}\n' * 1_000
-    publish(site, "wiki-18", {"wiki-18.jsonl.gz": gzip.compress(corpus)})
+    publish_source(site, "wiki-18", {"wiki-18.jsonl.gz": gzip.compress(corpus)})
     code, _, err = run(capsys, "get", "search", "wiki-18")
     assert code == 0, err
     target = data / "wiki-18" / "wiki-18.jsonl"

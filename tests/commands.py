@@ -1,0 +1,59 @@
+"""The project's services as a user starts them: the real command in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 60.0
+
+
+@dataclass
+class RunningCommand:
+    """``spear … serve`` that has said it is ready."""
+
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@contextmanager
+def run_command(group: str, *args: str, **variables: str) -> Iterator[RunningCommand]:
+    """``spear GROUP serve``, on a free port unless told otherwise."""
+    port = () if "--port" in args else ("--port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spear_envs.cli", group, "serve", *port, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline().strip()
+        assert line.startswith("ready: "), line + process.stderr.read()
+        url = urlsplit(line.rpartition(" at ")[2])
+        yield RunningCommand(process, f"{url.scheme}://{url.netloc}", line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)

@@ -1,0 +1,65 @@
+"""``spear data`` against a data set hub of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spear_envs import cli
+from tests.spear_envs.data.server import Site, ranged, serve, whole
+
+
+def use_data_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let ``folder`` be where data sets lie, and nothing of the surroundings lead elsewhere."""
+    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(folder))
+    return folder
+
+
+@contextmanager
+def serve_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A hub without a data set; skips where what downloads is not installed."""
+    pytest.importorskip("httpx", reason="needs the extra 'data'")
+    site = Site()
+    server = serve(site)
+    monkeypatch.setenv("HF_ENDPOINT", f"{site.address}/")
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def publish(
+    site: Site,
+    repository: str,
+    files: Mapping[str, bytes],
+    others: Sequence[Mapping[str, Any]] = (),
+    *,
+    lfs: bool = True,
+) -> None:
+    """Let a repository have these files, and list ``others`` and a README."""
+    entries: list[Mapping[str, Any]] = [*others, {"type": "file", "path": "README.md", "oid": "0", "size": 5}]
+    for path, content in files.items():
+        entry: dict[str, Any] = {"type": "file", "path": path, "oid": "0", "size": len(content)}
+        if lfs:
+            entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        entries.append(entry)
+        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
+    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """``spear data ARGS``: exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["data", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err

@@ -93,6 +93,10 @@ class LocalExecutor:
             queue_s = time.monotonic() - arrived
             async with backend.borrow(code) as fork:
                 return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
+        except SandboxFault as fault:
+            if self._closed:  # closing killed the run: its own account of that says less
+                raise _closed() from fault
+            raise
         except OSError as error:  # this process has too many open files, say
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
         finally:

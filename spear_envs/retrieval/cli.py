@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
 __all__ = ["retriever"]
@@ -100,16 +100,16 @@ def serve_passages(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
-    from spear_envs.retrieval.serving import bind_socket, serve
+    from spear_envs.retrieval.serving import serve
     from spear_envs.retrieval.source import Source
 
     source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads)
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
-    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=_read_token())
+    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=read_token(TOKEN_VARIABLE))
     listener = bind_socket(host, port)
-    url = _write_url(host, listener.getsockname()[1])
+    url = write_url(host, listener.getsockname()[1])
     _warn_of_open_address(url, host, settings.token)
 
     def announce(passages: int) -> None:
@@ -128,19 +128,6 @@ def serve_passages(
     serve_replicas(Replicas(source, settings, replicas), host, port, announce)
 
 
-def _read_token() -> str | None:
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
-        raise SpearError(f"{TOKEN_VARIABLE} has characters that no HTTP header carries: use letters and digits.")
-    return token
-
-
-def _write_url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _warn_of_open_address(url: str, host: str, token: str | None) -> None:
-    from spear_envs.retrieval.serving import is_loopback
-
     if not is_loopback(host) and token is None:
         click.echo(f"Warning: whoever reaches {url} may search; set {TOKEN_VARIABLE} to ask for a token.", err=True)

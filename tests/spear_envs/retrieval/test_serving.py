@@ -23,10 +23,11 @@ import httpx
 
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
+from spear_envs.core.listening import bind_socket
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.searcher import RetrieverFault
-from spear_envs.retrieval.serving import bind_socket, is_loopback, serve
+from spear_envs.retrieval.serving import serve
 from tests.spear_envs.retrieval.service import (
     ScriptedRetriever,
     make_documents,
@@ -220,20 +221,3 @@ def test_a_server_that_hangs_is_a_timeout(corpus: str) -> None:
         assert caught.value.kind == "retriever_timeout"
         os.kill(running.process.pid, signal.SIGCONT)
         assert RetrieverClient(running.url).search("amber fox", 1)[0]["id"] == "d5"
-
-
-def test_addresses() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    with bind_socket("localhost", 0) as listener:
-        assert listener.getsockname()[1] > 0
-    with pytest.raises(SpearError, match="no address of this machine"):
-        bind_socket("no-such-host.invalid", 0)
-    with pytest.raises(SpearError, match="choose another --port"):
-        bind_socket("192.0.2.1", 8000)

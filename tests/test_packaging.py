@@ -20,7 +20,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"spear_envs", "agents", "training", "sandbox"}
-EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"}
+EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"} | {
+    "env-server",
+    "trl",
+}
 BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "regex"}
 
 

@@ -1,0 +1,130 @@
+"""An environment as a conversation, which all adapters hold: it speaks in messages, the model in responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from spear_envs.core.env import SpearEnv, image_of, text_of
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+
+__all__ = ["Conversation", "Message", "make_conversation", "make_env"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What an environment says in one turn."""
+
+    text: str
+    """For the model: in the first turn task and rules, later what changed; behind the end what was seen last."""
+    observation: str
+    """The text of the observation alone."""
+    image: np.ndarray | None
+    """Its picture, uint8 [height, width, 3], if it has one."""
+    reward: float
+    """0 after a reset."""
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+    """As ``StepInfo``."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+
+class Conversation:
+    """One environment and the words around what it shows.
+
+    Args:
+        env: an environment of ours, or one with our base class.
+        template: name of one of its prompt templates, or a template.
+
+    Raises:
+        SpearError: there is no such template.
+    """
+
+    def __init__(self, env: SpearEnv[Any], template: str | PromptTemplate = "default") -> None:
+        if isinstance(template, str):
+            if template not in env.templates:
+                known = ", ".join(env.templates)
+                raise SpearError(
+                    f"template={template!r} is not valid: choose one of {known}.{suggest_name(template, env.templates)}"
+                )
+            template = env.templates[template]
+        self.env = env
+        self.template = template
+
+    def reset(self, *, task: str | None = None, seed: int | None = None) -> Message:
+        """Begin an episode.
+
+        Raises:
+            UnknownTaskError: no such task in this split.
+            EnvFault: a service that the task needs is down.
+        """
+        observation, info = self.env.reset(seed=seed, options=None if task is None else {"task": task})
+        system = self.template.system()
+        prompt = self.template.render(self._context(observation, info))
+        return self._say(f"{system}\n\n{prompt}" if system else prompt, observation, 0.0, False, False, info)
+
+    def respond(self, response: str) -> Message:
+        """Let the model's response be played.
+
+        Raises:
+            ResetNeeded: no episode is under way.
+        """
+        observation, reward, terminated, truncated, info = self.env.step(response)
+        if terminated or truncated:
+            text = text_of(observation)
+        else:
+            text = self.template.follow_up(self._context(observation, info))
+        return self._say(text, observation, reward, terminated, truncated, info)
+
+    def _context(self, observation: Any, info: Mapping[str, Any]) -> PromptContext:
+        return PromptContext(
+            instruction=info["instruction"],
+            observation=text_of(observation),
+            admissible_actions=info["admissible_actions"],
+            history=(),
+            turn=info["turn"] + 1,
+            max_turns=self.env.max_turns,
+        )
+
+    @staticmethod
+    def _say(
+        text: str, observation: Any, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]
+    ) -> Message:
+        return Message(text, text_of(observation), image_of(observation), float(reward), terminated, truncated, info)
+
+
+def make_env(env_id: str, **keywords: Any) -> SpearEnv[Any]:
+    """The environment behind an id, without gymnasium's wrappers.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
+        keywords: of the environment.
+
+    Raises:
+        SpearError: there is none, or it has another base class.
+    """
+    try:
+        env = gym.make(env_id, disable_env_checker=True, **keywords).unwrapped
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        known = [name for name in gym.registry if name.startswith("spear/")]
+        raise SpearError(f"there is no environment {env_id!r} ({error}).{suggest_name(env_id, known)}") from None
+    except TypeError as error:
+        raise SpearError(f"{env_id} does not take these keywords: {error}.") from None
+    if not isinstance(env, SpearEnv):
+        raise SpearError(f"{env_id} is a {type(env).__name__}, which is no SpearEnv: derive it from that class.")
+    return env
+
+
+def make_conversation(env_id: str, template: str | PromptTemplate = "default", **keywords: Any) -> Conversation:
+    """``Conversation`` over :func:`make_env`."""
+    return Conversation(make_env(env_id, **keywords), template)

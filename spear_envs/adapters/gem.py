@@ -1,0 +1,89 @@
+"""Our environments as GEM's (the package ``gem-llm``): ``gem.make("spear:Sokoban-v0")`` after :func:`register_all`."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import gem
+import numpy as np
+from gem.envs.registration import ENV_REGISTRY
+
+from spear_envs.adapters.conversation import Message, make_conversation
+from spear_envs.core.errors import SpearError
+from spear_envs.core.registration import ENVIRONMENTS
+
+__all__ = ["GemEnv", "register", "register_all"]
+
+
+class GemEnv(gem.Env):
+    """One of our environments with GEM's interface: observations are messages, actions whole responses.
+
+    No global random state is read or seeded, unlike in GEM's own environments.
+
+    Args:
+        spear_id: such as ``spear/Sokoban-v0``.
+        seed: of the first ``reset`` that is given none, as ``gem.make_vec`` hands it over.
+        template: name of the prompt template.
+        keywords: of the environment.
+    """
+
+    def __init__(self, spear_id: str, seed: int | None = None, template: str = "default", **keywords: Any) -> None:
+        self.spear_id = spear_id
+        self.template = template
+        self.keywords = keywords
+        self.conversation = make_conversation(spear_id, template, **keywords)
+        self._seed = seed
+        self._random = np.random.default_rng(seed)
+        self._offered: list[str] | None = None
+
+    def reset(self, seed: int | None = None, task: str | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; ``task`` is the id of one to begin with."""
+        if seed is None:
+            seed, self._seed = self._seed, None
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        return self._hear(self.conversation.reset(task=task, seed=seed))
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play a response."""
+        message = self.conversation.respond(action)
+        text, info = self._hear(message)
+        return text, message.reward, message.terminated, message.truncated, info
+
+    def sample_random_action(self) -> str:
+        """A response with one of the actions that are offered now.
+
+        Raises:
+            SpearError: the environment cannot list them.
+        """
+        if not self._offered:
+            raise SpearError(f"{self.spear_id} lists no actions to draw from now: its responses are free text.")
+        chosen = self._offered[self._random.integers(len(self._offered))]
+        return self.conversation.env.parser.respond(chosen)
+
+    def spawn(self, same_state: bool = False, **kwargs: Any) -> GemEnv:
+        """Another environment of the same make, at the same point of the same episode if ``same_state``."""
+        fresh = GemEnv(self.spear_id, **{"template": self.template, **self.keywords, **kwargs})
+        if same_state:
+            fresh.conversation.env.set_state(self.conversation.env.get_state())
+            fresh._random, fresh._offered = copy.deepcopy((self._random, self._offered))
+        return fresh
+
+    def _hear(self, message: Message) -> tuple[str, dict[str, Any]]:
+        self._offered = message.info["admissible_actions"]
+        return message.text, dict(message.info)
+
+
+def register(gem_id: str, spear_id: str, **keywords: Any) -> None:
+    """Make ``gem.make(gem_id)`` give one of our environments, or one of yours, with these keywords by default."""
+    gem.register(gem_id, partial(GemEnv, spear_id), **keywords)
+
+
+def register_all() -> None:
+    """Register our environments as ``spear:Sokoban-v0`` and so on; again is no error."""
+    for entry in ENVIRONMENTS:
+        gem_id = entry.id.replace("/", ":")
+        if gem_id not in ENV_REGISTRY:
+            register(gem_id, entry.id)

@@ -1,0 +1,80 @@
+"""``spear serve``: an environment behind OpenEnv's protocol."""
+
+from __future__ import annotations
+
+import click
+
+from spear_envs.cli import read_keywords
+from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
+
+__all__ = ["serve"]
+
+
+@click.command()
+@click.argument("env_id")
+@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
+@click.option("--template", default="default", show_default=True, help="Prompt template of the environment.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--max-sessions",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    help="Clients at a time; further ones are turned away.",
+)
+@click.option(
+    "--idle",
+    type=click.FloatRange(0, min_open=True),
+    default=900.0,
+    show_default=True,
+    help="Seconds without a message after which a session ends.",
+)
+@click.option(
+    "--max-message-mb", type=click.IntRange(1), default=4, show_default=True, help="MiB of one message of a client."
+)
+def serve(
+    env_id: str,
+    pairs: tuple[str, ...],
+    template: str,
+    host: str,
+    port: int,
+    max_sessions: int,
+    idle: float,
+    max_message_mb: int,
+) -> None:
+    """Serve the environment ENV_ID to OpenEnv's clients until SIGINT or SIGTERM.
+
+    Each connection to the WebSocket /ws is one session with an environment of its own. Listens on this machine only,
+    unless --host says otherwise. If SPEAR_ENV_TOKEN is set, clients must send it as a bearer token.
+    """
+    from spear_envs.adapters.conversation import Conversation, make_conversation
+    from spear_envs.adapters.openenv.server import EnvService, ServiceSettings
+    from spear_envs.adapters.openenv.serving import serve_service
+    from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
+
+    keywords = read_keywords(pairs)
+
+    def make(split: str | None) -> Conversation:
+        return make_conversation(env_id, template, **(keywords if split is None else {**keywords, "split": split}))
+
+    first = make(None)  # what is wrong with it is said now, not to the first client
+    settings = ServiceSettings(
+        max_sessions=max_sessions,
+        idle_s=idle,
+        message_bytes=max_message_mb << 20,
+        token=read_token(TOKEN_VARIABLE),
+        local=is_loopback(host),
+    )
+    name = env_id.rpartition("/")[2]
+    about = (type(first.env).__doc__ or env_id).strip().splitlines()[0]
+    service = EnvService(name, about, make, settings)
+    service.pool.take_back(None, first)
+    listener = bind_socket(host, port)
+    url = write_url(host, listener.getsockname()[1])
+    if not settings.local and settings.token is None:
+        click.echo(f"Warning: whoever reaches {url} may play; set {TOKEN_VARIABLE} to ask for a token.", err=True)
+    click.echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
+    serve_service(service, listener)

@@ -1,0 +1,310 @@
+"""The service: sessions over ``/ws``, and OpenEnv's questions about environment, schemas and tasks over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+# FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.datastructures import Headers
+
+from spear_envs import __version__
+from spear_envs.adapters.openenv.sessions import MakeConversation, Session, SessionPool, describe_task
+from spear_envs.adapters.openenv.wire import (
+    ACTION_SCHEMA,
+    OBSERVATION_SCHEMA,
+    STATE_SCHEMA,
+    Close,
+    ErrorCode,
+    Reset,
+    State,
+    Step,
+    WireError,
+    read_message,
+    read_reset,
+    write_error,
+    write_json,
+    write_observation,
+)
+from spear_envs.core.listening import is_loopback
+
+__all__ = ["EnvService", "ServiceSettings", "make_app"]
+
+Result = TypeVar("Result")
+NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
+POLICY_VIOLATION = 1008
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Everything but the environment."""
+
+    max_sessions: int = 64
+    idle_s: float = 900.0
+    """After so many seconds without a message a session ends."""
+    message_bytes: int = 4 << 20
+    """Of one message of a client."""
+    body_bytes: int = 64 << 10
+    """Of a request over HTTP."""
+    tasks_listed: int = 1000
+    """Most tasks in one answer."""
+    token: str | None = field(default=None, repr=False)
+    """What clients must send as a bearer token; None asks for none."""
+    local: bool = True
+    """Listens on the loopback interface: requests under the name of another host are refused."""
+
+
+class EnvService:
+    """An environment behind OpenEnv's protocol. Belongs to one event loop.
+
+    Args:
+        name: of the environment.
+        description: one sentence on it.
+        make: makes the environment of a split, or the server's own for None.
+        settings: limits and token.
+    """
+
+    def __init__(self, name: str, description: str, make: MakeConversation, settings: ServiceSettings) -> None:
+        self.name = name
+        self.description = description
+        self.settings = settings
+        self.pool = SessionPool(make, settings.max_sessions)
+        # One thread for each session: a slow environment of one does not hold up the others.
+        self._threads = ThreadPoolExecutor(settings.max_sessions + 1, thread_name_prefix="session")
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Let a thread do what blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def refuse(self, headers: Headers) -> tuple[int, str] | None:
+        """Status and reason where a request may not come in.
+
+        Pages of other sites are refused, which a browser would let speak to this machine, and so is a missing token.
+        """
+        host = urlsplit(f"//{headers.get('host', '')}")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host.netloc:
+            return 403, "pages of other sites may not speak to this service."
+        if self.settings.local and not is_loopback(host.hostname or ""):
+            return 403, "this service is for this machine alone: ask it under 127.0.0.1 or localhost."
+        token = self.settings.token
+        if token is not None:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+                return 401, "this service wants its token: send the header 'Authorization: Bearer <token>'."
+        return None
+
+    async def hold_session(self, socket: WebSocket) -> None:
+        """Answer the messages of one client until it goes, says so, or says nothing for too long."""
+        refused = self.refuse(socket.headers)
+        if refused is not None:
+            await socket.send_denial_response(_write(refused[0], {"detail": refused[1]}))
+            return
+        await socket.accept()
+        try:
+            session = self.pool.open()
+        except WireError as error:
+            sessions = {"active_sessions": self.pool.active, "max_sessions": self.pool.max_sessions}
+            await socket.send_text(write_error(error.code, str(error), **sessions))
+            await socket.close(POLICY_VIOLATION)
+            return
+        try:
+            with contextlib.suppress(WebSocketDisconnect):
+                while (answer := await self._answer_next(socket, session)) is not None:
+                    await socket.send_text(answer)
+                await socket.close()
+        finally:
+            # Shielded: a cancelled connection must not keep its place.
+            await asyncio.shield(self.run(session.close))
+
+    async def _answer_next(self, socket: WebSocket, session: Session) -> str | None:
+        """The answer to the next message; None ends the session."""
+        try:
+            text = await asyncio.wait_for(socket.receive_text(), self.settings.idle_s)
+        except asyncio.TimeoutError:
+            said = f"nothing was heard for {self.settings.idle_s:g} s, so the session has ended."
+            await socket.send_text(write_error(ErrorCode.SESSION_ERROR, said))
+            return None
+        except KeyError:  # a message of bytes
+            return write_error(ErrorCode.INVALID_JSON, "messages are text: send JSON as text.")
+        try:
+            request = read_message(text)
+            if isinstance(request, Close):
+                return None
+            if isinstance(request, State):
+                return write_json({"type": "state", "data": session.describe()})
+            reset = request if isinstance(request, Reset) else None
+            response = request.response if isinstance(request, Step) else ""
+            message = await self.run(lambda: session.reset(reset) if reset else session.step(response))
+        except WireError as error:
+            return write_error(error.code, str(error))
+        return write_json({"type": "observation", "data": write_observation(message)})
+
+    async def show_first(self, reset: Reset) -> dict[str, Any]:
+        """The first observation of an episode that goes no further."""
+        session = self.pool.open()
+        try:
+            return write_observation(await self.run(lambda: session.reset(reset)))
+        finally:
+            await asyncio.shield(self.run(session.close))
+
+    async def read_tasks(self, data: dict[str, Any], start: int, stop: int | None) -> list[dict[str, Any]]:
+        """Tasks of a split, never more than are listed in one answer."""
+        most = self.settings.tasks_listed
+
+        def read() -> list[dict[str, Any]]:
+            def pick(tasks: Any) -> list[dict[str, Any]]:
+                places = range(len(tasks))[start:stop][:most]
+                return [describe_task(tasks[place], place) for place in places]
+
+            return self.pool.read_tasks(data["split"], pick)
+
+        return await self.run(read)
+
+    def close(self) -> None:
+        """Wait for the threads and close the environments."""
+        self._threads.shutdown()
+        self.pool.close()
+
+
+def make_app(service: EnvService) -> FastAPI:
+    """The ASGI application of a service."""
+    app = FastAPI(title=service.name, version=__version__, docs_url=None, redoc_url=None)
+
+    def check(request: Request) -> None:
+        refused = service.refuse(request.headers)
+        if refused is not None:
+            raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
+
+    async def read_object(request: Request) -> dict[str, Any]:
+        check(request)
+        body = await _read_body(request, service.settings.body_bytes)
+        try:
+            value = json.loads(body or b"{}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise HTTPException(422, "the body is no JSON object.")
+        return value
+
+    async def read_split(request: Request, name: str) -> dict[str, Any]:
+        data = await read_object(request)
+        if name.lower() != service.name.lower():
+            raise HTTPException(404, f"there is no environment {name!r} here: it is {service.name}.")
+        splits = await service.run(service.pool.list_splits)
+        if data.get("split") not in splits:
+            raise HTTPException(422, f"'split' is one of {', '.join(splits)}.")
+        for key in ("index", "start", "stop"):
+            if not (data.get(key) is None or (isinstance(data[key], int) and not isinstance(data[key], bool))):
+                raise HTTPException(422, f"{key!r} is a whole number.")
+        return data
+
+    @app.websocket("/ws")
+    async def talk(socket: WebSocket) -> None:
+        await service.hold_session(socket)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return _write(200, {"status": "healthy"})
+
+    @app.get("/metadata")
+    async def metadata(request: Request) -> Response:
+        check(request)
+        return _write(200, {"name": service.name, "description": service.description, "version": __version__})
+
+    @app.get("/schema")
+    async def schema(request: Request) -> Response:
+        check(request)
+        return _write(200, {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
+
+    @app.get("/state")
+    async def state(request: Request) -> Response:
+        check(request)
+        return _write(200, {"episode_id": None, "step_count": 0, "task_id": None, "done": True})
+
+    @app.post("/reset")
+    async def reset(request: Request) -> Response:
+        try:
+            return _write(200, await service.show_first(read_reset(await read_object(request))))
+        except WireError as error:
+            raise HTTPException(503 if error.code is ErrorCode.CAPACITY_REACHED else 422, str(error)) from None
+
+    @app.post("/step")
+    async def step(request: Request) -> Response:
+        check(request)
+        raise HTTPException(409, NO_SESSION)
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        asked = await read_object(request)
+        error = {"code": -32601, "message": "this environment has no MCP tools: play it over the WebSocket /ws."}
+        return _write(200, {"jsonrpc": "2.0", "id": asked.get("id"), "error": error})
+
+    @app.get("/list_environments")
+    async def list_environments(request: Request) -> Response:
+        check(request)
+        return _write(200, [service.name])
+
+    @app.get("/{env_name}/splits")
+    async def splits(request: Request, env_name: str) -> Response:
+        check(request)
+        if env_name.lower() != service.name.lower():
+            raise HTTPException(404, f"there is no environment {env_name!r} here: it is {service.name}.")
+        names = await service.run(service.pool.list_splits)
+        return _write(200, [{"name": name, "type": _find_type(name)} for name in names])
+
+    @app.post("/{env_name}/num_tasks")
+    async def num_tasks(request: Request, env_name: str) -> Response:
+        data = await read_split(request, env_name)
+        return _write(200, {"num_tasks": await service.run(lambda: service.pool.read_tasks(data["split"], len))})
+
+    @app.post("/{env_name}/tasks")
+    async def tasks(request: Request, env_name: str) -> Response:
+        data = await read_split(request, env_name)
+        return _write(200, {"tasks": await service.read_tasks(data, 0, None), "env_name": service.name})
+
+    @app.post("/{env_name}/task_range")
+    async def task_range(request: Request, env_name: str) -> Response:
+        data = await read_split(request, env_name)
+        return _write(200, {"tasks": await service.read_tasks(data, data.get("start") or 0, data.get("stop"))})
+
+    @app.post("/{env_name}/task")
+    async def task(request: Request, env_name: str) -> Response:
+        data = await read_split(request, env_name)
+        index = data.get("index")
+        found = await service.read_tasks(data, index, index + 1) if isinstance(index, int) and index >= 0 else []
+        if not found:
+            raise HTTPException(400, "there is no task of this index in the split.")
+        return _write(200, {"task": found[0]})
+
+    return app
+
+
+def _find_type(split: str) -> str:
+    """OpenEnv knows three types of splits."""
+    if split in ("train", "test"):
+        return split
+    return "validation"
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """The body, of which never more than the limit is kept."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise HTTPException(413, f"the body has more than {limit} bytes.")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _write(status: int, content: Any) -> Response:
+    return Response(write_json(content), status, media_type="application/json")

@@ -1,0 +1,188 @@
+"""Sessions and their environments: at most so many, each played by one client at a time, used again after it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from spear_envs.adapters.conversation import Conversation, Message
+from spear_envs.adapters.openenv.wire import ErrorCode, Reset, WireError
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task, TaskSet
+
+__all__ = ["Session", "SessionPool", "describe_task"]
+
+logger = logging.getLogger(__name__)
+
+MakeConversation = Callable[[str | None], Conversation]
+"""Makes an environment for a split; None for the server's own."""
+
+
+class SessionPool:
+    """Admits sessions and lends environments; from any thread.
+
+    Args:
+        make: makes the environment of a split.
+        max_sessions: at a time; each holds one environment at most.
+    """
+
+    def __init__(self, make: MakeConversation, max_sessions: int) -> None:
+        self.max_sessions = max_sessions
+        self.active = 0
+        self._make = make
+        self._lock = threading.Lock()
+        self._idle: defaultdict[str | None, list[Conversation]] = defaultdict(list)
+
+    def open(self) -> Session:
+        """A new session.
+
+        Raises:
+            WireError: all are taken.
+        """
+        with self._lock:
+            if self.active >= self.max_sessions:
+                raise WireError(
+                    ErrorCode.CAPACITY_REACHED,
+                    f"all {self.max_sessions} sessions are taken: close one, or raise --max-sessions of the server.",
+                )
+            self.active += 1
+        return Session(self)
+
+    def leave(self) -> None:
+        """A session has ended."""
+        with self._lock:
+            self.active -= 1
+
+    def lend(self, split: str | None) -> Conversation:
+        """An environment of a split, from a session that has ended or made anew.
+
+        Raises:
+            WireError: it cannot be made.
+        """
+        with self._lock:
+            if self._idle[split]:
+                return self._idle[split].pop()
+        try:
+            return self._make(split)
+        except SpearError as error:
+            raise WireError(ErrorCode.FACTORY_ERROR, str(error)) from None
+
+    def take_back(self, split: str | None, conversation: Conversation) -> None:
+        """Keep an environment for the next session, unless enough are kept already."""
+        with self._lock:
+            if sum(map(len, self._idle.values())) < self.max_sessions:
+                self._idle[split].append(conversation)
+                return
+        conversation.env.close()
+
+    def close(self) -> None:
+        """Close the environments that nobody holds."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().env.close()
+
+    def read_tasks(self, split: str | None, read: Callable[[TaskSet], Any]) -> Any:
+        """What ``read`` finds in the tasks of a split.
+
+        Raises:
+            WireError: there is no such split.
+        """
+        conversation = self.lend(split)
+        try:
+            return read(conversation.env.tasks)
+        finally:
+            self.take_back(split, conversation)
+
+    def list_splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        conversation = self.lend(None)
+        try:
+            return conversation.env.splits
+        finally:
+            self.take_back(None, conversation)
+
+
+class Session:
+    """One client's episode. Its methods block; they are called one after the other."""
+
+    def __init__(self, pool: SessionPool) -> None:
+        self.episode_id: str | None = None
+        self._pool = pool
+        self._split: str | None = None
+        self._conversation: Conversation | None = None
+        self._last: Message | None = None
+
+    def reset(self, request: Reset) -> Message:
+        """Begin an episode.
+
+        Raises:
+            WireError: no such split or task, or a service that the environment leans on is down.
+        """
+        if self._conversation is None or request.split != self._split:
+            self._give_back()
+            self._conversation = self._pool.lend(request.split)
+            self._split = request.split
+        conversation = self._conversation
+        self._last = None
+        task = request.task
+        if request.index is not None:
+            tasks = conversation.env.tasks
+            if request.index >= len(tasks):
+                raise WireError(
+                    ErrorCode.EXECUTION_ERROR, f"there is no task {request.index}: the split has {len(tasks)}."
+                )
+            task = tasks[request.index].id
+        self.episode_id = request.episode_id
+        self._last = self._run(lambda: conversation.reset(task=task, seed=request.seed))
+        return self._last
+
+    def step(self, response: str) -> Message:
+        """Play a response.
+
+        Raises:
+            WireError: no episode is under way.
+        """
+        conversation = self._conversation
+        if conversation is None or self._last is None or self._last.done:
+            state = "has begun" if self._last is None else "is under way any more"
+            raise WireError(ErrorCode.EXECUTION_ERROR, f"no episode {state}: send reset first.")
+        self._last = self._run(lambda: conversation.respond(response))
+        return self._last
+
+    def describe(self) -> dict[str, Any]:
+        """The state that OpenEnv's clients ask for."""
+        info = self._last.info if self._last else {}
+        return {
+            "episode_id": self.episode_id,
+            "step_count": info.get("turn", 0),
+            "task_id": info.get("task_id"),
+            "done": self._last is None or self._last.done,
+        }
+
+    def close(self) -> None:
+        """Give environment and place back."""
+        self._give_back()
+        self._pool.leave()
+
+    def _run(self, play: Callable[[], Message]) -> Message:
+        try:
+            return play()
+        except SpearError as error:
+            raise WireError(ErrorCode.EXECUTION_ERROR, str(error)) from None
+        except Exception as error:
+            logger.exception("an environment failed")
+            self._conversation = self._last = None  # who knows what state it is in
+            raise WireError(ErrorCode.EXECUTION_ERROR, f"the environment failed: {type(error).__name__}.") from error
+
+    def _give_back(self) -> None:
+        if self._conversation is not None:
+            self._pool.take_back(self._split, self._conversation)
+            self._conversation = None
+
+
+def describe_task(task: Task, index: int) -> dict[str, Any]:
+    """What clients are told of a task: not its content, which may hold the answer."""
+    return {"id": task.id, "index": index, "subtask": task.subtask, "instruction": task.instruction}

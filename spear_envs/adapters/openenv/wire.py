@@ -1,0 +1,254 @@
+"""OpenEnv's messages and schemas, read strictly. Its own classes are not needed on this side."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from spear_envs.adapters.conversation import Message
+
+__all__ = [
+    "ACTION_SCHEMA",
+    "OBSERVATION_SCHEMA",
+    "STATE_SCHEMA",
+    "TOKEN_VARIABLE",
+    "Close",
+    "ErrorCode",
+    "Reset",
+    "State",
+    "Step",
+    "WireError",
+    "read_message",
+    "read_reset",
+    "write_error",
+    "write_json",
+    "write_observation",
+]
+
+TOKEN_VARIABLE = "SPEAR_ENV_TOKEN"
+"""Variable of the environment with the bearer token that clients must send."""
+IN_OBSERVATION = frozenset({"instruction", "admissible_actions"})
+"""Keys of ``info`` that stand in the observation; the others are metadata."""
+
+
+class ErrorCode(str, Enum):
+    """OpenEnv's codes of errors."""
+
+    INVALID_JSON = "INVALID_JSON"
+    """The message is no JSON object."""
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    """There is no such message."""
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    """The message lacks something, or has something wrong in it."""
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    """The environment refused, or failed; the session goes on."""
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    """All sessions are taken; the connection ends."""
+    FACTORY_ERROR = "FACTORY_ERROR"
+    """The environment could not be made."""
+    SESSION_ERROR = "SESSION_ERROR"
+    """The session ended: nothing was heard for too long."""
+
+
+class WireError(Exception):
+    """A message that is answered with an error."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Begin an episode."""
+
+    seed: int | None = None
+    episode_id: str | None = None
+    """What the client calls the episode."""
+    task: str | None = None
+    """Id of the task; without one and without ``index`` the seed draws it."""
+    split: str | None = None
+    """Another split than the server's."""
+    index: int | None = None
+    """Position of the task in its split."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Play a response."""
+
+    response: str
+
+
+@dataclass(frozen=True)
+class State:
+    """Tell the state of the session."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the session."""
+
+
+Request: TypeAlias = Reset | Step | State | Close
+_RESET_ARGUMENTS: Mapping[str, type] = {"seed": int, "episode_id": str, "task": str, "split": str, "index": int}
+
+
+def read_message(text: str) -> Request:
+    """The request in a message of a WebSocket.
+
+    Raises:
+        WireError: it is not of the protocol.
+    """
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(ErrorCode.INVALID_JSON, f"the message is no JSON ({error}).") from None
+    if not isinstance(message, dict):
+        raise WireError(ErrorCode.INVALID_JSON, "the message is no JSON object.")
+    kind, data = message.get("type", ""), message.get("data", {})
+    if not isinstance(data, dict):
+        raise WireError(ErrorCode.VALIDATION_ERROR, f"'data' of a message is an object, not {_name(data)}.")
+    if kind == "reset":
+        return read_reset(data)
+    if kind == "step":
+        return _read_step(data)
+    if kind == "state":
+        return State()
+    if kind == "close":
+        return Close()
+    raise WireError(ErrorCode.UNKNOWN_TYPE, f"there is no message {kind!r}: send reset, step, state or close.")
+
+
+def read_reset(data: Mapping[str, Any]) -> Reset:
+    """The arguments of a reset; those that others' environments take and ours does not are refused.
+
+    Raises:
+        WireError: an unknown argument, or one of the wrong kind.
+    """
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in _RESET_ARGUMENTS:
+            known = ", ".join(_RESET_ARGUMENTS)
+            raise WireError(ErrorCode.VALIDATION_ERROR, f"reset takes no {name!r}: it takes {known}.")
+        wanted = _RESET_ARGUMENTS[name]
+        if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+            raise WireError(ErrorCode.VALIDATION_ERROR, f"{name!r} is {wanted.__name__}, not {_name(value)}.")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise WireError(ErrorCode.VALIDATION_ERROR, f"{name!r} is a number from 0 to 2^63 - 1.")
+        values[name] = value
+    reset = Reset(**values)
+    if reset.task is not None and reset.index is not None:
+        raise WireError(ErrorCode.VALIDATION_ERROR, "reset takes a 'task' or an 'index', not both.")
+    return reset
+
+
+def _read_step(data: Mapping[str, Any]) -> Step:
+    unknown = sorted(set(data) - {"response", "metadata"})
+    response = data.get("response")
+    if unknown or not isinstance(response, str):
+        what = f"has {unknown[0]!r}" if unknown else f"has {_name(response)} for it"
+        form = '{"response": "what the model wrote"}'
+        raise WireError(ErrorCode.VALIDATION_ERROR, f"an action is {form}; this one {what}.")
+    return Step(response)
+
+
+def _name(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def write_observation(message: Message) -> dict[str, Any]:
+    """OpenEnv's form of what an environment says: observation, reward, done, metadata."""
+    info = message.info
+    return {
+        "observation": {
+            "prompt": message.text,
+            "text": message.observation,
+            "image": None if message.image is None else _encode_picture(message.image),
+            "instruction": info["instruction"],
+            "admissible_actions": info["admissible_actions"],
+        },
+        "reward": message.reward if info["turn"] else None,
+        "done": message.done,
+        "metadata": {
+            "terminated": message.terminated,
+            "truncated": message.truncated,
+            **{key: value for key, value in info.items() if key not in IN_OBSERVATION},
+        },
+    }
+
+
+def _encode_picture(image: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def write_error(code: ErrorCode, message: str, **more: Any) -> str:
+    """A message of a WebSocket that says what was wrong."""
+    return write_json({"type": "error", "data": {"message": message, "code": code.value, **more}})
+
+
+def write_json(value: Any) -> str:
+    """JSON as every client reads it; numbers of numpy become plain ones."""
+    return json.dumps(value, default=_make_plain, separators=(",", ":"))
+
+
+def _make_plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)
+
+
+def _describe(kind: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "description": text, **more}
+
+
+def _or_null(kind: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"anyOf": [{"type": kind, **more}, {"type": "null"}], "description": text}
+
+
+ACTION_SCHEMA: dict[str, Any] = {
+    "title": "SpearAction",
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["response"],
+    "properties": {
+        "response": _describe("string", "One whole response of the model, in the form that the prompt asks for."),
+        "metadata": _describe("object", "Not read."),
+    },
+}
+OBSERVATION_SCHEMA: dict[str, Any] = {
+    "title": "SpearObservation",
+    "type": "object",
+    "required": ["prompt", "text", "image", "instruction", "admissible_actions"],
+    "properties": {
+        "prompt": _describe("string", "The next message for the model."),
+        "text": _describe("string", "What the environment shows, without the words around it."),
+        "image": _or_null("string", "Its picture: a PNG file.", contentEncoding="base64", contentMediaType="image/png"),
+        "instruction": _describe("string", "What is to be done."),
+        "admissible_actions": _or_null(
+            "array", "Actions that would do something now; null where they cannot be listed.", items={"type": "string"}
+        ),
+    },
+}
+STATE_SCHEMA: dict[str, Any] = {
+    "title": "SpearState",
+    "type": "object",
+    "properties": {
+        "episode_id": _or_null("string", "What the client called the episode."),
+        "step_count": _describe("integer", "Responses so far."),
+        "task_id": _or_null("string", "The task being played."),
+        "done": _describe("boolean", "Whether the episode has ended, or none has begun."),
+    },
+}

@@ -1,0 +1,29 @@
+"""Our adapters with the real other side: OpenEnv's client and validator, GEM's functions and wrappers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.spear_envs.adapters.conftest import RunPeer
+
+
+@pytest.mark.parametrize("token", ["", "s3cret"])
+def test_openenv(run_peer: RunPeer, token: str) -> None:
+    pytest.importorskip("websockets", reason="the service needs the extra 'env-server'")
+    from spear_envs.adapters.openenv.server import ServiceSettings
+    from tests.spear_envs.adapters.service import run_service
+
+    with run_service("spear/Sokoban-v0", settings=ServiceSettings(max_sessions=8, token=token or None)) as running:
+        report = json.loads(run_peer("openenv_client.py", running.url, "spear/Sokoban-v0", token).splitlines()[-1])
+        running.wait_for_sessions(0)
+    assert all(one["won"] and one["total"] > 1 for one in report["played"])
+    assert len(set(report["tasks"])) == 8
+    assert token or (report["valid"] and report["failed"] == [])
+
+
+def test_gem(run_peer: RunPeer) -> None:
+    report = json.loads(run_peer("gem_plays.py").splitlines()[-1])
+    assert all(won and total > 1 for won, total in report["wins"].values()), report
+    assert report["episodes"] > 4 and report["untouched"]

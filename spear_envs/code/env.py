@@ -23,7 +23,7 @@ from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
 from spear_envs.code.grammar import CodeParser, ResponseKind, read_call, write_answer, write_call
 from spear_envs.code.opening import MINI, SandboxChoice, find_splits, open_runner, open_tasks
 from spear_envs.code.problems import SIZES, SPLITS, build
-from spear_envs.code.prompts import make_templates
+from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.env import ActionResult, SpearEnv
@@ -92,6 +92,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
     """
 
     metadata: dict[str, Any]  # type: ignore[misc]
+    tools = TOOLS
     splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
     templates: Mapping[str, PromptTemplate] = make_templates(CodeParser(), TIME_LIMIT)  # type: ignore[misc]
 

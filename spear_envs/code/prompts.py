@@ -9,25 +9,24 @@ from types import MappingProxyType
 
 from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call
 from spear_envs.core.parsing import ResponseParser
-from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.tools import CallParser, Tool
 
-__all__ = ["TOOL", "CompactCodeTemplate", "RetoolTemplate", "ToolCallTemplate", "make_templates"]
+__all__ = ["TOOLS", "CompactCodeTemplate", "RetoolTemplate", "ToolCallTemplate", "make_templates"]
 
-TOOL: Mapping[str, object] = MappingProxyType(
-    {
-        "type": "function",
-        "function": {
-            "name": TOOL_NAME,
-            "description": "Runs Python code and returns what it prints.",
-            "parameters": {
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "The code to run."}},
-                "required": ["code"],
-            },
-        },
-    }
+
+class _CodeTool(Tool):
+    def write(self, argument: str) -> str:
+        """A call in JSON, which holds any code; a fence ends at the first fence in it."""
+        call = json.dumps({"name": self.name, "arguments": {self.parameter: argument}}).replace("<", "\\u003c")
+        return f"<tool_call>\n{call}\n</tool_call>"
+
+
+TOOLS = (
+    _CodeTool(TOOL_NAME, "Runs Python code and returns what it prints.", "code", "The code to run."),
+    Tool("answer", "Answers; this ends the task.", "answer", "The answer alone.", "\\boxed{", "}"),
 )
-"""The tool as chat templates take it."""
+"""The two kinds of actions as functions."""
 
 _WHEN = """\
 Use Python where it helps: for long calculations, for trying many cases, for checking a result. Each piece of code \
@@ -102,7 +101,7 @@ class ToolCallTemplate:
         call = json.dumps({"name": TOOL_NAME, "arguments": {"code": "print(6 * 7)"}})
         opening = _TOOL_CALL.format(
             when=_WHEN.format(time_limit=self.time_limit),
-            tool=json.dumps(dict(TOOL)),
+            tool=json.dumps(TOOLS[0].schema()),
             call=call,
             max_turns=context.max_turns,
             problem=context.instruction.strip(),
@@ -225,6 +224,10 @@ class CompactCodeTemplate:
         return action if code is None else f"<code>{code}</code>"
 
 
+_TOOL_RULES = """\
+Solve a mathematics problem. You have a Python interpreter as a tool. {when} Call answer as soon as you are sure."""
+
+
 def make_templates(parser: ResponseParser, time_limit: float) -> Mapping[str, PromptTemplate]:
     """All templates by name, for an environment with these settings."""
     return MappingProxyType(
@@ -233,5 +236,8 @@ def make_templates(parser: ResponseParser, time_limit: float) -> Mapping[str, Pr
             "budget": ToolCallTemplate("budget", parser, time_limit, budget=True),
             "retool": RetoolTemplate(parser, time_limit),
             "compact": CompactCodeTemplate(parser),
+            "tools": DefaultTemplate(
+                _TOOL_RULES.format(when=_WHEN.format(time_limit=time_limit)), CallParser(TOOLS, parser), name="tools"
+            ),
         }
     )

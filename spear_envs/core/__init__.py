@@ -25,12 +25,14 @@ from spear_envs.core.tasks import (
     check_disjoint,
     check_split,
 )
+from spear_envs.core.tools import CallParser, Tool
 
 __all__ = [
     "INFO_KEYS",
     "MAX_RESPONSE_LENGTH",
     "REWARD_TERM_KEYS",
     "ActionResult",
+    "CallParser",
     "CompactTemplate",
     "DefaultTemplate",
     "EnvFault",
@@ -53,6 +55,7 @@ __all__ = [
     "TagParser",
     "Task",
     "TaskSet",
+    "Tool",
     "UnknownTaskError",
     "canonical_json",
     "check_disjoint",

@@ -21,6 +21,7 @@ from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemp
 from spear_envs.core.rewards import FORMAT_BONUS, Schedule, compose_reward, make_schedule, tool_call_reward
 from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
+from spear_envs.core.tools import ACT, Tool
 
 __all__ = ["ActionResult", "OnMalformed", "RewardMode", "SpearEnv", "image_of", "set_training_step", "text_of"]
 
@@ -108,6 +109,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     )
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
     """Values that the keyword ``split`` may have: to train on, to validate on and to test on, in this order."""
+
+    tools: ClassVar[tuple[Tool, ...]] = (ACT,)
+    """The actions as functions, for models that act by calling tools; a template named ``tools`` may explain them."""
 
     # The episode so far; set by _begin_episode().
     turn: int

@@ -34,7 +34,7 @@ from spear_envs.search.opening import (
     open_tasks,
     read_path,
 )
-from spear_envs.search.prompts import LAST_TURN, compress_observation, make_templates
+from spear_envs.search.prompts import LAST_TURN, TOOLS, compress_observation, make_templates
 
 __all__ = ["Outcome", "Preset", "SearchR1Env"]
 
@@ -96,6 +96,7 @@ class SearchR1Env(SpearEnv[str]):
     """
 
     metadata: dict[str, Any]  # type: ignore[misc]
+    tools = TOOLS
     splits: tuple[str, ...] = find_splits(MINI)  # type: ignore[misc]
     templates: Mapping[str, PromptTemplate] = make_templates(SearchParser(), topk=3)  # type: ignore[misc]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from spear_envs.core.parsing import ResponseParser
-from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
+from spear_envs.core.tools import CallParser, Tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
 __all__ = [
@@ -186,7 +187,20 @@ def _join_title(title: str, text: str) -> str:
     return text if text.removeprefix("The ").startswith(title.removeprefix("The ")) else f"{title}: {text}"
 
 
+TOOLS = (
+    Tool("search", "Returns the best passages for a query.", "query", "The query.", "<search>", "</search>"),
+    Tool("answer", "Answers; this ends the task.", "answer", "The answer alone.", "<answer>", "</answer>"),
+)
+"""The two kinds of actions as functions."""
+
+_TOOL_RULES = """\
+Answer a question with the help of a search engine, which brings the {topk} best passages. A question may need several \
+searches: search for one fact at a time, with the names that you have found. Answer as soon as you are sure, with the \
+name, date or phrase alone."""
+
+
 def make_templates(parser: ResponseParser, topk: int) -> Mapping[str, PromptTemplate]:
     """All templates by name, for an environment with these settings."""
     templates: dict[str, PromptTemplate] = {name: SearchTemplate(name, topk, parser) for name in TEXTS}
-    return MappingProxyType({**templates, "compact": CompactSearchTemplate(parser)})
+    tools = DefaultTemplate(_TOOL_RULES.format(topk=topk), CallParser(TOOLS, parser), name="tools")
+    return MappingProxyType({**templates, "compact": CompactSearchTemplate(parser), "tools": tools})

@@ -18,7 +18,7 @@ LATER = replace(FIRST, observation="42", turn=2)
 
 def test_all_templates() -> None:
     templates = make_templates(CodeParser(), 30.0)
-    assert set(templates) == {"default", "budget", "retool", "compact"}
+    assert set(templates) == {"default", "budget", "retool", "compact", "tools"}
     for name, template in templates.items():
         assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
         assert isinstance(template, RunningTemplate) == (name == "retool")

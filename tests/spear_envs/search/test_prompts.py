@@ -18,10 +18,10 @@ FIRST = PromptContext("Who built it", "Question: Who built it", None, (), 1, 32)
 
 def test_all_templates() -> None:
     templates = make_templates(SearchParser(), 5)
-    assert set(templates) == {"default", "search_r1", "compact"}
+    assert set(templates) == {"default", "search_r1", "compact", "tools"}
     for name, template in templates.items():
         assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
-        assert isinstance(template, RunningTemplate) == (name != "compact")
+        assert isinstance(template, RunningTemplate) == (name not in ("compact", "tools"))
         assert "Who built it" in template.render(FIRST)
 
 

@@ -1,0 +1,156 @@
+"""Our environments for ``environment_factory`` of TRL's ``GRPOTrainer``: actions are calls of tools.
+
+Nothing of TRL is imported here; what it asks of an environment is a class with methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from spear_envs.adapters.conversation import Conversation, Message, make_env
+from spear_envs.core.env import RewardMode, SpearEnv
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import PromptTemplate
+from spear_envs.core.rewards import compose_reward
+from spear_envs.core.tools import CallParser, Tool
+
+__all__ = ["TrlEnvironment", "make_factory", "make_rows"]
+
+ENDED = "The task has ended. Do not call any tool."
+Shown = str | list[dict[str, Any]]
+
+
+class TrlEnvironment:
+    """One rollout's environment: ``reset``, ``get_reward``, and a method for each tool of the environment.
+
+    TRL offers every public method of the class to the model, so there is none beside these.
+    """
+
+    def __init__(self, env: SpearEnv[Any]) -> None:
+        self._conversation = Conversation(env, _find_template(env))
+        self._last: Message | None = None
+
+    def reset(self, task: str | None = None, seed: int | None = None, **_: Any) -> Shown:
+        """Begin an episode; the arguments are the columns of a row of the data set.
+
+        Returns:
+            What TRL appends to the row's last message: task, rules and first observation.
+
+        Raises:
+            SpearError: neither task nor seed: the members of a group would play different tasks.
+        """
+        if task is None and seed is None:
+            raise SpearError(
+                "the rows of the data set name no task, so the members of a group would play different ones: "
+                "take train_dataset=Dataset.from_list(make_rows(...))."
+            )
+        self._last = self._conversation.reset(task=task, seed=seed)
+        return _show(self._last)
+
+    def get_reward(self) -> float | None:
+        """The reward of the episode, which counts as lost if the model has stopped before its end.
+
+        Returns:
+            None after a fault that was not the model's, which TRL takes for no reward.
+        """
+        last, env = self._last, self._conversation.env
+        if last is None or last.info["fault"] is not None:
+            return None
+        terms = last.info["reward_terms"]
+        if env.reward_mode is RewardMode.NATIVE:
+            return float(terms["native_return"])
+        return compose_reward(terms, env.mu(env.training_step))
+
+    def _play(self, action: str) -> Shown:
+        if self._last is None or self._last.done:
+            return ENDED
+        self._last = self._conversation.respond(action)
+        shown = _show(self._last)
+        if self._last.done:
+            return [*shown, {"type": "text", "text": ENDED}] if isinstance(shown, list) else f"{shown}\n\n{ENDED}"
+        return shown
+
+
+def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
+    """What ``GRPOTrainer(environment_factory=…)`` takes.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
+        keywords: of the environment. A model without vision wants ``modality="text"`` of Sokoban.
+
+    Raises:
+        SpearError: there is no such environment, or it does not take these keywords.
+    """
+    keywords = {"response_format": "plain", **keywords}
+    env = make_env(env_id, **keywords)
+    methods = {tool.name: _make_method(tool) for tool in env.tools}
+    kind = type(type(env).__name__, (TrlEnvironment,), {"__doc__": TrlEnvironment.__doc__, **methods})
+    env.close()
+
+    def make() -> TrlEnvironment:
+        made: TrlEnvironment = kind(make_env(env_id, **keywords))
+        return made
+
+    return make
+
+
+def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
+    """Rows of a data set: different tasks of an environment's split, drawn by ``seed``; all of it if it has no more.
+
+    The members of a group get the same row, and so the same task.
+
+    Args:
+        env_id: as :func:`make_factory` takes it.
+        count: number of rows.
+        seed: of the draw.
+        keywords: of the environment.
+    """
+    env = make_env(env_id, **keywords)
+    tasks = env.tasks
+    places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)
+    rows = [{"prompt": [{"role": "user", "content": ""}], "task": tasks[int(place)].id} for place in places]
+    env.close()
+    return rows
+
+
+def _make_method(tool: Tool) -> Callable[..., Shown]:
+    """A method with the tool's own argument, and the docstring that transformers makes the model's description of."""
+
+    def call(self: TrlEnvironment, **arguments: Any) -> Shown:
+        if set(arguments) != {tool.parameter} or not isinstance(arguments[tool.parameter], str):
+            raise TypeError(f"{tool.name} takes one argument, the text {tool.parameter!r}.")
+        return self._play(tool.write(arguments[tool.parameter]))
+
+    call.__name__ = call.__qualname__ = tool.name
+    call.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.parameter}: {tool.meaning}\n"
+    call.__annotations__ = {tool.parameter: str, "return": str}
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("self", kinds), inspect.Parameter(tool.parameter, kinds, annotation=str)]
+    call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    return call
+
+
+def _find_template(env: SpearEnv[Any]) -> PromptTemplate:
+    """The environment's words for tools, or its default ones with a call asked for at their end."""
+    if "tools" in env.templates:
+        return env.templates["tools"]
+    template = env.templates["default"]
+    if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
+        asking: Any = replace(template, parser=CallParser(env.tools, env.parser))  # type: ignore[type-var]
+        return asking
+    raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")
+
+
+def _show(message: Message) -> Shown:
+    """A text, or blocks with the picture where the text has its place."""
+    if message.image is None:
+        return message.text
+    before, _, after = message.text.partition("<image>")
+    blocks = [{"type": "text", "text": before}, {"type": "image", "image": Image.fromarray(message.image)}]
+    return [*blocks, {"type": "text", "text": after}] if after else blocks

@@ -1,0 +1,226 @@
+"""TRL's trainer on our environments: the contract of ``environment_factory``, and two steps of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spear_envs.adapters.conversation import make_env
+from spear_envs.adapters.trl import ENDED, TrlEnvironment, make_factory, make_rows
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.rewards import compose_reward
+from tests.spear_envs.adapters.service import CORRIDOR
+
+FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
+
+
+def call_expert(made: Any, plain: str) -> Any:
+    """The call of a tool that plays an action in plain form."""
+    env = made._conversation.env
+    for tool in env.tools:
+        if tool.before and plain.startswith(tool.before):
+            return getattr(made, tool.name)(**{tool.parameter: plain[len(tool.before) : len(plain) - len(tool.after)]})
+    first = env.tools[0]
+    return getattr(made, first.name)(**{first.parameter: plain.removeprefix("```python\n").removesuffix("\n```")})
+
+
+@pytest.mark.parametrize("env_id", FIVE)
+def test_the_expert_wins_by_calls_of_tools(env_id: str) -> None:
+    keywords = {"modality": "text"} if "Sokoban" in env_id else {}
+    made: Any = make_factory(env_id, **keywords)()
+    (row,) = make_rows(env_id, 1, seed=4, **keywords)
+    shown = made.reset(**row)
+    env = made._conversation.env
+    assert env.task.id == row["task"] and env.task.instruction.strip() in shown
+    assert " or ".join(tool.name for tool in env.tools) in shown, "the prompt names the tools"
+    while not env.done:
+        shown = call_expert(made, env.expert_plan()[0])
+        assert env._action and made._last.info["format_ok"]
+    assert shown.endswith(ENDED) and made._last.info["won"]
+    assert made.get_reward() == made._last.reward > 1
+    assert call_expert(made, "left") == ENDED and made.get_reward() > 1
+    env.close()
+
+
+def test_methods_are_the_tools_and_nothing_else() -> None:
+    """TRL offers every public method but ``reset`` and ``get_reward``."""
+    for env_id, names in (("spear/SearchR1-v0", {"search", "answer"}), (CORRIDOR, {"act"})):
+        made = make_factory(env_id)()
+        public = {name for name in dir(type(made)) if not name.startswith("_")}
+        assert public == {"reset", "get_reward", *names}
+    assert type(made).__name__ == "CorridorEnv" and isinstance(made, TrlEnvironment)
+
+
+def test_schemas_are_read_off_the_methods() -> None:
+    transformers_utils = pytest.importorskip("transformers.utils", reason="transformers comes with the extra 'train'")
+    for env_id in ("spear/SearchR1-v0", "spear/CodeInterpreter-v0", CORRIDOR):
+        made: Any = make_factory(env_id)()
+        for tool in made._conversation.env.tools:
+            found = transformers_utils.get_json_schema(getattr(made, tool.name))
+            assert {**found["function"], "return": None} == {**tool.schema()["function"], "return": None}
+
+
+def test_rows() -> None:
+    rows = make_rows(CORRIDOR, 10, seed=1)
+    assert rows == make_rows(CORRIDOR, 10, seed=1) != make_rows(CORRIDOR, 10, seed=2)
+    tasks = {task.id for task in make_env(CORRIDOR).tasks}
+    assert len({row["task"] for row in rows}) == 10 and {row["task"] for row in rows} <= tasks
+    assert {row["task"] for row in make_rows(CORRIDOR, 10**6)} == tasks
+    with pytest.raises(SpearError, match="make_rows"):
+        make_factory(CORRIDOR)().reset(prompt=[])
+
+
+def test_an_unfinished_episode_is_lost_and_a_fault_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = make_factory(CORRIDOR)()
+    assert made.get_reward() is None and made.act(action="left") == ENDED
+    made.reset(seed=1)
+    assert made.get_reward() == -1
+    made.act(action="left")
+    terms = made._last.info["reward_terms"]
+    assert made.get_reward() == compose_reward(terms, 1.0) == pytest.approx(-1 + 0.1 * terms["tool_call"] * 10 + 0.1)
+    for wrong in ({"move": "left"}, {"action": 3}, {}, {"action": "left", "more": "x"}):
+        with pytest.raises(TypeError, match="'action'"):
+            made.act(**wrong)
+
+    def fail(action: str) -> Any:
+        raise EnvFault("service_down", "it is down")
+
+    monkeypatch.setattr(made._conversation.env, "_act", fail)
+    assert "it is down" in made.act(action="left") and made.get_reward() is None
+    native: Any = make_factory(CORRIDOR, reward="native")()
+    native.reset(seed=1)
+    native.act(action="nothing")
+    assert native.get_reward() == pytest.approx(-0.1)
+
+
+def test_pictures_stand_where_the_text_has_their_place() -> None:
+    made: Any = make_factory("spear/Sokoban-v0")()
+    first, second = made.reset(seed=1), made.act(action="up")
+    for blocks in (first, second):
+        assert [block["type"] for block in blocks[:3]] == ["text", "image", "text"]
+        assert np.array_equal(np.asarray(blocks[1]["image"]).shape, (96, 96, 3))
+    assert "Call act" in first[2]["text"] and "<image>" not in json.dumps([b.get("text") for b in first])
+
+
+def make_policy(folder: Path, texts: list[str], tools: list[Any]) -> tuple[Any, Any]:
+    """A tiny Qwen3 that calls ``act`` with ``left`` or ``right`` and knows nothing else, with Qwen3's chat template."""
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from trl.chat_template_utils import qwen3_chat_template
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet)
+    raw.train_from_iterator(texts, trainer)
+    head, tail = '\n{"name": "act", "arguments": {"action": "', '"}}\n'
+    raw.add_tokens([AddedToken(piece, normalized=False) for piece in ("<tool_call>", "</tool_call>", head, tail)])
+    raw.add_tokens([AddedToken(piece, normalized=False) for piece in ("left", "right")])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
+    )
+    tokenizer.chat_template = qwen3_chat_template
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **heads, **ends))
+
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tools=tools, add_generation_prompt=True, tokenize=False
+        )
+        for text in texts[-3:]
+    ]
+    rows = [
+        tokenizer(f"{prompt[-length:]}<tool_call>{head}{word}{tail}</tool_call><|im_end|>")["input_ids"]
+        for prompt in prompts
+        for length in (200, 10_000)  # near the end of a long prompt and of a short one
+        for word in ("left", "right")
+    ]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
+    labels = ids.clone()
+    labels[:, :-6] = -100
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(40):
+        model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, tokenizer
+
+
+@pytest.mark.slow
+def test_two_steps_of_training(tmp_path: Path) -> None:
+    """TRL's own loop generates, calls our tools, and trains on our rewards."""
+    pytest.importorskip("trl", reason="TRL comes with the extra 'trl'")
+    pytest.importorskip("jmespath", reason="TRL comes with the extra 'trl'")
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    factory = make_factory(CORRIDOR, length=5, max_turns=4)
+    rows = make_rows(CORRIDOR, 8, length=5)
+    probe: Any = factory()
+    texts = [str(probe.reset(**row)) for row in rows] + [str(probe.act(action="left"))]
+    model, tokenizer = make_policy(tmp_path, texts, [probe.act])
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    seen: list[tuple[str, list[str], float]] = []
+
+    def watch(completions: list[Any], environments: list[Any], task: list[str], **_: Any) -> list[float]:
+        for messages, environment, name in zip(completions, environments, task, strict=True):
+            calls = [call for message in messages for call in message.get("tool_calls") or ()]
+            actions = [call["function"]["arguments"]["action"] for call in calls if call["function"]["name"] == "act"]
+            seen.append((name, actions, environment.get_reward()))
+        return [0.0] * len(completions)
+
+    settings = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_steps=2,
+        max_completion_length=600,
+        max_tool_calling_iterations=5,
+        learning_rate=1e-3,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        args=settings,
+        train_dataset=Dataset.from_list(rows),
+        environment_factory=factory,
+        reward_funcs=[watch],
+    )
+    trainer.train()
+
+    logs = [line for line in trainer.state.log_history if "reward" in line]
+    assert trainer.state.global_step == 2 and len(logs) == 2
+    assert all(line["tools/call_frequency"] > 1 and line["tools/failure_frequency"] == 0 for line in logs)
+    assert any(not torch.equal(before[name], value) for name, value in model.named_parameters())
+    assert len(seen) == 16
+    for start in range(0, 16, 4):
+        assert len({name for name, _, _ in seen[start : start + 4]}) == 1, "a group plays one task"
+    for name, actions, reward in seen:
+        twin: Any = factory()
+        twin.reset(task=name)
+        for action in actions:
+            twin.act(action=action)
+        assert twin.get_reward() == pytest.approx(reward), "the reward is that of the calls"
+    assert len({round(reward, 3) for _, _, reward in seen}) > 1
+    means = [np.mean([reward for _, _, reward in seen[start : start + 8]]) for start in (0, 8)]
+    assert [line["reward"] for line in logs] == pytest.approx(means, abs=1e-4)

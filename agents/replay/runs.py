@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.metrics import METRICS_FOLDER, PANELS, read_history
+from agents.metrics import FINE_TUNING, METRICS_FOLDER, PANELS, read_history
 from agents.records import EPISODES, read_settings
 from agents.replay.bodies import describe_episode, finite
 from agents.replay.tokens import Decoder, open_decoder
@@ -152,7 +152,7 @@ class Run:
             "title": self.title,
             "episodes": self.rows(),
             "trainings": self.read_trainings(),
-            "panels": [{"title": title, "series": series} for title, series in PANELS],
+            "panels": [{"title": title, "series": series} for title, series in (*PANELS, *FINE_TUNING)],
         }
 
     def _open_decoder(self, source: Source) -> Decoder:

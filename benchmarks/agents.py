@@ -183,6 +183,8 @@ class Spent:
     env_threads: float
     processes: float
     """CPU time of processes that environments started."""
+    engine: float
+    """CPU time of everything else."""
     turns: int
     tokens: int
 
@@ -223,9 +225,12 @@ class Stage:
         left = sum(map(len, batches))
 
         def read_clocks() -> None:
-            meter, now, cpu = self._meter, time.perf_counter(), time.thread_time()
+            meter, now, loop = self._meter, time.perf_counter(), time.thread_time()
             processes = read_seconds_below(self._opened.processes)
-            spent.append(Spent(now, cpu, meter.seconds, meter.in_threads, processes, engine.turns, engine.tokens))
+            rest = time.process_time() + read_seconds_below([]) - processes - loop - meter.in_threads
+            spent.append(
+                Spent(now, loop, meter.seconds, meter.in_threads, processes, rest, engine.turns, engine.tokens)
+            )
 
         def count(trajectory: Trajectory) -> None:
             nonlocal left
@@ -252,6 +257,9 @@ class Stage:
             return list(chain.from_iterable(played))
 
         trajectories = asyncio.run(play_batches())
+        faults = {trajectory.fault for trajectory in trajectories if trajectory.fault is not None}
+        if faults:
+            raise SystemExit(f"episodes ended as faults: {', '.join(sorted(faults))}")
         start, full, end = spent
         return Played(full - start, end - start, trajectories)
 
@@ -280,6 +288,7 @@ def measure_share(
     prompt = sum(len(turn.prompt_ids) for turn in turns) / len(turns)
     name = f"{recording.workload.name}, {spent.tokens / spent.turns:.0f} tokens a turn"
     yield Figure(f"{name}: our CPU time / wall time", 100 * spent.ours / spent.wall, "%", SHARE_BAR)
+    yield Figure(f"{name}: our CPU time / the engine's CPU time", 100 * spent.ours / spent.engine, "%")
     yield Figure(f"{name}: our CPU time a turn, prompt of {prompt:.0f}", 1e6 * spent.ours / spent.turns, "us")
     yield Figure(f"{name}: of it the environment", 1e6 * (spent.env + spent.processes) / spent.turns, "us")
     yield Figure(f"{name}: generated", spent.tokens / spent.wall, "tokens/s")
@@ -314,11 +323,9 @@ def measure_schedules(recording: Recording, tokenizer: PreTrainedTokenizerFast, 
     yield Figure(f"{name}: gain, median of {ROUNDS}", median(gains), "times", GAIN_BAR, True)
 
 
-def warm_up(opened: Opened, recording: Recording, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Some episodes, of which the first ones meet whatever an engine does once."""
-    few = replace(recording, trajectories=recording.trajectories[:PLACES])
-    prompts = PromptBuilder(tokenizer, recording.template)
-    Stage(few, prompts, write_responses(few, tokenizer, 16), opened).play([few.jobs])
+def warm_up(engine: Engine, prompt_ids: Sequence[int]) -> None:
+    """One response, which meets whatever an engine does once."""
+    asyncio.run(engine.generate(prompt_ids, Sampling(max_tokens=16, seed=0), request_id="warm-up"))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
@@ -328,12 +335,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
     for workload in WORKLOADS:
         chosen = options.what != "schedule" and options.only in (None, workload.name)
         if chosen or (is_scheduling and workload.name == SCHEDULED):
-            episodes = SCHEDULED_EPISODES if workload.name == SCHEDULED else workload.episodes
+            episodes = SCHEDULED_EPISODES if is_scheduling and workload.name == SCHEDULED else workload.episodes
             recordings[workload.name] = record_experts(workload, episodes)
     tokenizer = make_policy(list(recordings.values()), folder)
     opened = Opened(options.engine, folder)
     try:
-        warm_up(opened, next(iter(recordings.values())), tokenizer)
+        warm_up(opened.engine, tokenizer.encode("You see a mug 1."))
         for name, recording in recordings.items():
             if options.what != "schedule" and options.only in (None, name):
                 few = replace(recording, trajectories=recording.trajectories[: recording.workload.episodes])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import os
 import re
 import signal
@@ -23,20 +22,18 @@ from PIL import Image
 
 from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from agents.engines.vllm_log import EngineLog
+from agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
 from agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-DTYPES = ("float32", "bfloat16", "float16")
 _GIB = 2**30
 _CPU_CACHE_GIB = 1.0
 _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one in the place of the temperature asked for."""
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Greatest ranks that vLLM lets one choose."""
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # Results go to the standard output; vLLM's log does not belong there.
@@ -49,41 +46,6 @@ _ENVIRONMENT = {
 _SHUTDOWN_S = 60.0
 _SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.loky-)\w[\w-]*")
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
-
-
-@dataclass(frozen=True)
-class VLLMOptions:
-    """How a model is run.
-
-    Args:
-        tensor_parallel: devices (processes, on a CPU) that share each layer.
-        lora: folder of an adapter as peft writes it; None for the model alone.
-        dtype: of the computation; None for that of the weights (``config.json``), float32 where it is not named.
-        max_model_len: most tokens of prompt and response together; None for the model's own limit.
-        gpu_memory_utilization: share of a GPU's memory that vLLM may take; None for its own choice.
-        kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else 1 GiB; on a GPU
-            what ``gpu_memory_utilization`` leaves.
-
-    Raises:
-        SpearError: a number is out of range, or an unknown dtype.
-    """
-
-    tensor_parallel: int = 1
-    lora: str | None = None
-    dtype: str | None = None
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_gib: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.tensor_parallel < 1 or (self.max_model_len is not None and self.max_model_len < 2):
-            raise SpearError("tensor_parallel must be at least 1 and max_model_len at least 2")
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise SpearError(f"no dtype {self.dtype!r}: take one of {', '.join(DTYPES)}")
-        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
-            raise SpearError(f"the share of the GPU's memory lies in (0, 1], got {self.gpu_memory_utilization}")
-        if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
-            raise SpearError(f"the memory of the key-value cache must be above 0 GiB, got {self.kv_cache_gib}")
 
 
 @dataclass
@@ -131,7 +93,7 @@ class VLLMEngine:
         self.options = options or VLLMOptions()
         self.counts = Counts()
         self._seeds = np.random.Generator(np.random.Philox(seed))
-        self._lora_rank = None if self.options.lora is None else _read_lora_rank(self.options.lora)
+        self._lora_rank = None if self.options.lora is None else read_lora_rank(self.options.lora)
         self.log = EngineLog(is_wanted="VLLM_LOGGING_LEVEL" not in os.environ)
         self._closing = Lock()
         self._llm, self._loop = self._start(max_batch)
@@ -331,7 +293,7 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
 
     wanted: dict[str, Any] = {
         "model": str(path),
-        "dtype": options.dtype or _read_dtype(path),
+        "dtype": options.dtype or read_dtype(path),
         "tensor_parallel_size": options.tensor_parallel,
         "max_model_len": options.max_model_len,
         "max_num_seqs": max_batch,
@@ -414,30 +376,6 @@ def _find_shared_memory(*processes: int) -> list[Path]:
         with suppress(OSError):
             found |= set(_SHARED_MEMORY.findall(Path(f"/proc/{number}/maps").read_text(encoding="utf-8")))
     return sorted(map(Path, found))
-
-
-def _read_dtype(path: Path) -> str:
-    """The type of the weights, as the folder names it."""
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    for part in (config, config.get("text_config") or {}):
-        named = part.get("dtype") or part.get("torch_dtype")
-        if named in DTYPES:
-            return str(named)
-    return DTYPES[0]
-
-
-def _read_lora_rank(folder: str) -> int:
-    """What vLLM is to make room for.  Raises SpearError where the folder holds no adapter."""
-    path = Path(folder) / "adapter_config.json"
-    try:
-        rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpearError(f"{folder} holds no LoRA adapter: give a folder with adapter_config.json, as peft writes it"
-                         ) from error  # fmt: skip
-    room = next((greatest for greatest in _LORA_RANKS if rank <= greatest), None)
-    if room is None:
-        raise SpearError(f"the adapter in {folder} has rank {rank}; vLLM takes up to {_LORA_RANKS[-1]}")
-    return room
 
 
 @contextmanager

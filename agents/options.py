@@ -11,7 +11,7 @@ import click
 from agents.baselines.forms import Method
 from agents.engines.openai import KEY_VARIABLE, Server, ServerKind
 from agents.engines.replies import Prices
-from agents.engines.vllm import DTYPES, VLLMOptions
+from agents.engines.vllm_options import DTYPES, VLLMOptions
 from agents.prompting import Overlong
 from agents.settings import EngineKind, EvalSettings
 from agents.trajectory import Layout

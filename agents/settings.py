@@ -12,7 +12,7 @@ from typing import Any
 from agents.baselines.forms import Method
 from agents.engines.base import Sampling
 from agents.engines.openai import Server
-from agents.engines.vllm import VLLMOptions
+from agents.engines.vllm_options import VLLMOptions
 from agents.files import digest_model
 from agents.prompting import Overlong
 from agents.rollout import Job

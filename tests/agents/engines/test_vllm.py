@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from agents.engines import vllm
-from agents.engines.vllm import VLLMEngine, VLLMOptions
+from agents.engines.vllm import VLLMEngine
 from agents.engines.vllm_log import EngineLog
+from agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
 from agents.options import list_playing_options, make_settings
 from agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
@@ -77,7 +78,7 @@ def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.M
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (4, 8), (8, 8), (100, 128)])
 def test_room_is_made_for_the_rank_of_an_adapter(tmp_path: Path, rank: int, room: int) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    assert vllm._read_lora_rank(str(tmp_path)) == room
+    assert read_lora_rank(str(tmp_path)) == room
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_room_is_made_for_the_rank_of_an_adapter(tmp_path: Path, rank: int, room
 )
 def test_the_computation_is_of_the_type_of_the_weights(tmp_path: Path, config: dict[str, Any], dtype: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert vllm._read_dtype(tmp_path) == dtype
+    assert read_dtype(tmp_path) == dtype
 
 
 def read_options(*words: str) -> EvalSettings:

@@ -15,7 +15,7 @@ from agents.engines.bytes import ChatByteTokenizer
 from agents.engines.openai import OpenAIEngine
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from agents.engines.vllm import VLLMEngine
-from agents.prompting import PromptBuilder, Tokenizer
+from agents.prompting import IMAGE, PromptBuilder, Tokenizer, find_image_mark
 from agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -69,6 +69,7 @@ def open_policy(
         history=settings.history,
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
+        image_mark=find_image_mark(opened.tokenizer) if settings.engine is EngineKind.VLLM else IMAGE,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 

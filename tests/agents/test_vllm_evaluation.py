@@ -24,7 +24,7 @@ from tests.agents.leftovers import expect_nothing_left  # noqa: E402
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 ENV = "tests.spear_envs.corridor:tests/Corridor-v0"
-PATIENCE_S = 300
+PATIENCE_S = 600
 
 
 def save_adapter(folder: Path, model: HFModel, rank: int = 4, alpha: int = 8) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ from tests.agents.leftovers import expect_nothing_left
 pytestmark = pytest.mark.slow
 NAME = "tiny"
 CONTEXT = 256
-START_S = 300
+START_S = 600
 WORDS = ("go", "back", "fail", "walk to the end", "PPP_P_")
 
 

@@ -208,7 +208,7 @@ class VLLMEngine:
         images: tuple[np.ndarray, ...],
     ) -> Generation:
         from vllm import TokensPrompt
-        from vllm.exceptions import VLLMClientError
+        from vllm.exceptions import VLLMValidationError
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -226,7 +226,7 @@ class VLLMEngine:
         except EngineGenerateError as error:
             cause = error.__cause__ or error
             raise EngineFault(EngineFaultKind.SERVER_ERROR, f"vLLM failed: {cause!r}") from error
-        except (VLLMClientError, ValueError) as error:
+        except (VLLMValidationError, ValueError) as error:
             if "longer than the maximum model length" in str(error):
                 raise ContextExceededError(str(error).split(". ")[0]) from error
             raise SpearError(f"{request_id}: vLLM refuses the request: {error}") from error

@@ -32,6 +32,7 @@ SUMMARIES = {
     "play": "Play an environment yourself, in the terminal or the browser.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
+    "sft": "Fine-tune a model on what collect wrote, through verl.",
     "train": "Train a policy with SPEAR, through verl.",
     "view": "Look at recorded episodes and learning curves.",
     "warmstart": "Build a small policy from an environment's expert.",

@@ -21,11 +21,12 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
 from training.algorithms.settings import SpearSettings
 from training.environments import EnvironmentSettings, make_environment
+from training.recording import RecordSettings
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
-RUN_KEYS = ("env", "seed", "deterministic")
+RUN_KEYS = ("env", "seed", "deterministic", "record")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -45,7 +46,7 @@ WITHOUT_EFFECT = {
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
-    "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
     "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
     "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
@@ -66,6 +67,7 @@ CHANGEABLE = (
     "ray_kwargs",
     "global_profiler",
     "transfer_queue",
+    "spear.record",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
@@ -217,6 +219,9 @@ def check_config(config: DictConfig) -> None:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
+    if not isinstance(config.spear.record, DictConfig):
+        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))  # type: ignore[arg-type]
     environment = _read_environment(config)
     _check_environment(environment, config.data.train_batch_size)
 

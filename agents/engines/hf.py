@@ -193,7 +193,15 @@ class HFEngine(MicroBatcher):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
 
         async def run_batch(requests: list[Request]) -> list[Generation]:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise SpearError(
+                    f"out of memory with {len(requests)} responses at a time: play fewer (--concurrency), or shorter "
+                    "ones (--max-tokens, --max-prompt-tokens)"
+                ) from error
 
         super().__init__(run_batch, max_batch=max_batch, max_wait_s=max_wait_s, deterministic=deterministic)
 
@@ -329,6 +337,11 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the machine or of a GPU ran out; torch's allocator of a CPU raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -58,6 +58,7 @@ def describe_episode(
         "fault": trajectory.fault,
         "seed": trajectory.seed,
         "trial": trajectory.trial,
+        "step": trajectory.step,
         "memory": list(trajectory.memory),
         "reflection": trajectory.reflection,
         "turns": [

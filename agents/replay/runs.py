@@ -220,6 +220,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "stop": trajectory.stop.value,
         "turns": len(trajectory.turns),
         "trial": int(trajectory.trial),
+        "step": None if trajectory.step is None else int(trajectory.step),
         "person": source.settings.get("engine") == "person",
         "seed": int(trajectory.seed),
     }

@@ -30,7 +30,7 @@ BATCH, SEED = 128, 5
 
 
 def fine_tune(policy: Path, data: Path, out: Path) -> None:
-    command = [sys.executable, "-c", "from spear_envs.cli import main; main()", "sft", "--device", "cpu"]
+    command = [sys.executable, "-m", "spear_envs.cli", "sft", "--device", "cpu"]
     command += ["--model", str(policy), "--data", str(data), "--out", str(out), "--batch", str(BATCH)]
     command += ["--epochs", "2", "--learning-rate", "3e-3", "--seed", str(SEED)]
     command += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=20"]

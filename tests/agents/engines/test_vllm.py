@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -33,8 +35,11 @@ WORKER_DIES = """\
 
 
 @pytest.fixture
-def engine_log() -> EngineLog:
-    return EngineLog(is_wanted=True)
+def engine_log() -> Iterator[EngineLog]:
+    log = EngineLog(is_wanted=True)
+    yield log
+    assert log.path is not None
+    shutil.rmtree(log.path.parent, ignore_errors=True)
 
 
 def write_output(log: EngineLog, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -51,6 +52,8 @@ def engine(wide_model: Path) -> Iterator[VLLMEngine]:
         patch.undo()
         yield engine
         engine.close()
+        assert engine.log.path is not None and engine.log.path.exists()
+        shutil.rmtree(engine.log.path.parent)  # kept, since the last test kills vLLM
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from tests.agents.leftovers import expect_nothing_left
 pytestmark = pytest.mark.slow
 NAME = "tiny"
 CONTEXT = 256
-START_S = 600
+START_S, END_S = 600, 120
 WORDS = ("go", "back", "fail", "walk to the end", "PPP_P_")
 
 
@@ -80,16 +80,18 @@ def served(wide_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     }
     log = folder.with_name("log")
     with expect_nothing_left(mark), log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **variables})
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **variables}, start_new_session=True
+        )
         try:
             _wait_for(process, f"http://127.0.0.1:{port}/health", log)
             yield Served(Server(f"http://127.0.0.1:{port}/v1", NAME, ServerKind.VLLM), wide_model, HFModel(wide_model))
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(90)
-            finally:
-                process.kill()
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:  # its children would live on
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 

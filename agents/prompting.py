@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
+from agents.line_encoding import encode_by_line
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
@@ -334,4 +335,4 @@ def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
     # Truncation and padding are settings of the backend that some earlier call may have left behind.
     backend.no_truncation()
     backend.no_padding()
-    return lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)
+    return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

@@ -160,11 +160,13 @@ class Opened:
         if kind == "vllm":
             from agents.engines.vllm import VLLMEngine
 
+            # More threads than free cores wait for each other in a loop, which costs most of the time on a busy machine.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
             self.engine = VLLMEngine(folder, max_batch=PLACES)
         else:
             from agents.engines.hf import HFEngine, HFModel
 
-            self.engine = HFEngine(HFModel(folder, threads=None), max_batch=PLACES)
+            self.engine = HFEngine(HFModel(folder), max_batch=PLACES)
         self.processes = [pid for pid in find_children(os.getpid()) if pid not in before]
 
     @property

@@ -65,11 +65,19 @@ def test_a_model_that_closes_no_tag_loses_its_episodes_and_no_more(
     assert len(list(read_trajectories(tmp_path / EPISODES))) == 6, "nothing is played twice"
 
 
-def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(settings: EvalSettings) -> None:
-    settings = replace(settings, template="default", history=3)  # the compact one shows no history
+def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(tiny_model: Path) -> None:
+    settings = EvalSettings(
+        "spear/Sokoban-v0",
+        model=str(tiny_model),
+        env_kwargs={"modality": "text", "max_turns": 5},
+        template="default",
+        history=3,
+        tasks="2",
+        max_tokens=4,
+    )
     whole = run_evaluation(settings)
     sizes = [[len(turn.prompt_ids) for turn in t.turns] for t in whole.trajectories]
-    limit = min(first for first, *_ in sizes) + 8
+    limit = max(first for first, *_ in sizes) + 60  # room for a later step's words, not for a turn of history
     assert max(map(max, sizes)) > limit
     short = replace(settings, max_prompt_tokens=limit)
     ended = run_evaluation(short)
@@ -78,7 +86,7 @@ def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(settings: 
     turns = [turn for t in found.trajectories for turn in t.turns]
     assert all(len(turn.prompt_ids) <= limit for turn in turns)
     assert any(turn.dropped_turns for turn in turns) and not any(t.turns[0].dropped_turns for t in found.trajectories)
-    assert StopReason.CONTEXT_LIMIT not in {t.stop for t in found.trajectories}
+    assert len(turns) > sum(len(t.turns) for t in ended.trajectories), "the episodes go on"
 
 
 LIMITED = """

@@ -353,10 +353,17 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PPOTrainerSync, "__init__", construct)
     config = OmegaConf.create(
         {
-            "spear": {"seed": 5, "env": {"id": "spear/Sokoban-v0"}, "sil": {"warmup_steps": 9}},
-            "trainer": {"v1": {"trainer_mode": "spear"}},
+            "spear": {
+                "seed": 5,
+                "env": {"id": "spear/Sokoban-v0"},
+                "sil": {"warmup_steps": 9},
+                "record": {"every": 7},
+            },
+            "actor_rollout_ref": {"model": {"path": "runs/policy"}},
+            "trainer": {"v1": {"trainer_mode": "spear"}, "default_local_dir": "runs/x/checkpoints"},
         }
     )
     trainer: Any = SpearTrainer(config)
     assert trainer.trainer_mode == "sync"
+    assert trainer.record == RecordSettings(every=7)
     assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"

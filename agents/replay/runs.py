@@ -75,8 +75,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Name of the run."""
-        return self.path.resolve().name
+        """Name of the run; bytes of the folder's name that are no text are replaced."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
         """Takes up what was written since; a torn last line is left for later."""

@@ -160,7 +160,7 @@ class Opened:
         if kind == "vllm":
             from agents.engines.vllm import VLLMEngine
 
-            # More threads than free cores wait for each other in a loop, which costs most of the time on a busy machine.
+            # Threads without a core each wait for one another in a loop: most of the CPU time of a busy machine.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             self.engine = VLLMEngine(folder, max_batch=PLACES)
         else:

@@ -221,7 +221,7 @@ def check_config(config: DictConfig) -> None:
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     if not isinstance(config.spear.record, DictConfig):
         raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
-    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))  # type: ignore[arg-type]
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
     environment = _read_environment(config)
     _check_environment(environment, config.data.train_batch_size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ _ENVIRONMENT = {
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
 }
 _SHUTDOWN_S = 60.0
+_log = logging.getLogger(__name__)
 _SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.loky-)\w[\w-]*")
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
 
@@ -96,6 +98,7 @@ class VLLMEngine:
         self._lora_rank = None if self.options.lora is None else read_lora_rank(self.options.lora)
         self.log = EngineLog(is_wanted="VLLM_LOGGING_LEVEL" not in os.environ)
         self._closing = Lock()
+        self._is_death_told = False
         self._llm, self._loop = self._start(max_batch)
         atexit.register(self.close)
         config = self._llm.vllm_config.model_config
@@ -280,7 +283,11 @@ class VLLMEngine:
             return EngineFault(EngineFaultKind.SERVER_ERROR, "the vLLM engine was closed")
         cause = self.log.find_cause()
         kind = EngineFaultKind.OUT_OF_MEMORY if self.log.tells_out_of_memory() else EngineFaultKind.DEAD
-        return EngineFault(kind, f"vLLM's process has ended: {cause or 'killed from outside'}{self.log.keep()}")
+        fault = EngineFault(kind, f"vLLM's process has ended: {cause or 'killed from outside'}{self.log.keep()}")
+        if not self._is_death_told:  # records keep the kind alone
+            self._is_death_told = True
+            _log.error("%s", fault)
+        return fault
 
 
 def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch: int, counts: Counts) -> AsyncLLM:

@@ -33,6 +33,7 @@ from tests.agents.leftovers import expect_nothing_left
 
 pytestmark = pytest.mark.slow
 NAME = "tiny"
+ENV = "tests.spear_envs.corridor:tests/Corridor-v0"
 CONTEXT = 256
 START_S, END_S = 600, 120
 WORDS = ("go", "back", "fail", "walk to the end", "PPP_P_")
@@ -79,7 +80,7 @@ def served(wide_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "TORCH_COMPILE_DISABLE": "1",
     }
     log = folder.with_name("log")
-    with expect_nothing_left(mark), log.open("wb") as file:
+    with expect_nothing_left(mark, is_memory_ours=False), log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=file, env={**os.environ, **variables}, start_new_session=True
         )
@@ -164,13 +165,13 @@ def test_seeds_repeat_and_filters_reach_the_server(served: Served) -> None:
 
 
 def test_stop_strings_end_a_response_and_stay_in_it(served: Served) -> None:
-    texts = [f"go back {word}" for word in WORDS] * 3
+    texts = ["go back fail " * length for length in range(1, 25)]
     for kind in (ServerKind.VLLM, ServerKind.COMPATIBLE):
         server = replace(served.server, kind=kind)
-        answers = ask(server, texts, Sampling(max_tokens=40, seed=1, stop_strings=("go", "back")))
+        answers = ask(server, texts, Sampling(max_tokens=40, seed=1, stop_strings=("go", "</action>")))
         spoken = [bytes(i for i in given.token_ids if i < 256).decode() for given in answers]
         ended = [text for text, given in zip(spoken, answers, strict=True) if given.finish is Finish.STRING]
-        assert ended and all(text.endswith(("go", "back")) for text in ended)
+        assert ended and all(text.endswith(("go", "</action>")) for text in ended)
 
 
 def test_costs_are_counted(served: Served) -> None:
@@ -210,10 +211,11 @@ def test_requests_that_nobody_waits_for_are_aborted(served: Served) -> None:
         time.sleep(0.1)
 
 
-def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served, corridor_id: str) -> None:
-    common = {"template": "compact", "temperature": 0.0, "max_tokens": 16}
-    local = EvalSettings(corridor_id, EngineKind.HF, model=str(served.folder), **common)
-    remote = EvalSettings(corridor_id, EngineKind.OPENAI, model=NAME, server=served.server, **common)
+def test_an_evaluation_behind_the_server_is_the_one_in_process(served: Served) -> None:
+    local = EvalSettings(
+        ENV, EngineKind.HF, model=str(served.folder), template="compact", temperature=0.0, max_tokens=16
+    )
+    remote = replace(local, engine=EngineKind.OPENAI, model=NAME, server=served.server)
     here, there = run_evaluation(local), run_evaluation(remote)
     for mine, theirs in zip(here.trajectories, there.trajectories, strict=True):
         assert [turn.action for turn in mine.turns] == [turn.action for turn in theirs.turns]

@@ -26,13 +26,13 @@ from training.warmstart import PolicyShape, WarmStartSettings, train_policy
 pytestmark = pytest.mark.slow
 
 ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
-BATCH, SEED = 128, 5
+BATCH, SEED = 64, 5
 
 
 def fine_tune(policy: Path, data: Path, out: Path) -> None:
     command = [sys.executable, "-m", "spear_envs.cli", "sft", "--device", "cpu"]
     command += ["--model", str(policy), "--data", str(data), "--out", str(out), "--batch", str(BATCH)]
-    command += ["--epochs", "2", "--learning-rate", "3e-3", "--seed", str(SEED)]
+    command += ["--epochs", "2", "--learning-rate", "1e-2", "--seed", str(SEED)]
     command += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     log = out / "train.log"
@@ -66,7 +66,7 @@ def test_a_policy_learns_from_the_experts_episodes(tmp_path: Path) -> None:
     evaluation = run_evaluation(
         EvalSettings(ENV, model=str(out / "model"), env_kwargs=KEYWORDS, history=0, tasks="8", temperature=0)
     )
-    assert evaluation.overall.episodes == 8 and evaluation.overall.format_ok == 1.0
+    assert evaluation.overall.episodes == 8 and evaluation.overall.faults == 0
 
     # Killed at the end of an epoch, where verl's own trainer would leave out the next one.
     whole = (out / "model" / "model.safetensors").read_bytes()

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from spear_envs.core.errors import SpearError
 
 _MIB = 2**20
 _MODEL_FILES = (".safetensors", ".bin", ".jinja", ".txt")
-_MODEL_JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_MODEL_JSON = (
+    "config.json",
+    "adapter_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -27,20 +34,42 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         SpearError: the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def draft_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``, which takes its place when the block ends and is removed when it fails.
+
+    Raises:
+        SpearError: the folder cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        yield draft
+        draft.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise explain_unwritable(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """The one line a user gets when a file cannot be written."""
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
+
+
+def require_model_file(folder: str | Path, name: str) -> Path:
+    """A file of a model's folder.  Raises SpearError where there is none."""
+    path = Path(folder) / name
+    if not path.is_file():
+        raise SpearError(
+            f"{folder} holds no {name}: give a folder written by save_pretrained, such as one made by `spear warmstart`"
+        )
+    return path
 
 
 def digest_model(folder: str | Path) -> str:

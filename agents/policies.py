@@ -14,7 +14,8 @@ from agents.engines.base import Engine
 from agents.engines.bytes import ChatByteTokenizer
 from agents.engines.openai import OpenAIEngine
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from agents.prompting import PromptBuilder, Tokenizer
+from agents.engines.vllm import VLLMEngine
+from agents.prompting import IMAGE, PromptBuilder, Tokenizer, find_image_mark
 from agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -68,6 +69,7 @@ def open_policy(
         history=settings.history,
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
+        image_mark=find_image_mark(opened.tokenizer) if settings.engine is EngineKind.VLLM else IMAGE,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
@@ -89,19 +91,24 @@ class _OpenEngine:
 def _open_engine(
     settings: EvalSettings, template: PromptTemplate, stack: ExitStack, concurrency: int, deterministic: bool
 ) -> _OpenEngine:
-    if settings.engine is EngineKind.HF:
+    if settings.engine.has_folder:
         from agents.engines.hf import HFEngine, HFModel, load_tokenizer  # torch is needed here only
 
         assert settings.model is not None
         tokenizer = load_tokenizer(settings.model)
-        model = HFModel(settings.model)
+        model: HFModel | VLLMEngine
+        local: HFEngine | VLLMEngine
+        if settings.engine is EngineKind.VLLM:
+            model = local = VLLMEngine(settings.model, settings.vllm, max_batch=concurrency)
+        else:
+            model = HFModel(settings.model)
+            local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
+        stack.callback(local.close)
         limit = settings.max_tokens or model.max_new_tokens or DEFAULT_TOKENS
         left = model.context_length - limit
         if left < 1:
             raise SpearError(f"responses of {limit} tokens leave no room in a context of {model.context_length}: "
                              "give --max-tokens")  # fmt: skip
-        local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
-        stack.callback(local.close)
         return _OpenEngine(lambda env: local, tokenizer, limit, left)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None

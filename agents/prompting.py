@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
+from agents.line_encoding import encode_by_line
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
@@ -20,6 +21,8 @@ Message = Mapping[str, str]
 _Key = TypeVar("_Key", str, tuple[int, ...])
 _Value = TypeVar("_Value")
 
+IMAGE = "<image>"
+"""Where a picture belongs, in the words of an environment."""
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
 
@@ -65,7 +68,7 @@ class Prompt:
     ids: tuple[int, ...]
     new_ids: tuple[int, ...]
     shows_image: bool
-    """The text holds the placeholder ``<image>``."""
+    """The text holds the placeholder of a picture."""
     room: int | None = None
     """Tokens that the response may have at most, where a conversation's length is limited."""
     dropped_turns: int = 0
@@ -92,6 +95,7 @@ class PromptBuilder:
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
         overlong: what happens to a prompt beyond ``max_prompt_tokens``.
+        image_mark: what a vision model reads in the place of ``<image>`` (:func:`find_image_mark`).
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class PromptBuilder:
         max_row_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         overlong: Overlong | str = Overlong.END,
+        image_mark: str = IMAGE,
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
@@ -115,6 +120,7 @@ class PromptBuilder:
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
         self.history = history
+        self.image_mark = image_mark
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
         self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
@@ -150,21 +156,26 @@ class PromptBuilder:
 
     def first(self, context: PromptContext) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
-        text = self._disarm(self.template.render(context))
+        text, shows_image = self._write(self.template.render(context))
         ids = self._encode(self._set_in(self._opening, self._system, "", text))
-        return Prompt(ids, ids, "<image>" in text)
+        return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
-        text = self._disarm(self.template.follow_up(context))
+        text, shows_image = self._write(self.template.follow_up(context))
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
-            return Prompt(ids, ids, "<image>" in text)
+            return Prompt(ids, ids, shows_image)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
             added = added.removeprefix(self._end_mark)
         ids = self._encode(added)
-        return Prompt(ids, ids, "<image>" in text)
+        return Prompt(ids, ids, shows_image)
+
+    def _write(self, text: str) -> tuple[str, bool]:
+        """A message as the tokenizer gets it, and whether it has the place of a picture."""
+        text = self._disarm(text)
+        return text.replace(IMAGE, self.image_mark), IMAGE in text
 
     def _disarm(self, text: str) -> str:
         """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
@@ -287,6 +298,21 @@ class Dialogue:
             self._finish = finish
 
 
+def find_image_mark(tokenizer: Tokenizer) -> str:
+    """What a chat template writes for a picture between two texts, such as Qwen's ``<|image_pad|>`` and its frame.
+
+    ``<image>`` where the template knows no pictures.
+    """
+    seed = "\x02"
+    parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
+    try:
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)  # type: ignore[dict-item]
+    except Exception:  # a template is a program of strangers, and most are for texts
+        return IMAGE
+    pieces = str(rendered).split(seed)
+    return pieces[1] if len(pieces) == 3 and pieces[1].strip() and "image" in pieces[1].lower() else IMAGE
+
+
 def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
     """Remembers the results for short arguments."""
     remembered = lru_cache(_CACHED_TEXTS)(function)
@@ -297,7 +323,7 @@ def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
-    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != "<image>"), key=len, reverse=True)
+    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != IMAGE), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
@@ -309,4 +335,4 @@ def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
     # Truncation and padding are settings of the backend that some earlier call may have left behind.
     backend.no_truncation()
     backend.no_padding()
-    return lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)
+    return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

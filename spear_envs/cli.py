@@ -34,6 +34,7 @@ SUMMARIES = {
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
     "serve": "Serve an environment to clients of OpenEnv.",
+    "sft": "Fine-tune a model on what collect wrote, through verl.",
     "train": "Train a policy with SPEAR, through verl.",
     "view": "Look at recorded episodes and learning curves.",
     "warmstart": "Build a small policy from an environment's expert.",

@@ -21,11 +21,12 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
 from training.algorithms.settings import SpearSettings
 from training.environments import EnvironmentSettings, make_environment
+from training.recording import RecordSettings
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
-RUN_KEYS = ("env", "seed", "deterministic")
+RUN_KEYS = ("env", "seed", "deterministic", "record")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -45,7 +46,7 @@ WITHOUT_EFFECT = {
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
-    "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
     "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
     "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
@@ -66,6 +67,7 @@ CHANGEABLE = (
     "ray_kwargs",
     "global_profiler",
     "transfer_queue",
+    "spear.record",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
@@ -109,7 +111,7 @@ def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: boo
     search = "hydra.searchpath=[pkg://verl.trainer.config]"
     with initialize_config_module("training.config", version_base=None):
         base = compose(name, overrides=[search])
-        checked = [_check_override(override, base) for override in overrides]
+        checked = [check_override(override, base) for override in overrides]
         try:
             config = compose(name, overrides=[search, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -149,7 +151,8 @@ def _resolve_model(config: DictConfig) -> str:
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
-def _check_override(override: str, base: DictConfig) -> str:
+def check_override(override: str, base: DictConfig) -> str:
+    """An override as Hydra wants it.  Raises SpearError, naming the nearest key, where there is no such key."""
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
@@ -216,6 +219,9 @@ def check_config(config: DictConfig) -> None:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
+    if not isinstance(config.spear.record, DictConfig):
+        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
     environment = _read_environment(config)
     _check_environment(environment, config.data.train_batch_size)
 
@@ -270,7 +276,7 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         checkpoint = repair_tracker(checkpoints)
         path = out / CONFIG_FILE
         if checkpoint is not None and path.is_file():
-            _compare(OmegaConf.load(path), config, out)
+            compare_configs(OmegaConf.load(path), config, out)
         write_text(path, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
@@ -314,7 +320,11 @@ def repair_tracker(checkpoints: Path) -> int | None:
     return whole[-1]
 
 
-def _compare(old: Any, new: DictConfig, out: Path) -> None:
+def compare_configs(old: Any, new: DictConfig, out: Path, changeable: Sequence[str] = CHANGEABLE) -> None:
+    """Raises SpearError where a run in ``out`` would become another one: ``old`` and ``new`` differ in another key than
+    those of ``changeable``.
+    """
+
     def flatten(config: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(config, resolve=False)
         flat: dict[str, Any] = {}
@@ -334,7 +344,7 @@ def _compare(old: Any, new: DictConfig, out: Path) -> None:
         key
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
+        and not any(key == name or key.startswith(name + ".") for name in changeable)
     ]
     if changed:
         first = changed[0]

@@ -269,8 +269,8 @@ def _write_request(
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
         request |= {"return_token_ids": True, "logprobs": True}
-        if sampling.top_k:
-            request["top_k"] = sampling.top_k
+        # What a request does not name, vLLM takes from the model's generation_config.json.
+        request |= {"top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
         if sampling.stop_strings:
             request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
     elif sampling.top_k:

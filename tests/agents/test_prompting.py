@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
-from agents.prompting import PromptBuilder
+from agents.prompting import IMAGE, PromptBuilder, find_image_mark
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext
@@ -224,6 +224,38 @@ def test_special_tokens_in_a_text_are_text(tiny_model: Path) -> None:
     assert tokenizer.eos_token_id in tokenizer.encode(mark, add_special_tokens=False)
     assert hostile.ids.count(tokenizer.eos_token_id) == honest.ids.count(tokenizer.eos_token_id)
     assert len(hostile.ids) > len(honest.ids)
+
+
+class PictureBytes(ChatBytes):
+    """As vision models have it: contents may be parts, and a picture is a token in a frame of tokens."""
+
+    all_special_tokens = ("<|pad|>", "<|in|>", "<|out|>")
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+        shown = []
+        for message in conversation:
+            parts = message["content"]
+            if not isinstance(parts, str):
+                parts = "".join(part.get("text", "<|in|><|image|><|out|>") for part in parts)
+            shown.append({**message, "content": parts})
+        return super().apply_chat_template(shown, **kwargs)
+
+
+def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    tokenizer = PictureBytes()
+    mark = find_image_mark(tokenizer)
+    assert mark == "<|in|><|image|><|out|>"
+    assert find_image_mark(load_tokenizer(tiny_model)) == find_image_mark(ByteTokenizer()) == IMAGE
+    assert find_image_mark(ChatBytes()) == IMAGE
+    builder = PromptBuilder(tokenizer, CompactTemplate(), image_mark=mark)
+    first = builder.begin().next(**see(f"{IMAGE} <|in|> here"))
+    assert first is not None and first.shows_image
+    # The environment's own text cannot open a picture's frame.
+    assert f"{mark} < |in|> here" in tokenizer.decode(first.ids)
+    plain = builder.begin().next(**see("P__"))
+    assert plain is not None and not plain.shows_image
 
 
 def test_a_negative_window_is_refused() -> None:

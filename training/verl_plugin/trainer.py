@@ -21,6 +21,7 @@ from verl.utils.debug import marked_timer
 from agents.engines.base import Sampling, derive_seed
 from training.environments import EnvironmentSettings
 from training.launch import read_settings
+from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
 from training.verl_plugin.plan import plan_update
@@ -47,6 +48,16 @@ class SpearTrainer(PPOTrainerSync):
         self.settings = read_settings(config.spear)
         self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
         self.seed = int(config.spear.seed)
+        self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
+        self.recorder = EpisodeRecorder(
+            Path(config.trainer.default_local_dir).parent,
+            {
+                "env_id": self.environment.id,
+                "env_kwargs": dict(self.environment.kwargs),
+                "split": self.environment.train_split,
+                "model": str(config.actor_rollout_ref.model.path),
+            },
+        )
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
@@ -91,12 +102,15 @@ class SpearTrainer(PPOTrainerSync):
         except StopIteration:  # the next epoch
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
+        # Of as many tasks as there are, then further samples of the same.
+        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps)
         orders = [
             EpisodeOrder(
                 f"{self.global_steps}-{number:05d}",
                 sample,
                 task_id,
                 derive_seed(self.seed, "train", self.global_steps, number, sample),
+                recorded=sample * tasks + number < count,
             )
             for number, task_id in enumerate(batch["task_id"])
             for sample in range(self.config.actor_rollout_ref.rollout.n)
@@ -139,6 +153,7 @@ class SpearTrainer(PPOTrainerSync):
             metrics.update(summarize_rewards(plan.rewards, records))
             metrics.update(summarize_plan(plan))
             metrics.update(self._summarize_buffers())
+            metrics["rollout/recorded"] = float(self.recorder.write(t, rollout.episodes))
         driver.seconds += self.updater.take_replay_seconds()
         metrics.update({"spear/gamma": gamma, "spear/mu": mu, "perf/spear_driver_seconds": driver.seconds})
         metrics["rollout/generations"] = float(rollout.generations)
@@ -223,6 +238,7 @@ class SpearTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        self.recorder.resume_after(self.global_steps)
         if self.global_steps:
             self.state.load(self._checkpoint_folder())
 

@@ -92,8 +92,8 @@ def episode_advantages(
         or int(sizes.sum()) != len(values)
     ):
         raise ValueError(
-            f"values {tuple(values.shape)}, mask {tuple(mask.shape)}, {len(sizes)} lengths (sum {int(sizes.sum())}) and "
-            f"{len(numbers)} episode numbers do not describe the same rows"
+            f"values {tuple(values.shape)}, mask {tuple(mask.shape)}, {len(sizes)} lengths (sum {int(sizes.sum())}) "
+            f"and {len(numbers)} episode numbers do not describe the same rows"
         )
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     where = (mask > 0).nonzero().flatten()

@@ -16,7 +16,7 @@ from verl.utils.metric import AggregationType, Metric, reduce_metrics
 
 from training.algorithms import Aggregation, episode_advantages, value_loss, whiten_advantages
 from training.algorithms.settings import CriticSettings, SpearSettings
-from training.verl_plugin.batch import FORWARD_COLUMNS, deal_rows, find_predictions, nest_flat, weigh_rows
+from training.verl_plugin.batch import deal_rows, find_predictions, nest_flat, weigh_rows
 from training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
 from training.verl_plugin.records import RowRecord
 from training.verl_plugin.state import SpearState
@@ -25,7 +25,7 @@ from training.verl_plugin.update import FreshRows
 OLD_VALUES, RETURNS = "old_values", "returns"
 WEIGHT = "spear_value_weight"
 """Column [N, 1]: what a token's loss of the row weighs in its mini-batch."""
-VALUE_COLUMNS = (*FORWARD_COLUMNS, OLD_VALUES, RETURNS, WEIGHT)
+VALUE_COLUMNS = (OLD_VALUES, RETURNS, WEIGHT)
 
 
 def critic_loss(
@@ -131,7 +131,7 @@ class CriticUpdater:
                 int((prompts + lengths).max()), len(keys), ranks, self._config.critic.forward_max_token_len_per_gpu
             ),
         }
-        answer = self._workers.infer_batch(name_rows([*keys, *padding], FORWARD_COLUMNS, info))
+        answer = self._workers.infer_batch(name_rows([*keys, *padding], self._queue.forward_columns, info))
         ray.get(answer.futures)
         data = self._queue.get(keys, ["values", "loss_mask"])
         values = data["values"].values()[find_predictions(prompts, lengths)]
@@ -174,7 +174,9 @@ class CriticUpdater:
             "dataloader_kwargs": {"shuffle": False},  # the driver has shuffled
             "temperature": self._config.actor_rollout_ref.rollout.temperature,
         }
-        answer = self._workers.train_mini_batch(name_rows(order, VALUE_COLUMNS, info)).get()
+        answer = self._workers.train_mini_batch(
+            name_rows(order, (*self._queue.forward_columns, *VALUE_COLUMNS), info)
+        ).get()
         reduced = reduce_metrics(dict(tu.get(answer, "metrics")))
         metrics["critic/loss"] = float(reduced["value_loss"])
         metrics["critic/clip_fraction"] = float(reduced["clipped"]) / max(1.0, float(reduced["tokens"]))

@@ -11,8 +11,10 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
+from agents.engines.vision import pack_pictures
+from training.verl_plugin.batch import FORWARD_COLUMNS, RowTokens, build_columns, nest_flat
 from training.verl_plugin.rollout_worker import PARTITION
+from training.verl_plugin.vision import PICTURES
 
 
 class StepQueue:
@@ -20,10 +22,16 @@ class StepQueue:
 
     Args:
         tokenizer: gives the id padding rows are made of.
+        vision: the model has a vision tower, so every row has a column of pictures.
+
+    ``forward_columns`` are those that a forward pass reads.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    def __init__(self, tokenizer: Any, *, vision: bool = False) -> None:
+        self.vision = vision
+        self.forward_columns = (*FORWARD_COLUMNS, PICTURES) if vision else FORWARD_COLUMNS
+        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._padding = RowTokens([pad_id], [pad_id], [0], [0.0], pack_pictures([]) if vision else None)
         self._keys: list[str] = []
 
     def put(self, keys: Sequence[str], columns: TensorDict) -> None:
@@ -54,8 +62,7 @@ class StepQueue:
         if not count:
             return []
         keys = [f"padding_{number}_0" for number in range(count)]
-        made = build_columns([RowTokens([self._pad_id], [self._pad_id], [0], [0.0])] * count)
-        made = made.exclude("rollout_log_probs")
+        made = build_columns([self._padding] * count).exclude("rollout_log_probs")
         made.update({name: nest_flat(torch.zeros(count), [1] * count) for name in columns})
         made.update({name: torch.zeros(count, width) for name, width in (rows or {}).items()})
         self.put(keys, made)

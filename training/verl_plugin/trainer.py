@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.debug import marked_timer
 
 from agents.engines.base import Sampling, derive_seed
+from agents.engines.vision import has_vision
 from training.environments import EnvironmentSettings
 from training.launch import read_settings
 from training.verl_plugin.critic import CriticUpdater, critic_loss
@@ -68,7 +69,7 @@ class SpearTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Install the losses and push the (loaded) weights to the rollout engine."""
         super().on_init_end()
-        self.queue = StepQueue(self.tokenizer)
+        self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
         shared = (self.config, self.settings, self.state, self.queue)
         self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings))
         self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)

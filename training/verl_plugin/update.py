@@ -17,7 +17,6 @@ from verl.utils.metric import reduce_metrics
 from training.algorithms import Coupling, Estimator, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
 from training.algorithms.settings import SpearSettings
 from training.verl_plugin.batch import (
-    FORWARD_COLUMNS,
     RowTokens,
     build_columns,
     deal_rows,
@@ -28,6 +27,7 @@ from training.verl_plugin.loss import ADVANTAGES, REFERENCE, STEERING, list_toke
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows, pad_rows
 from training.verl_plugin.state import SpearState
+from training.verl_plugin.vision import PICTURES
 
 STEERING_WIDTH = 4
 SEED_RANGE = 2**20
@@ -48,12 +48,16 @@ class FreshRows:
     """Under the reference policy, where there is a KL term."""
     advantages: np.ndarray | None = None
     """Of each token, where they differ inside a row (PPO); the rows' own are then means over their loss tokens."""
+    pictures: tuple[np.ndarray, ...] | None = None
+    """Of each row, where the model has a vision tower."""
 
     def to_entries(self, step: int) -> tuple[list[ReplayEntry], int]:
         """Entries for the replay buffer, and how many rows had no positive advantage."""
         entries = []
         ends = np.cumsum(self.lengths)
-        for planned, (prompt, response), end, length in zip(self.rows, self.tokens, ends, self.lengths, strict=True):
+        pictures = self.pictures or (None,) * len(self.rows)
+        columns = zip(self.rows, self.tokens, pictures, ends, self.lengths, strict=True)
+        for planned, (prompt, response), seen, end, length in columns:
             if planned.advantage <= 0:
                 continue
             part = slice(end - length, end)
@@ -68,6 +72,7 @@ class FreshRows:
                     step=step,
                     trajectory_id=f"{step}/{planned.episode.trajectory_id}",
                     tool_calls=planned.episode.tool_calls,
+                    extra=None if seen is None else {PICTURES: seen},
                 )
             )
         return entries, len(self.rows) - len(entries)
@@ -139,7 +144,7 @@ class ActorUpdater:
         keys = [planned.row.key for planned in rows]
         fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
-            fields.append("input_ids")
+            fields += [name for name in self._queue.forward_columns if name in ("input_ids", PICTURES)]
         prompts = np.asarray([planned.row.prompt_length for planned in rows])
         lengths = np.asarray([planned.row.response_length for planned in rows])
         data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
@@ -155,13 +160,25 @@ class ActorUpdater:
         metrics["entropy/seq-mean-token-sum"] = float(norm) * self._scale_factor
         metrics["entropy/token-mean"] = float(entropy[mask].mean())
         tokens: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+        pictures = None
         if self._settings.sil.enabled:
             ids = data["input_ids"].values().numpy().astype(np.int32)
             with self._replay_watch:
                 sequences = np.split(ids, np.cumsum(prompts + lengths)[:-1])
                 tokens = tuple((row[:prompt], row[prompt:]) for row, prompt in zip(sequences, prompts, strict=True))
+                if self._queue.vision:
+                    column = data[PICTURES]
+                    pictures = tuple(np.split(column.values().numpy(), column.offsets()[1:-1].tolist()))
         reference = self._ask_reference(keys, prompts, lengths)
-        return FreshRows(tuple(rows), tuple(lengths.tolist()), mask.numpy(), log_probs.numpy(), tokens, reference)
+        return FreshRows(
+            tuple(rows),
+            tuple(lengths.tolist()),
+            mask.numpy(),
+            log_probs.numpy(),
+            tokens,
+            reference,
+            pictures=pictures,
+        )
 
     def _forward(
         self,
@@ -186,7 +203,7 @@ class ActorUpdater:
             info["no_lora_adapter"] = True
         elif reference:
             ask = self._workers.compute_ref_log_prob
-        ask(name_rows([*keys, *padding], FORWARD_COLUMNS, info))
+        ask(name_rows([*keys, *padding], self._queue.forward_columns, info))
         return self._queue.get(keys, fields)
 
     def _ask_reference(self, keys: list[str], prompts: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
@@ -277,7 +294,7 @@ class ActorUpdater:
             "cov_upper": bounds[1],
             "hold_learning_rate": hold_learning_rate,
         }
-        columns = (*FORWARD_COLUMNS, *self._token_columns, STEERING)
+        columns = (*self._queue.forward_columns, *self._token_columns, STEERING)
         output = tu.get(self._workers.update_actor(name_rows(keys, columns, info)), "metrics")
         self._log_update(reduce_metrics(dict(output)), bool(replay.any()), metrics)
         return len(deal.minibatches) * actor.ppo_epochs
@@ -323,7 +340,13 @@ class ActorUpdater:
             return []
         keys = [f"replay_{number}_0" for number in range(len(replay.entries))]
         rows = [
-            RowTokens(entry.prompt_ids, entry.response_ids, entry.response_mask, entry.old_log_probs)
+            RowTokens(
+                entry.prompt_ids,
+                entry.response_ids,
+                entry.response_mask,
+                entry.old_log_probs,
+                entry.extra[PICTURES] if self._queue.vision else None,
+            )
             for entry in replay.entries
         ]
         self._queue.put(keys, build_columns(rows).exclude("rollout_log_probs"))

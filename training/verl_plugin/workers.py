@@ -16,9 +16,15 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
+from training.verl_plugin.vision import ReadsPictures
 
 VALUE_HEADS = ("score", "classifier", "v_head")
 """What transformers and trl call the layer that turns a hidden state into a value."""
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
+class LanguageModelEngine(ReadsPictures, FSDPEngineWithLMHead):
+    """verl's own FSDP engine of a policy, which also reads our rows' pictures."""
 
 
 class CpuEngine(FSDPEngine):
@@ -35,7 +41,7 @@ class CpuEngine(FSDPEngine):
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModelEngine(CpuEngine, FSDPEngineWithLMHead):
+class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
     """verl's FSDP engine of a policy, registered for the CPU, with log-probs of a whole micro-batch at once.
 
     Without flash-attention verl takes the logarithm token by token in a Python loop (to spare GPU memory), which on a

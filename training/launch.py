@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from agents.engines.vision import has_vision
 from agents.evaluate import choose_template
 from agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.env import text_of
@@ -245,7 +246,10 @@ def check_config(config: DictConfig) -> None:
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     environment = _read_environment(config)
-    _check_environment(environment, config.data.train_batch_size)
+    vision = has_vision(config.actor_rollout_ref.model.path)
+    if vision and settings.advantage.estimator is Estimator.GAE:
+        raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
+    _check_environment(environment, config.data.train_batch_size, vision)
 
 
 def _check_hardware(config: DictConfig) -> None:
@@ -275,7 +279,7 @@ def _read_environment(config: DictConfig) -> EnvironmentSettings:
     return EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
 
 
-def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> None:
+def _check_environment(settings: EnvironmentSettings, train_batch_size: int, vision: bool) -> None:
     for split in (settings.valid_split, settings.train_split):
         env: Any = make_environment(settings, split=split)
         try:
@@ -295,10 +299,10 @@ def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> 
         turn=1,
         max_turns=env.max_turns,
     )
-    if "<image>" in template.render(context):
+    if "<image>" in template.render(context) and not vision:
         raise SpearError(
-            f"the prompt of {settings.id} shows a picture, which this trainer cannot learn from yet: "
-            "choose a text view (Sokoban: spear.env.kwargs.modality=text)"
+            f"the prompt of {settings.id} shows a picture, which the model cannot read: "
+            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
         )
 
 

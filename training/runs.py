@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agents.files import explain_unwritable
 from agents.metrics import read_history
+from training.advising import Adviser
 from training.dry_run import choose_warm_start, show_cuts
 from training.launch import POLICY, compose_config, prepare_run
 from training.plots import plot_curves
@@ -93,9 +94,11 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> Non
             show_cuts(overrides, console)
             if not (out / POLICY / "config.json").is_file():
                 make_policy(choose_warm_start(config), out / POLICY, console)
+        adviser = Adviser(console, config)
+        adviser.review_start()
         try:
             with show_progress(console, total) as observe:
-                supervise_training(out, config.trainer.device, observe)
+                supervise_training(out, config.trainer.device, adviser.watch(observe))
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]
             console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")

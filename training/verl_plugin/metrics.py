@@ -57,6 +57,7 @@ def summarize_plan(plan: UpdatePlan) -> dict[str, float]:
     """Share of rows each filter took out, and how many are left."""
     share = 1.0 / max(1, plan.total_rows)
     metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
+    metrics["groups/equal"] = plan.equal_groups
     metrics["rows/total"] = float(plan.total_rows)
     metrics["rows/trained"] = float(len(plan.rows))
     if plan.rows:

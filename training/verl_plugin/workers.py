@@ -30,6 +30,8 @@ class LanguageModelEngine(ReadsPictures, FSDPEngineWithLMHead):
 class CpuEngine(FSDPEngine):
     """What both engines on a CPU have to do otherwise."""
 
+    engine_config: Any
+
     def _build_fsdp_module(self, module: Any) -> Any:
         # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
         config = self.engine_config

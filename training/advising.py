@@ -37,7 +37,7 @@ class Adviser:
 
     def review_start(self) -> None:
         """Print what the settings alone say."""
-        self._tell(review_settings(self._settings, RunShape.of_config(self._config, _count_turns(self._config))))
+        self._tell(review_settings(self._settings, RunShape.of_config(self._config, count_turns(self._config))))
 
     def watch(self, observer: Observer) -> Observer:
         """``observer``, and advice from the metrics after each step."""
@@ -62,7 +62,7 @@ class Adviser:
                 self._console.print(f"{kind} {escape(str(advice))}", highlight=False)
 
 
-def _count_turns(config: DictConfig) -> int:
+def count_turns(config: DictConfig) -> int:
     """Turn limit of the run's environment."""
     settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
     given = settings.kwargs.get("max_turns")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,22 +103,19 @@ def test_a_kl_term_brings_the_reference_policy() -> None:
 
 def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
     switches = {
-        "spear.kl.coefficient": 0.01,
-        "spear.clip.high": 0.2,
-        "spear.clip.dual": None,
-        "spear.advantage.normalize_std": True,
-        "spear.loss.aggregation": "token-mean",
-        "spear.filter.overlong": False,
-        "spear.filter.void": "off",
-        "spear.filter.repetition": False,
-        "spear.filter.groups": 1.0,
+        "kl": {"coefficient": 0.01},
+        "clip": {"high": 0.2, "dual": None},
+        "advantage": {"normalize_std": True},
+        "loss": {"aggregation": "token-mean"},
+        "filter": {"overlong": False, "void": "off", "repetition": False, "groups": 1.0},
     }
+    given = [
+        f"spear.{node}.{key}={json.dumps(value)}" for node, keys in switches.items() for key, value in keys.items()
+    ]
+    # Each is a field of its own, so that all at once show that none needs another.
+    found = read_settings(compose("drbot_spear", *given).spear).to_mapping()
     plain = SpearSettings().to_mapping()
-    for key, value in switches.items():
-        text = "null" if value is None else str(value).lower()
-        found = read_settings(compose("drbot_spear", f"{key}='{text}'" if text == "off" else f"{key}={text}").spear)
-        _, node, setting = key.split(".")
-        assert found.to_mapping() == {**plain, node: {**plain[node], setting: value}}, key
+    assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
 
 
 def test_a_user_has_the_last_word() -> None:

@@ -80,6 +80,7 @@ def test_more_ways_to_the_same_advice(nodes: dict[str, Any], sizes: dict[str, An
         ({"reward": {"mu": "none", "decay_steps": 999}}, {}),
         ({"advantage": {"singleton": "raw"}}, {"group_size": 1, "tasks": 500}),
         ({"baseline": {"capacity": 0}}, {}),
+        ({"loss": {"scale_factor": 32}}, {"per_turn": False, "tasks": 300}),
         ({}, {"steps": 2}),  # a dry run has the schedules of the real one
     ],
 )

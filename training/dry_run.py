@@ -32,7 +32,7 @@ def choose_warm_start(config: DictConfig) -> WarmStartSettings:
 
     env = OmegaConf.to_container(config.spear.env, resolve=True)
     assert isinstance(env, dict)
-    given: dict[str, Any] = dict(OmegaConf.to_container(config.spear.warm_start, resolve=True))  # type: ignore[arg-type]
+    given: dict[str, Any] = dict(OmegaConf.to_container(config.spear.warm_start, resolve=True))
     played = {"env_kwargs": env["kwargs"], "template": env["template"], "history": env["history"]}
     try:
         return replace(choose_recipe(env["id"]), **played, layout=Layout(env["layout"]), **given)

@@ -81,11 +81,11 @@ class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
         return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
 
 
-@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuValueModelEngine(CpuEngine, FSDPEngineWithValueHead):
-    """verl's FSDP engine of a critic, registered for the CPU: the actor's network under a value head.
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
+class ValueModelEngine(FSDPEngineWithValueHead):
+    """verl's FSDP engine of a critic: the actor's network under a value head, with the attention it is configured for.
 
-    verl loads such a model with flash-attention, whatever its configuration says.
+    verl's own loads such a model with flash-attention, whatever its configuration says.
     """
 
     def _build_module(self) -> Any:
@@ -98,6 +98,11 @@ class CpuValueModelEngine(CpuEngine, FSDPEngineWithValueHead):
             return super()._build_module()
         finally:
             self.model_config.model_type = "value_model"
+
+
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuValueModelEngine(CpuEngine, ValueModelEngine):
+    """The same, registered for the CPU."""
 
 
 class SpearTrainingWorker(TrainingWorker):

@@ -22,6 +22,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
 from training.algorithms.choices import Estimator
 from training.algorithms.settings import SpearSettings
+from training.checkpoints import Resume, check_files, check_origin, is_finished
 from training.choices import GROUPS, check_choice
 from training.environments import EnvironmentSettings, make_environment
 from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
@@ -33,7 +34,7 @@ ROOT = "spear"
 """The configuration that all others are choices in."""
 POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
-RUN_KEYS = ("env", "seed", "deterministic", "warm_start")
+RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -61,6 +62,8 @@ WITHOUT_EFFECT = {
 """Keys of verl that this trainer does not read, with the only value they may have and what to do instead."""
 
 CHANGEABLE = (
+    "spear.resume",
+    "spear.keep_best",
     "trainer.total_training_steps",
     "trainer.total_epochs",
     "trainer.save_freq",
@@ -237,6 +240,9 @@ def check_config(config: DictConfig) -> None:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
+    choices = [choice.value for choice in Resume]
+    if config.spear.resume not in choices:
+        raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
     for key in WHOLE_NUMBERS:
         value = OmegaConf.select(config, key)
         least = 0 if key == "spear.seed" else 1
@@ -323,10 +329,11 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         raise explain_unwritable(out, error) from error
     with hold_lock(out):  # nor may the files of a training under way change
         checkpoint = repair_tracker(checkpoints)
-        path = out / CONFIG_FILE
-        if checkpoint is not None and path.is_file():
-            _compare(OmegaConf.load(path), config, out)
-        write_text(path, OmegaConf.to_yaml(config))
+        if checkpoint is not None:
+            folder = checkpoints / f"global_step_{checkpoint}"
+            check_files(folder)
+            check_origin(folder, flatten_config(config), Resume(config.spear.resume), changeable=CHANGEABLE)
+        write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
 
@@ -345,16 +352,15 @@ def _describe_tasks(config: DictConfig) -> dict[str, Any]:
 def repair_tracker(checkpoints: Path) -> int | None:
     """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
 
-    verl writes ``data.pt`` after the weights and the tracker last, so a folder with ``data.pt`` is whole.
+    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
     """
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     whole = sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
         if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
-        and (folder / "data.pt").is_file()
-        and (folder / "actor").is_dir()
-        and any((folder / "actor").iterdir())
+        and is_finished(folder)
+        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
     )
     try:
         tracked = int(tracker.read_text().strip())
@@ -382,24 +388,6 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
     walk(OmegaConf.to_container(config, resolve=False), "")
     return flat
-
-
-def _compare(old: Any, new: DictConfig, out: Path) -> None:
-    before, after = flatten_config(old), flatten_config(new)
-    changed = [
-        key
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
-    ]
-    if changed:
-        first = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise SpearError(
-            f"{out} holds a run of another configuration: "
-            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
-            "Name another --out, or give the old settings to resume"
-        )
 
 
 def _first_line(error: BaseException) -> str:

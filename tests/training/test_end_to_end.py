@@ -117,7 +117,7 @@ def test_a_run_leaves_pictures_and_a_model_that_loads(whole_run: Path) -> None:
     assert (whole_run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((whole_run / "tensorboard").iterdir())
     checkpoint = whole_run / "checkpoints" / f"global_step_{STEPS}"
-    assert (checkpoint / "spear.pt").is_file()
+    assert (checkpoint / "spear.json").is_file()
     folder = checkpoint / "actor" / "huggingface"
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
     assert AutoTokenizer.from_pretrained(folder).eos_token is not None

@@ -321,10 +321,10 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
         (
             RAY.format(
                 kind="SpearError",
-                cause="spear_envs.core.errors.SpearError: /r has no spear.pt: name another run folder\n"
+                cause="spear_envs.core.errors.SpearError: /r has no spear.json: name another run folder\n"
                 "AssertionError: noise of the shutdown",
             ),
-            "/r has no spear.pt: name another run folder",
+            "/r has no spear.json: name another run folder",
         ),
         (
             RAY.format(kind="x", cause="training.algorithms.errors.SettingsError: spear.clip.low must be at least 0"),

@@ -18,15 +18,20 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.debug import marked_timer
 
 from agents.engines.base import Sampling, derive_seed
 from agents.engines.vision import has_vision
+from agents.metrics import read_history
+from spear_envs.core.errors import SpearError
+from training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from training.environments import EnvironmentSettings
-from training.launch import read_settings
+from training.launch import CONFIG_FILE, flatten_config, read_settings
 from training.verl_plugin.critic import CriticUpdater, critic_loss
+from training.verl_plugin.deaths import explain_death
 from training.verl_plugin.loss import actor_loss
-from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
+from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards, summarize_rows
 from training.verl_plugin.plan import plan_update
 from training.verl_plugin.queue import StepQueue
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
@@ -35,6 +40,7 @@ from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
 from training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
 NAME = "spear"
+IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
 class NoSampler:
@@ -55,6 +61,10 @@ class SpearTrainer(PPOTrainerSync):
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
+        self._metrics: dict[str, Any] = {}
+        self._step_start = 0.0
+        self._saved: dict[str, Any] | None = None
+        """What the checkpoint that this run resumed from was saved with."""
 
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
     def _build_replay_buffer(self) -> NoSampler:
@@ -81,6 +91,38 @@ class SpearTrainer(PPOTrainerSync):
     def rollouts(self) -> RolloutManager:
         """The manager verl's task runner made; it exists once ``fit`` has begun."""
         return self.agent_loop_manager
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop.
+
+        Raises:
+            SpearError: a worker process died.
+        """
+        try:
+            super().fit(agent_loop_manager)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            explanation = explain_death(error)
+            if explanation is None:
+                raise
+            raise SpearError(explanation) from error
+
+    def on_train_begin(self) -> None:
+        """Log the checkpoint's own step if the run was killed between its checkpoint and its log line."""
+        super().on_train_begin()
+        if self._saved is None:
+            return
+        step = int(self._saved["step"])
+        logged = read_history(Path(self.config.trainer.default_local_dir).parent)
+        if any(record["step"] == step and "training/global_step" in record for record in logged):
+            return
+        metrics, trainer = dict(self._saved["metrics"]), self.config.trainer
+        if not trainer.val_before_train and trainer.test_freq > 0 and step % trainer.test_freq == 0:
+            self.global_steps = step  # verl has gone on to the next one
+            self.on_validate_begin()
+            metrics.update(self._validate())
+            self.on_validate_end()
+            self.global_steps = step + 1
+        self.logger.log(data=metrics, step=step)
 
     # ---- rollouts ----------------------------------------------------------------------------------------------------
     def _sampling(self, *, validate: bool) -> Sampling:
@@ -120,6 +162,7 @@ class SpearTrainer(PPOTrainerSync):
     # ---- the step ----------------------------------------------------------------------------------------------------
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         t, settings, state = self.global_steps, self.settings, self.state
+        self._metrics, self._step_start = metrics, time.perf_counter()
         driver = Stopwatch()
 
         with marked_timer("gen", timing_raw):  # 1. rollouts, begun in prepare_step
@@ -154,6 +197,7 @@ class SpearTrainer(PPOTrainerSync):
                     self._add(fresh, t, metrics)
         with driver:
             metrics.update(summarize_episodes(records))
+            metrics.update(summarize_rows(records))
             metrics.update(summarize_rewards(plan.rewards, records))
             metrics.update(summarize_plan(plan))
             metrics.update(self._summarize_buffers())
@@ -227,22 +271,61 @@ class SpearTrainer(PPOTrainerSync):
         summary = summarize_episodes(self.rollouts.collect(futures).records)
         metrics = {f"val/{name}": value for name, value in summary.items()}
         metrics["val/seconds"] = time.perf_counter() - start
+        self._keep_best(metrics)
         return metrics
+
+    def _keep_best(self, metrics: dict[str, float]) -> None:
+        """Keep this step's checkpoint, if it has one, as the best one so far."""
+        name, folder = self.config.spear.keep_best, self._checkpoint_folder()
+        if name is None or not is_finished(folder):
+            return
+        if f"val/{name}" not in metrics:
+            raise SpearError(f"spear.keep_best={name} is no metric of the validation; there are {', '.join(metrics)}")
+        keep_best(folder, name, metrics[f"val/{name}"])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def _save_checkpoint(self) -> None:
         # Before verl writes the tracker file that makes the checkpoint the latest one.
-        self.state.save(self._checkpoint_folder())
+        folder = self._checkpoint_folder()
+        about = {
+            "step": self.global_steps,
+            "config": self._read_config(),
+            "code": describe_code(),
+            "metrics": self._measure_step(),
+        }
+        self.state.save(folder, about)
         super()._save_checkpoint()
+        self._complete_export(folder / "actor" / "huggingface")
+        write_manifest(folder)
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
             if not (folder / "actor").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _read_config(self) -> dict[str, Any]:
+        """The settings of this run as its folder states them."""
+        path = Path(self.config.trainer.default_local_dir).parent / CONFIG_FILE
+        return flatten_config(OmegaConf.load(path)) if path.is_file() else {}
+
+    def _measure_step(self) -> dict[str, float]:
+        """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
+        found = {name: float(value) for name, value in self._metrics.items() if isinstance(value, (int, float))}
+        seconds = time.perf_counter() - self._step_start
+        return {**found, "training/global_step": float(self.global_steps), "perf/step_seconds": seconds}
+
+    def _complete_export(self, folder: Path) -> None:
+        """Add the image processor's settings, which verl only saves with a whole processor (it needs torchvision)."""
+        source = Path(self.config.actor_rollout_ref.model.path) / IMAGE_PROCESSOR
+        if folder.is_dir() and source.is_file() and not (folder / IMAGE_PROCESSOR).exists():
+            shutil.copyfile(source, folder / IMAGE_PROCESSOR)
+
     def _load_checkpoint(self) -> None:
+        latest = find_latest_ckpt_path(self.config.trainer.default_local_dir)
+        if latest is not None:
+            check_files(Path(latest))  # before anything of it is loaded
         super()._load_checkpoint()
         if self.global_steps:
-            self.state.load(self._checkpoint_folder())
+            self._saved = self.state.load(self._checkpoint_folder())
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

@@ -18,11 +18,13 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from tests.agents.test_metrics import train, write_launch
 from training.algorithms import Estimator, SpearSettings
+from training.checkpoints import BEST, STATE, read_best
 from training.environments import EnvironmentSettings
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
-from training.verl_plugin.state import FILE, SpearState
+from training.verl_plugin.state import SpearState
 from training.verl_plugin.trainer import SpearTrainer
 from training.verl_plugin.update import FreshRows, Replay
 
@@ -100,6 +102,7 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.seed = 3
     trainer.global_steps = 1
     trainer._pending, trainer._train_iterator = ["future"], None
+    trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(
         {
             "actor_rollout_ref": {
@@ -110,10 +113,12 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                     "top_k": -1,
                     "response_length": 8,
                     "val_kwargs": {"temperature": 0.4, "top_p": 0.6, "top_k": 5, "n": 3},
-                }
+                },
+                "model": {"path": str(tmp_path / "model")},
             },
             "data": {"max_response_length": 8},
-            "trainer": {"default_local_dir": str(tmp_path / "checkpoints")},
+            "trainer": {"default_local_dir": str(tmp_path / "checkpoints"), "test_freq": 2, "val_before_train": True},
+            "spear": {"keep_best": "success/all"},
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
@@ -314,7 +319,7 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
 
     def save(self: Any) -> None:
         folder = checkpoints / f"global_step_{self.global_steps}"
-        seen.append((folder / FILE).is_file())
+        seen.append((folder / STATE).is_file())
         (folder / "actor").mkdir()
         old = checkpoints / "global_step_1" / "actor"
         if self.global_steps == 3 and old.is_dir():
@@ -337,6 +342,51 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
 
 
+def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(self: Any) -> None:
+        (self._checkpoint_folder() / "actor").mkdir()
+        (self._checkpoint_folder() / "actor" / "weights").write_text(str(self.global_steps))
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(4)]
+    checkpoints = tmp_path / "checkpoints"
+    for t, wins in ((0, 4), (1, 1), (2, 3), (3, 3), (4, 2)):
+        trainer.global_steps = t
+        if t:
+            trainer._save_checkpoint()
+        trainer.rollouts.records = make_group(make, wins=wins, count=4)
+        trainer._validate()
+    # Before the first step there is nothing to keep; an equal value later is no better.
+    assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
+    assert (checkpoints / BEST / "actor" / "weights").read_text() == "2"
+    trainer.config.spear.keep_best = "success/al"
+    with pytest.raises(SpearError, match=r"keep_best=success/al is no metric.*val/success/all"):
+        trainer._validate()
+
+
+def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
+    trainer: Any = open_trainer(tmp_path)
+    metrics, _ = take_step(trainer, make_group(make), 1)
+    trainer._save_checkpoint()
+    resumed: Any = open_trainer(tmp_path)
+    resumed._saved = resumed.state.load(trainer._checkpoint_folder())
+    logged: list[Any] = []
+    resumed.logger = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
+    resumed.on_train_begin()
+    ((step, data),) = logged
+    assert step == 1 and data["training/global_step"] == 1.0 and data["perf/step_seconds"] > 0
+    assert all(data[name] == pytest.approx(value, nan_ok=True) for name, value in metrics.items())
+
+    write_launch(tmp_path, 0, train(1))
+    resumed.on_train_begin()
+    assert len(logged) == 1, "a step that was logged is not logged again"
+
+
 def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +394,7 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 0))
     trainer._load_checkpoint()
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
-    with pytest.raises(SpearError, match=r"has no spear\.pt"):
+    with pytest.raises(SpearError, match=r"has no spear\.json"):
         trainer._load_checkpoint()
 
 

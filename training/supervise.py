@@ -181,7 +181,9 @@ def _find_error(log: Path, start: int) -> str:
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
     errors = re.findall(
-        r"^(?:\([^)]*\) )?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b[^\n]*)", text, re.MULTILINE
+        r"^(?:\([^)]*\) )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
+        text,
+        re.MULTILINE,
     )
     own = [line for line in errors if not line.startswith("ray.exceptions.RayTaskError")]
     for line in own:

@@ -345,6 +345,7 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "ray.exceptions.RayTaskError(ValueError): ray::x()",
         ),
         ("(raylet) some line\nKilled\n", "the process was killed"),
+        ("Traceback\n  raise Exception(\nException: The node timed out.\n", "Exception: The node timed out."),
         ("", "the process was killed"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],

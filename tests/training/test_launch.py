@@ -225,7 +225,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.env.train_split", "trian", "split='trian' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.valid_split", "vaild", "split='vaild' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.kwargs", {"boxen": 3}, "boxen"),
-        ("spear.env.kwargs", {}, "shows a picture, which this trainer cannot learn from yet"),
+        ("spear.env.kwargs", {}, "shows a picture, which the model cannot read"),
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
         ("spear.env", None, "spear.env must be a mapping"),
         ("spear.seed", "one", "spear.seed must be a whole number, 0 or more, not 'one'"),

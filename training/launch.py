@@ -34,7 +34,7 @@ ROOT = "spear"
 """The configuration that all others are choices in."""
 POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
-RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start")
+RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -148,9 +148,14 @@ def quote_value(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
+def makes_policy(config: DictConfig) -> bool:
+    """Whether a training makes its own tiny policy before it starts."""
+    return config.spear.warm_start is not None or config.spear.vision_start is not None
+
+
 def _resolve_model(config: DictConfig, out: Path) -> str:
     name = config.actor_rollout_ref.model.path
-    if name is None and config.spear.warm_start is not None:
+    if name is None and makes_policy(config):
         return str((out / POLICY).resolve())
     if name is None:
         raise SpearError(
@@ -252,7 +257,9 @@ def check_config(config: DictConfig) -> None:
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     environment = _read_environment(config)
-    vision = has_vision(config.actor_rollout_ref.model.path)
+    name = config.actor_rollout_ref.model.path
+    made_here = makes_policy(config) and not Path(name).is_dir()
+    vision = config.spear.vision_start is not None if made_here else has_vision(name)
     if vision and settings.advantage.estimator is Estimator.GAE:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
     _check_environment(environment, config.data.train_batch_size, vision)

@@ -14,12 +14,13 @@ from agents.files import explain_unwritable
 from agents.metrics import read_history
 from training.advising import Adviser
 from training.dry_run import choose_warm_start, show_cuts
-from training.launch import POLICY, compose_config, prepare_run
+from training.launch import POLICY, compose_config, makes_policy, prepare_run
 from training.plots import plot_curves
 from training.supervise import Observer, supervise_training
 
 if TYPE_CHECKING:
     from training.warmstart import WarmStartSettings
+    from training.warmstart.vision import TinyVisionSettings
 
 RESUME_HINT = "the same command resumes it"
 
@@ -56,13 +57,14 @@ def show_progress(console: Console, total: int) -> Iterator[Observer]:
         yield observe
 
 
-def make_policy(settings: WarmStartSettings, folder: Path, console: Console) -> None:
+def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
     """Make a tiny policy with a progress bar, in the place of what ``folder`` holds.
 
     Raises:
         SpearError: a setting without a valid value, or ``folder`` cannot be written.
     """
-    from training.warmstart import train_policy  # imports torch and transformers
+    from training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
+    from training.warmstart.vision import make_tiny_vision_policy
 
     columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -73,7 +75,10 @@ def make_policy(settings: WarmStartSettings, folder: Path, console: Console) -> 
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.update(tasks[stage], completed=done, total=total)
 
-        train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+        if isinstance(settings, WarmStartSettings):
+            train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+        else:
+            make_tiny_vision_policy(settings, folder, lambda done, total: observe("training steps", done, total))
 
 
 def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> None:
@@ -90,9 +95,10 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> Non
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
-        if config.spear.warm_start is not None:
+        if makes_policy(config):
             show_cuts(overrides, console)
-            if not (out / POLICY / "config.json").is_file():
+            own = (out / POLICY).resolve()
+            if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(config), out / POLICY, console)
         adviser = Adviser(console, config)
         adviser.review_start()

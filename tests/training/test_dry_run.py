@@ -20,6 +20,7 @@ from training.dry_run import choose_warm_start, list_cuts, show_cuts
 from training.launch import compose_config, flatten_config
 from training.planning.step import Texts, count_optimiser_steps, measure_row
 from training.presets import list_presets, load_preset
+from training.warmstart import WarmStartSettings
 
 METRICS = (
     *("spear/gamma", "spear/mu", "baseline/p50", "baseline/size", "replay/size", "replay/kept"),
@@ -42,10 +43,21 @@ def compose(*overrides: str) -> Any:
 def test_the_policy_of_a_dry_run_is_made_for_its_environment() -> None:
     config = compose("preset=math_qwen3_32b_16k", "model=tiny", "spear.warm_start.episodes=9")
     settings = choose_warm_start(config)
+    assert isinstance(settings, WarmStartSettings)
     assert settings.env_id == "spear/CodeInterpreter-v0" and settings.env_kwargs == dict(config.spear.env.kwargs)
     assert (settings.layout, settings.template) == (Layout.CONVERSATION, "compact")
     assert (settings.episodes, settings.panel_tasks) == (9, 0)
     assert settings.learning_rate == 2e-3, "the rest is the environment's recipe"
+
+
+def test_pictures_have_a_policy_that_sees_them() -> None:
+    from training.warmstart.vision import TinyVisionSettings
+
+    config = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl"), Path("runs/x"))
+    assert config.actor_rollout_ref.model.path == str(Path("runs/x/policy").resolve())
+    settings = choose_warm_start(config)
+    assert isinstance(settings, TinyVisionSettings)
+    assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 25)
 
 
 def test_a_wrong_setting_of_the_policy_is_told() -> None:

@@ -152,7 +152,8 @@ def test_the_policy_is_exported_whole_or_from_its_shards(whole_run: Path, tmp_pa
     write_manifest(folder)
     joined = export_policy(run, tmp_path / "joined")
     found, expected = (load_file(made.folder / "model.safetensors") for made in (joined, whole))
-    assert all(torch.equal(found[name].float(), tensor) for name, tensor in expected.items())
+    # verl rounds to the type that models are served in.
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in expected.items())
     assert AutoModelForCausalLM.from_pretrained(joined.folder).num_parameters() == whole.parameters
 
 

@@ -145,6 +145,36 @@ def describe_code() -> dict[str, str]:
     return {"version": version, "source": digest.hexdigest()[:16]}
 
 
+def compare_configs(
+    run: Path, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
+) -> None:
+    """Whether the run in the folder ``run`` stays the same one.
+
+    Args:
+        run: for the message.
+        before: the settings it was begun with, one flat key each.
+        after: those it shall go on with.
+        changeable: keys, and nodes of keys, that may differ.
+        advice: how the message ends.
+
+    Raises:
+        SpearError: they differ; names the first difference.
+    """
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in changeable)
+    ]
+    if changed:
+        first = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise SpearError(
+            f"{run} holds a run of another configuration: "
+            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. {advice}"
+        )
+
+
 def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, changeable: Sequence[str]) -> None:
     """Whether the checkpoint was written by this configuration and this code.
 
@@ -158,21 +188,14 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
     state = read_state(folder)
     if resume is Resume.CHANGED:
         return
-    before, after = state["config"], json.loads(json.dumps(dict(config)))
-    changed = [
-        key
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-        and not any(key == name or key.startswith(f"{name}.") for name in changeable)
-    ]
-    if changed:
-        first = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise SpearError(
-            f"{folder.parent.parent} holds a run of another configuration: "
-            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
-            f"Name another --out, give the old settings to resume, or add {OVERRIDE} to go on with the new ones"
-        )
+    after = json.loads(json.dumps(dict(config)))
+    compare_configs(
+        folder.parent.parent,
+        state["config"],
+        after,
+        changeable=changeable,
+        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to go on with the new ones",
+    )
     old, new = state["code"], describe_code()
     if old != new:
         raise SpearError(

@@ -17,15 +17,17 @@ from omegaconf.errors import OmegaConfBaseException
 from agents.engines.vision import has_vision
 from agents.evaluate import choose_template
 from agents.files import explain_unwritable, write_json, write_text
+from agents.prompting import disarm_context
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext
+from spear_envs.core.prompts import IMAGE, PromptContext
 from training.algorithms.choices import Estimator
 from training.algorithms.settings import SpearSettings
 from training.checkpoints import Resume, check_files, check_origin, is_finished
 from training.choices import GROUPS, check_choice
 from training.environments import EnvironmentSettings, make_environment
 from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
+from training.recording import RecordSettings
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
@@ -34,7 +36,7 @@ ROOT = "spear"
 """The configuration that all others are choices in."""
 POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
-RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start")
+RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start", "record")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -54,7 +56,7 @@ WITHOUT_EFFECT = {
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
-    "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
     "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
     "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
@@ -77,6 +79,7 @@ CHANGEABLE = (
     "ray_kwargs",
     "global_profiler",
     "transfer_queue",
+    "spear.record",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
@@ -122,7 +125,7 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
     with initialize_config_module("training.config", version_base=None):
         try:
             config = compose(ROOT, overrides=[search, *choices])
-            others = [_check_override(override, config) for override in overrides if override not in choices]
+            others = [check_override(override, config) for override in overrides if override not in choices]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -178,7 +181,8 @@ def _resolve_model(config: DictConfig, out: Path) -> str:
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
-def _check_override(override: str, base: DictConfig) -> str:
+def check_override(override: str, base: DictConfig) -> str:
+    """An override as Hydra wants it.  Raises SpearError, naming the nearest key, where there is no such key."""
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
@@ -256,6 +260,9 @@ def check_config(config: DictConfig) -> None:
     _check_hardware(config)
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
+    if not isinstance(config.spear.record, DictConfig):
+        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
     environment = _read_environment(config)
     name = config.actor_rollout_ref.model.path
     made_here = makes_policy(config) and not Path(name).is_dir()
@@ -312,7 +319,7 @@ def _check_environment(settings: EnvironmentSettings, train_batch_size: int, vis
         turn=1,
         max_turns=env.max_turns,
     )
-    if "<image>" in template.render(context) and not vision:
+    if IMAGE in template.render(disarm_context(context)) and not vision:
         raise SpearError(
             f"the prompt of {settings.id} shows a picture, which the model cannot read: "
             "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -41,20 +41,27 @@ MOST_EPISODES = 512
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed."""
+    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
+
+    With ``recorded`` the whole episode comes back, for people to look at.
+    """
 
     group: str
     sample: int
     task_id: str
     seed: int
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a worker played: a record an order, in their order, and how many responses it asked an engine for."""
+    """What a worker played: a record an order, in their order; how many responses it asked an engine for; and the
+    episodes that were to be recorded.
+    """
 
     records: list[EpisodeRecord]
     generations: int
+    episodes: list[Trajectory] = field(default_factory=list)
 
 
 class CountingEngine:
@@ -212,7 +219,8 @@ class RolloutWorker(AgentLoopWorker):
         ]
         if keep:
             await self._write_rows(records, trajectories)
-        return Rollout(records, self._engine.calls - before)
+        episodes = [trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded]
+        return Rollout(records, self._engine.calls - before, episodes)
 
     async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
         keys: list[str] = []
@@ -266,4 +274,5 @@ class RolloutManager(AgentLoopManager):
         parts: list[Rollout] = ray.get(list(futures))
         records = [record for part in parts for record in part.records]
         records.sort(key=lambda record: (record.group, record.sample))
-        return Rollout(records, sum(part.generations for part in parts))
+        episodes = [episode for part in parts for episode in part.episodes]
+        return Rollout(records, sum(part.generations for part in parts), episodes)

@@ -28,6 +28,7 @@ from spear_envs.core.errors import SpearError
 from training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from training.environments import EnvironmentSettings
 from training.launch import CONFIG_FILE, flatten_config, read_settings
+from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.critic import CriticUpdater, critic_loss
 from training.verl_plugin.deaths import explain_death
 from training.verl_plugin.loss import actor_loss
@@ -58,6 +59,16 @@ class SpearTrainer(PPOTrainerSync):
         self.settings = read_settings(config.spear)
         self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
         self.seed = int(config.spear.seed)
+        self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
+        self.recorder = EpisodeRecorder(
+            Path(config.trainer.default_local_dir).parent,
+            {
+                "env_id": self.environment.id,
+                "env_kwargs": dict(self.environment.kwargs),
+                "split": self.environment.train_split,
+                "model": str(config.actor_rollout_ref.model.path),
+            },
+        )
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
@@ -144,12 +155,15 @@ class SpearTrainer(PPOTrainerSync):
         except StopIteration:  # the next epoch
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
+        # Of as many tasks as there are, then further samples of the same.
+        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps)
         orders = [
             EpisodeOrder(
                 f"{self.global_steps}-{number:05d}",
                 sample,
                 task_id,
                 derive_seed(self.seed, "train", self.global_steps, number, sample),
+                recorded=sample * tasks + number < count,
             )
             for number, task_id in enumerate(batch["task_id"])
             for sample in range(self.config.actor_rollout_ref.rollout.n)
@@ -201,6 +215,7 @@ class SpearTrainer(PPOTrainerSync):
             metrics.update(summarize_rewards(plan.rewards, records))
             metrics.update(summarize_plan(plan))
             metrics.update(self._summarize_buffers())
+            metrics["rollout/recorded"] = float(self.recorder.write(t, rollout.episodes))
         driver.seconds += self.updater.take_replay_seconds()
         metrics.update({"spear/gamma": gamma, "spear/mu": mu, "perf/spear_driver_seconds": driver.seconds})
         metrics["rollout/generations"] = float(rollout.generations)
@@ -324,6 +339,7 @@ class SpearTrainer(PPOTrainerSync):
         if latest is not None:
             check_files(Path(latest))  # before anything of it is loaded
         super()._load_checkpoint()
+        self.recorder.resume_after(self.global_steps)
         if self.global_steps:
             self._saved = self.state.load(self._checkpoint_folder())
 

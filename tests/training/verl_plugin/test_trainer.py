@@ -16,12 +16,15 @@ import numpy as np
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
+from agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from tests.agents.test_metrics import train, write_launch
+from tests.training.test_recording import make_episode
 from training.algorithms import Estimator, SpearSettings
 from training.checkpoints import BEST, STATE, read_best
 from training.environments import EnvironmentSettings
+from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
 from training.verl_plugin.state import SpearState
@@ -36,6 +39,7 @@ class FakeRollouts:
         self.orders: list[EpisodeOrder] = []
         self.calls: list[dict[str, Any]] = []
         self.records: list[Any] = []
+        self.episodes: list[Any] = []
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[Any]:
         self.orders = list(orders)
@@ -43,7 +47,7 @@ class FakeRollouts:
         return ["future"]
 
     def collect(self, futures: Sequence[Any]) -> Rollout:
-        return Rollout(self.records, sum(record.turns for record in self.records))
+        return Rollout(self.records, sum(record.turns for record in self.records), self.episodes)
 
 
 class FakeUpdater:
@@ -100,6 +104,8 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.state = SpearState(trainer.settings, seed=0)
     trainer.environment = EnvironmentSettings("tests/Corridor-v0")
     trainer.seed = 3
+    trainer.record = RecordSettings(every=2, episodes=3)
+    trainer.recorder = EpisodeRecorder(tmp_path, {})
     trainer.global_steps = 1
     trainer._pending, trainer._train_iterator = ["future"], None
     trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
@@ -275,6 +281,22 @@ def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     assert (call[2].temperature, call[2].top_p, call[2].top_k, call[2].max_tokens) == (1.0, 1.0, 0, 8)
 
 
+def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.train_dataloader = [{"task_id": ["a", "b"]}]
+    found = []
+    for t in (1, 2, 3):
+        trainer.global_steps = t
+        trainer.prepare_step()
+        found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
+    assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
+    trainer.rollouts.episodes = [make_episode(5), make_episode(6)]
+    metrics, _ = take_step(trainer, make_group(make), 3)
+    assert metrics["rollout/recorded"] == 2.0
+    path = tmp_path / "rollouts" / "episodes.jsonl"
+    assert [(t.step, t.seed) for t in read_trajectories(path)] == [(3, 5), (3, 6)]
+
+
 def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_path: Path) -> None:
     def draw(seed: int) -> list[int]:
         trainer: Any = open_trainer(tmp_path)
@@ -333,12 +355,17 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     assert seen == [True, True, True]
     assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_2", "global_step_3"]
 
+    EpisodeRecorder(tmp_path, {}).write(2, [make_episode(2)])
+    EpisodeRecorder(tmp_path, {}).write(3, [make_episode(3)])
+
     def load(self: Any) -> None:
         self.global_steps = 2
 
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", load)
     resumed: Any = open_trainer(tmp_path)
     resumed._load_checkpoint()
+    recorded = read_trajectories(tmp_path / "rollouts" / "episodes.jsonl")
+    assert [t.step for t in recorded] == [2], "step 3 is about to be played again"
     assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
 
 
@@ -416,10 +443,17 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PPOTrainerSync, "__init__", construct)
     config = OmegaConf.create(
         {
-            "spear": {"seed": 5, "env": {"id": "spear/Sokoban-v0"}, "sil": {"warmup_steps": 9}},
-            "trainer": {"v1": {"trainer_mode": "spear"}},
+            "spear": {
+                "seed": 5,
+                "env": {"id": "spear/Sokoban-v0"},
+                "sil": {"warmup_steps": 9},
+                "record": {"every": 7},
+            },
+            "actor_rollout_ref": {"model": {"path": "runs/policy"}},
+            "trainer": {"v1": {"trainer_mode": "spear"}, "default_local_dir": "runs/x/checkpoints"},
         }
     )
     trainer: Any = SpearTrainer(config)
     assert trainer.trainer_mode == "sync"
+    assert trainer.record == RecordSettings(every=7)
     assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"

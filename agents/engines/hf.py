@@ -122,7 +122,8 @@ class HFModel:
         ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
         count = len(response_ids)
         feed = self._look(ids[:, :-1], None, [images]) if self.reader is not None else {}
-        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed).logits[0]
+        output = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed)
+        logits = self._read_logits(output)[0]
         logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
         return tuple(logp.gather(-1, ids[0, -count:, None])[:, 0].tolist())
 
@@ -159,7 +160,7 @@ class HFModel:
             position = (mask.cumsum(-1) - 1).clamp(min=0)
             feed |= {"attention_mask": mask, "position_ids": position}
         output = self.model(**feed, use_cache=True, logits_to_keep=1)
-        cache, logits = output.past_key_values, output.logits[:, -1]
+        cache, logits = output.past_key_values, self._read_logits(output)[:, -1]
         if len(prompts) < len(requests):
             rows = torch.tensor(source, device=logits.device)
             cache.batch_select_indices(rows)
@@ -185,7 +186,13 @@ class HFModel:
                 position = position[..., -1:] + 1
                 feed["position_ids"] = position
             output = self.model(**feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logits = output.logits[:, -1]
+            logits = self._read_logits(output)[:, -1]
+
+    def _read_logits(self, output: Any) -> torch.Tensor:
+        """Logits [N, L, V] of a pass, without the tokens that a response cannot hold."""
+        if self.reader is not None:
+            self.reader.forbid_places(output.logits)
+        return output.logits
 
     def _look(
         self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +91,8 @@ def test_rows_of_one_experiment_have_the_same_dry_run() -> None:
 
 def start(preset: str, out: Path, *overrides: str) -> None:
     command = [sys.executable, "-m", "training", f"preset={preset}", "cluster=cpu", "model=tiny", "--out", str(out)]
-    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=900)
+    variables = {**os.environ, "WANDB_MODE": "offline"}
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=900, env=variables)
     log = (out / "train.log").read_text(errors="replace")[-3000:] if (out / "train.log").exists() else ""
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
     assert "Cut down; every other setting is the preset's" in done.stdout

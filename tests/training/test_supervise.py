@@ -346,6 +346,12 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
         ),
         ("(raylet) some line\nKilled\n", "the process was killed"),
         ("Traceback\n  raise Exception(\nException: The node timed out.\n", "Exception: The node timed out."),
+        ("[rank1]: ValueError: a batch is empty\n[rank1]: Exception\n", "ValueError: a batch is empty"),
+        (
+            "[rank0]: spear_envs.core.errors.SpearError: the data is gone\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "the data is gone",
+        ),
         ("", "the process was killed"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],

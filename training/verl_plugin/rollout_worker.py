@@ -91,13 +91,24 @@ class ServerEngine:
         end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
+        image_token_id: of a model that reads pictures; no response may hold it
+            (:meth:`agents.engines.vision.ImageReader.forbid_places`).
     """
 
-    def __init__(self, client: Any, end_ids: Iterable[int], tokenizer: Decoder, *, seeded: bool = True) -> None:
+    def __init__(
+        self,
+        client: Any,
+        end_ids: Iterable[int],
+        tokenizer: Decoder,
+        *,
+        seeded: bool = True,
+        image_token_id: int | None = None,
+    ) -> None:
         self._client = client
         self._end_ids = frozenset(end_ids)
         self._tokenizer = tokenizer
         self._seeded = seeded
+        self._bias = None if image_token_id is None else {image_token_id: -100.0}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -113,6 +124,8 @@ class ServerEngine:
         )
         if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**31
+        if self._bias is not None:
+            parameters["logit_bias"] = self._bias
         if sampling.stop_token_ids:
             parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         if sampling.stop_strings:
@@ -154,7 +167,13 @@ class RolloutWorker(AgentLoopWorker):
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            engine = ServerEngine(llm_client, self._find_end_ids(), self.tokenizer, seeded=bool(spear["deterministic"]))
+            engine = ServerEngine(
+                llm_client,
+                self._find_end_ids(),
+                self.tokenizer,
+                seeded=bool(spear["deterministic"]),
+                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            )
         self._engine = CountingEngine(engine)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)

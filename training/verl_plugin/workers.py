@@ -58,6 +58,7 @@ class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
         Returns:
             jagged tensors [B, *] over whole sequences, as verl's own method does.
         """
+        self.forbid_places(output, micro_batch)
         special = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk", "calculate_sum_pi_squared")
         if any(tu.get_non_tensor_data(data=micro_batch, key=key, default=False) for key in special):
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)

@@ -86,6 +86,14 @@ def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
     assert "seed" not in parameters and "stop_token_ids" not in parameters
 
 
+def test_a_model_that_sees_cannot_write_a_picture_s_place() -> None:
+    client = FakeClient(answer([END]))
+    ask(client, image_token_id=41)
+    ask(client)
+    biases = [call["sampling_params"].get("logit_bias") for call in client.calls]
+    assert biases == [{41: -100.0}, None]
+
+
 def test_seeds_are_sent_only_where_runs_must_repeat() -> None:
     client = FakeClient(answer([END]))
     ask(client, Sampling(seed=5), seeded=False)

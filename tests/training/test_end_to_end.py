@@ -22,9 +22,10 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
 
+from agents.trajectory import Trajectory, read_trajectories  # noqa: E402
 from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
 from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
-from training.checkpoints import BEST, check_files, read_best, read_state, write_manifest  # noqa: E402
+from training.checkpoints import BEST, check_files, is_finished, read_best, read_state, write_manifest  # noqa: E402
 from training.export import export_policy  # noqa: E402
 from training.supervise import MARK  # noqa: E402
 
@@ -72,12 +73,15 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
         time.sleep(0.05)
 
 
-def read_tracker(out: Path) -> int:
-    tracker = out / "checkpoints" / "latest_checkpointed_iteration.txt"
-    try:
-        return int(tracker.read_text())
-    except (OSError, ValueError):
-        return 0
+def read_saved(out: Path) -> int:
+    """Step of the latest whole checkpoint; 0 without one."""
+    return max((int(folder.name.rpartition("_")[2]) for folder in (out / "checkpoints").glob("global_step_*")
+                if is_finished(folder)), default=0)  # fmt: skip
+
+
+def read_recorded(out: Path) -> list[Trajectory]:
+    episodes = read_trajectories(out / "rollouts" / "episodes.jsonl")
+    return sorted(episodes, key=lambda episode: (episode.step or 0, episode.task_id, episode.seed))
 
 
 def find_marked(title: str = "") -> list[Any]:
@@ -121,6 +125,8 @@ def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
     assert replayed["loss/sil"] != 0 and replayed["replay/n_sil"] > 0
     assert {"cov/lower", "cov/upper"} <= replayed.keys()
     assert {"val/success/all"} <= steps[2].keys()
+    recorded = read_recorded(whole_run)
+    assert [episode.step for episode in recorded] == [step for step in steps for _ in range(8)]
 
 
 def test_a_run_leaves_pictures_and_a_model_that_loads(whole_run: Path) -> None:
@@ -164,22 +170,22 @@ def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
     out = tmp_path / "killed"
     # First one worker dies under the run, ...
     process = start(policy, out)
-    wait_for(lambda: read_tracker(out) >= 1, process)
+    wait_for(lambda: read_saved(out) >= 1, process)
     find_workers(process, victim)[-1].kill()
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 1, text
     assert "died in the middle of a step" in " ".join(text.split()), text
-    assert read_tracker(out) >= 1
+    assert read_saved(out) >= 1
 
     # ... then everything at once, Ray included.
     process = start(policy, out)
-    wait_for(lambda: read_tracker(out) >= 2, process)
+    wait_for(lambda: read_saved(out) >= 2, process)
     victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for item in victims:
         item.kill()
     process.wait()
     psutil.wait_procs(victims, timeout=30)
-    resumed_after = read_tracker(out)
+    resumed_after = read_saved(out)
     assert 2 <= resumed_after < STEPS, "the run was over before it could be killed"
 
     text = finish(start(policy, out), out)
@@ -192,6 +198,7 @@ def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
     weights = [run / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface" / "model.safetensors"
                for run in (whole_run, out)]  # fmt: skip
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert read_recorded(out) == read_recorded(whole_run), "episodes for people to look at, each once"
     states = [read_state(run / "checkpoints" / f"global_step_{STEPS}")["state"] for run in (whole_run, out)]
     assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
 
@@ -208,11 +215,11 @@ def test_an_interrupt_stops_cleanly(policy: Path, tmp_path: Path) -> None:
     out = tmp_path / "interrupted"
     before = {process.pid for process in find_marked()}
     process = start(policy, out)
-    wait_for(lambda: read_tracker(out) >= 1, process)
+    wait_for(lambda: read_saved(out) >= 1, process)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 130, text
     assert "resumes" in text
     left = [item for item in find_marked() if item.pid not in before and item.pid != os.getpid()]
     assert not left, left
-    assert read_tracker(out) >= 1
+    assert read_saved(out) >= 1

@@ -72,7 +72,8 @@ class SpearTrainer(PPOTrainerSync):
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[str, float] = {}
+        """Those of the step under way, once it has trained."""
         self._step_start = 0.0
         self._saved: dict[str, Any] | None = None
         """What the checkpoint that this run resumed from was saved with."""
@@ -174,9 +175,15 @@ class SpearTrainer(PPOTrainerSync):
         return {}
 
     # ---- the step ----------------------------------------------------------------------------------------------------
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """verl's step; its metrics, as verl aggregates them, are kept for the checkpoint."""
+        self._step_start = time.perf_counter()
+        batch = super().step(metrics, timing_raw)
+        self._metrics = dict(metrics)
+        return batch
+
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         t, settings, state = self.global_steps, self.settings, self.state
-        self._metrics, self._step_start = metrics, time.perf_counter()
         driver = Stopwatch()
 
         with marked_timer("gen", timing_raw):  # 1. rollouts, begun in prepare_step
@@ -324,9 +331,12 @@ class SpearTrainer(PPOTrainerSync):
 
     def _measure_step(self) -> dict[str, float]:
         """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
-        found = {name: float(value) for name, value in self._metrics.items() if isinstance(value, (int, float))}
-        seconds = time.perf_counter() - self._step_start
-        return {**found, "training/global_step": float(self.global_steps), "perf/step_seconds": seconds}
+        return {
+            **self._metrics,
+            "training/global_step": self.global_steps,
+            "training/epoch": (self.global_steps - 1) // self.steps_per_epoch,
+            "perf/step_seconds": time.perf_counter() - self._step_start,
+        }
 
     def _complete_export(self, folder: Path) -> None:
         """Add the image processor's settings, which verl only saves with a whole processor (it needs torchvision)."""

@@ -181,8 +181,12 @@ def _resolve_model(config: DictConfig, out: Path) -> str:
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
-def check_override(override: str, base: DictConfig) -> str:
-    """An override as Hydra wants it.  Raises SpearError, naming the nearest key, where there is no such key."""
+def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
+    """An override as Hydra wants it.
+
+    Raises:
+        SpearError: there is no such key; names the nearest one, or what lists them all (``keys``).
+    """
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
@@ -199,7 +203,7 @@ def check_override(override: str, base: DictConfig) -> str:
     near = near or difflib.get_close_matches(key, known, 1, cutoff=0.6)
     tail = key.rpartition(".")[2]
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
-    hint = f"did you mean {near[0]}?" if near else "`spear train --print-config` lists all keys"
+    hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
     raise SpearError(f"the configuration has no key {key!r}; {hint}")
 
 

@@ -37,6 +37,8 @@ TRAINED_STEP = "train/loss"
 CHANGEABLE = ("trainer.save_freq", "trainer.logger", "trainer.max_ckpt_to_keep", "trainer.default_local_dir",
               "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.num_workers")  # fmt: skip
 """What may differ when a run is resumed."""
+KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
+"""Where all overrides of a fine-tuning stand."""
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
@@ -128,7 +130,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
     ]
     with initialize_config_module("training.sft", version_base=None):
         base = compose(name, overrides=[search])
-        checked = [check_override(override, base) for override in settings.overrides]
+        checked = [check_override(override, base, KEYS) for override in settings.overrides]
         try:
             config = compose(name, overrides=[search, *own, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:

@@ -23,7 +23,7 @@ from agents.prompting import PromptBuilder, Tokenizer
 from agents.settings import EvalSettings
 from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import RunningTemplate
+from spear_envs.core.prompts import IMAGE, RunningTemplate
 
 FOLDER_SUFFIX = ".episodes"
 """Behind the file's name: the folder of the episodes it was made of."""
@@ -181,7 +181,7 @@ def _join_samples(
 ) -> Iterator[dict[str, Any]]:
     rows = tokens.rows() if tokens is not None else [None] * len(dialogues)
     for number, (messages, row) in enumerate(zip(dialogues, rows, strict=True)):
-        if any("<image>" in message["content"] for message in messages):
+        if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
             raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: use --env modality=text")
         sample: dict[str, Any] = {
             "env_id": trajectory.env_id,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from agents.baselines.forms import Method, make_form, wrap_reader
 from agents.engines.base import Engine
@@ -15,7 +16,7 @@ from agents.engines.bytes import ChatByteTokenizer
 from agents.engines.openai import OpenAIEngine
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from agents.engines.vllm import VLLMEngine
-from agents.prompting import IMAGE, PromptBuilder, Tokenizer, find_image_mark
+from agents.prompting import PromptBuilder, Tokenizer, find_image_mark
 from agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -69,7 +70,7 @@ def open_policy(
         history=settings.history,
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
-        image_mark=find_image_mark(opened.tokenizer) if settings.engine is EngineKind.VLLM else IMAGE,
+        mark_image=opened.mark_image,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
@@ -86,6 +87,7 @@ class _OpenEngine:
     max_prompt_tokens: int | None = None
     """What the model's context leaves for a prompt; None where it is not known."""
     aclose: Callable[[], Awaitable[None]] = _close_nothing
+    mark_image: Callable[[np.ndarray], str] | None = None
 
 
 def _open_engine(
@@ -98,18 +100,22 @@ def _open_engine(
         tokenizer = load_tokenizer(settings.model)
         model: HFModel | VLLMEngine
         local: HFEngine | VLLMEngine
+        mark_image: Callable[[np.ndarray], str] | None
         if settings.engine is EngineKind.VLLM:
             model = local = VLLMEngine(settings.model, settings.vllm, max_batch=concurrency)
+            mark = find_image_mark(tokenizer)
+            mark_image = (lambda picture: mark) if local.takes_images else None
         else:
             model = HFModel(settings.model)
             local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
+            mark_image = model.reader.mark if model.reader is not None else None
         stack.callback(local.close)
         limit = settings.max_tokens or model.max_new_tokens or DEFAULT_TOKENS
         left = model.context_length - limit
         if left < 1:
             raise SpearError(f"responses of {limit} tokens leave no room in a context of {model.context_length}: "
                              "give --max-tokens")  # fmt: skip
-        return _OpenEngine(lambda env: local, tokenizer, limit, left)
+        return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
         remote = OpenAIEngine(settings.server)

@@ -10,19 +10,20 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
 from agents.line_encoding import encode_by_line
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
 Message = Mapping[str, str]
 _Key = TypeVar("_Key", str, tuple[int, ...])
 _Value = TypeVar("_Value")
 
-IMAGE = "<image>"
-"""Where a picture belongs, in the words of an environment."""
+_BROKEN_IMAGE = "< image>"
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
 
@@ -95,7 +96,10 @@ class PromptBuilder:
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
         overlong: what happens to a prompt beyond ``max_prompt_tokens``.
-        image_mark: what a vision model reads in the place of ``<image>`` (:func:`find_image_mark`).
+        mark_image: the text that stands for a picture in a local model's sequence: of
+            :meth:`agents.engines.vision.ImageReader.mark`, or of :func:`find_image_mark` where the engine itself puts
+            in as many image tokens as it needs; None leaves ``<image>`` in its place, as engines that send messages
+            want it.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class PromptBuilder:
         max_row_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         overlong: Overlong | str = Overlong.END,
-        image_mark: str = IMAGE,
+        mark_image: Callable[[np.ndarray], str] | None = None,
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
@@ -120,9 +124,9 @@ class PromptBuilder:
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
         self.history = history
-        self.image_mark = image_mark
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
+        self.mark_image = mark_image
         self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
         self._encode = _cache_short(_make_encoder(tokenizer))
         self._marks = _find_marks(tokenizer)
@@ -152,17 +156,17 @@ class PromptBuilder:
 
     def ask(self, text: str) -> tuple[int, ...]:
         """The prompt of a single message, outside an episode."""
-        return self._encode(self._render([{"role": "user", "content": self._disarm(text)}]))
+        return self._encode(self._render([{"role": "user", "content": self._disarm(disarm_places(text))}]))
 
-    def first(self, context: PromptContext) -> Prompt:
+    def first(self, context: PromptContext, picture: np.ndarray | None = None) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
-        text, shows_image = self._write(self.template.render(context))
+        text, shows_image = self._write(self.template.render(disarm_context(context)), picture)
         ids = self._encode(self._set_in(self._opening, self._system, "", text))
         return Prompt(ids, ids, shows_image)
 
-    def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
+    def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
-        text, shows_image = self._write(self.template.follow_up(context))
+        text, shows_image = self._write(self.template.follow_up(disarm_context(context)), picture)
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
             return Prompt(ids, ids, shows_image)
@@ -172,10 +176,15 @@ class PromptBuilder:
         ids = self._encode(added)
         return Prompt(ids, ids, shows_image)
 
-    def _write(self, text: str) -> tuple[str, bool]:
+    def _write(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
         """A message as the tokenizer gets it, and whether it has the place of a picture."""
         text = self._disarm(text)
-        return text.replace(IMAGE, self.image_mark), IMAGE in text
+        places = text.count(IMAGE)
+        if places > 1:
+            raise SpearError(f"the template {self.template.name!r} marks {places} places of a picture, not one")
+        if places and picture is not None and self.mark_image is not None:
+            text = text.replace(IMAGE, self.mark_image(picture))
+        return text, bool(places)
 
     def _disarm(self, text: str) -> str:
         """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
@@ -251,8 +260,12 @@ class Dialogue:
         admissible_actions: Sequence[str] | None,
         turn: int,
         max_turns: int,
+        picture: np.ndarray | None = None,
     ) -> Prompt | None:
-        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it."""
+        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it.
+
+        ``picture`` is what the observation shows besides its text, uint8 [height, width, 3].
+        """
         builder = self._builder
         history = self._past[-builder.history :] if builder.history else []
         context = PromptContext(
@@ -264,10 +277,11 @@ class Dialogue:
             max_turns=max_turns,
         )
         if builder.layout is Layout.PER_TURN or self._finish is None:
-            prompt = self._shorten(context) if builder.overlong is Overlong.DROP_HISTORY else builder.first(context)
+            drop = builder.overlong is Overlong.DROP_HISTORY
+            prompt = self._shorten(context, picture) if drop else builder.first(context, picture)
             self._opening = len(prompt.ids)
         else:
-            added = builder.follow_up(context, self._finish)
+            added = builder.follow_up(context, self._finish, picture)
             prompt = replace(added, ids=self._ids + added.new_ids)
         limited = builder.layout is Layout.CONVERSATION and builder.max_row_tokens is not None
         checked = self._opening if limited else len(prompt.ids)
@@ -281,11 +295,11 @@ class Dialogue:
         self._ids = prompt.ids
         return prompt
 
-    def _shorten(self, context: PromptContext) -> Prompt:
+    def _shorten(self, context: PromptContext, picture: np.ndarray | None) -> Prompt:
         """The prompt with as many of the latest turns as fit; without any where even that is too long."""
         limit = self._builder.max_prompt_tokens
         for dropped in range(len(context.history) + 1):
-            prompt = self._builder.first(replace(context, history=context.history[dropped:]))
+            prompt = self._builder.first(replace(context, history=context.history[dropped:]), picture)
             if limit is None or len(prompt.ids) <= limit:
                 break
         return replace(prompt, dropped_turns=dropped)
@@ -296,6 +310,26 @@ class Dialogue:
         if self._builder.layout is Layout.CONVERSATION:
             self._ids += response_ids
             self._finish = finish
+
+
+def disarm_places(text: str) -> str:
+    """The text with the mark of a picture's place broken up, as a tokenizer's own marks are.
+
+    A page or a file may hold the word, and a model may write it; where a picture goes is for the template to say.
+    """
+    return text.replace(IMAGE, _BROKEN_IMAGE)
+
+
+def disarm_context(context: PromptContext) -> PromptContext:
+    """The slots of a prompt without a picture's place in any of them (:func:`disarm_places`)."""
+    actions = context.admissible_actions
+    return replace(
+        context,
+        instruction=disarm_places(context.instruction),
+        observation=disarm_places(context.observation),
+        admissible_actions=None if actions is None else [disarm_places(action) for action in actions],
+        history=[(disarm_places(seen), disarm_places(action)) for seen, action in context.history],
+    )
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:

@@ -22,6 +22,8 @@ ROOMS = ("spear_envs", "agents", "training", "sandbox")
 
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
+    "advise": "Say which settings of a training do not fit together.",
+    "algorithms": "List the algorithms that train runs.",
     "collect": "Write episodes of an expert or a model as data to fine-tune on.",
     "compare": "Tell whether two evaluations differ by more than chance.",
     "check": "Prove that an environment keeps the contract.",
@@ -29,7 +31,9 @@ SUMMARIES = {
     "demo": "Train a small agent on Sokoban from start to finish.",
     "doctor": "Look at this installation and machine, and say what to mend.",
     "eval": "Play an environment's tasks with a policy and report its success.",
+    "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
+    "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",

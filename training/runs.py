@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agents.files import explain_unwritable
 from agents.metrics import read_history
-from training.launch import compose_config, prepare_run
+from training.advising import Adviser
+from training.dry_run import choose_warm_start, show_cuts
+from training.launch import POLICY, compose_config, makes_policy, prepare_run
 from training.plots import plot_curves
 from training.supervise import Observer, supervise_training
 
+if TYPE_CHECKING:
+    from training.warmstart import WarmStartSettings
+    from training.warmstart.vision import TinyVisionSettings
+
 RESUME_HINT = "the same command resumes it"
-
-
 Reading = tuple[int, str]
 """How far a training is: its last step, and a few figures of it."""
 
@@ -69,13 +73,37 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     return last["step"], figures
 
 
-def run_training(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> None:
-    """Compose, check, train with a progress bar, and draw the curves.
+def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
+    """Make a tiny policy with a progress bar, in the place of what ``folder`` holds.
+
+    Raises:
+        SpearError: a setting without a valid value, or ``folder`` cannot be written.
+    """
+    from training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
+    from training.warmstart.vision import make_tiny_vision_policy
+
+    columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, Any] = {}
+
+        def observe(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        if isinstance(settings, WarmStartSettings):
+            train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+        else:
+            make_tiny_vision_policy(settings, folder, lambda done, total: observe("training steps", done, total))
+
+
+def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> None:
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first where there is none.
 
     Raises:
         SpearError: anything a user can mend.
     """
-    config = compose_config(name, overrides, out)
+    config = compose_config(overrides, out)
     total = int(config.trainer.total_training_steps)
     checkpoint = prepare_run(config, out)
     if checkpoint is not None and checkpoint >= total:
@@ -83,9 +111,16 @@ def run_training(name: str, overrides: tuple[str, ...], out: Path, console: Cons
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
+        if makes_policy(config):
+            show_cuts(overrides, console)
+            own = (out / POLICY).resolve()
+            if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
+                make_policy(choose_warm_start(config), out / POLICY, console)
+        adviser = Adviser(console, config)
+        adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
-                supervise_training(out, config.trainer.device, observe)
+                supervise_training(out, config.trainer.device, adviser.watch(observe))
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]
             console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")

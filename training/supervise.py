@@ -34,6 +34,8 @@ VARIABLES = (
     "VERL_PLATFORM",
     "VERL_FILE_LOGGER_PATH",
     "TENSORBOARD_DIR",
+    "WANDB_DIR",
+    "WANDB_MODE",
     "HYDRA_FULL_ERROR",
     "HF_HUB_OFFLINE",
     "OMP_NUM_THREADS",
@@ -63,10 +65,12 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
+        "WANDB_DIR": str(out),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+    variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` sends the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
         variables.setdefault("OMP_NUM_THREADS", "1")
@@ -201,7 +205,7 @@ def _find_error(log: Path, start: int) -> str:
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
     errors = re.findall(
-        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b[^\n]*)",
+        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
         text,
         re.MULTILINE,
     )

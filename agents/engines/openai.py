@@ -37,6 +37,7 @@ from agents.engines.replies import (
 )
 from agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE
 
 if TYPE_CHECKING:
     import httpx
@@ -285,7 +286,7 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
     left = iter(images)
     shown: list[dict[str, Any]] = []
     for message in messages:
-        first, *rest = message["content"].split("<image>") if message["role"] == "user" else [message["content"]]
+        first, *rest = message["content"].split(IMAGE) if message["role"] == "user" else [message["content"]]
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
         for text in rest:
             picture = next(left, None)

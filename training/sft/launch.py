@@ -21,7 +21,8 @@ from agents.engines.hf import load_tokenizer
 from agents.files import digest_model, explain_unwritable, write_json, write_text
 from agents.metrics import read_history
 from spear_envs.core.errors import SpearError
-from training.launch import CONFIG_FILE, check_override, compare_configs
+from training.checkpoints import compare_configs
+from training.launch import CONFIG_FILE, check_override, flatten_config
 from training.runs import RESUME_HINT, Reading, show_progress
 from training.sft.data import Observer, Preparation, prepare_samples
 from training.sft.samples import Overlong, SampleReader
@@ -36,6 +37,8 @@ TRAINED_STEP = "train/loss"
 CHANGEABLE = ("trainer.save_freq", "trainer.logger", "trainer.max_ckpt_to_keep", "trainer.default_local_dir",
               "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.num_workers")  # fmt: skip
 """What may differ when a run is resumed."""
+KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
+"""Where all overrides of a fine-tuning stand."""
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
@@ -127,7 +130,7 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
     ]
     with initialize_config_module("training.sft", version_base=None):
         base = compose(name, overrides=[search])
-        checked = [check_override(override, base) for override in settings.overrides]
+        checked = [check_override(override, base, KEYS) for override in settings.overrides]
         try:
             config = compose(name, overrides=[search, *own, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -192,7 +195,13 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             each, total = count_steps(config, found.samples)
             path = out / CONFIG_FILE
             if path.is_file():
-                compare_configs(OmegaConf.load(path), config, out, CHANGEABLE)
+                compare_configs(
+                    out,
+                    flatten_config(OmegaConf.load(path)),
+                    flatten_config(config),
+                    changeable=CHANGEABLE,
+                    advice="Name another --out, or give the old settings to resume",
+                )
             write_text(path, OmegaConf.to_yaml(config))
     except OSError as error:
         raise explain_unwritable(out, error) from error

@@ -64,6 +64,7 @@ class PlannedRow:
     episode: EpisodeRecord
     reward: float
     advantage: float
+    """0 with PPO until the critic has been asked."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class UpdatePlan:
         masked: number of rows each filter took out (``overlong``, ``void``, ``repetition``, ``low_variance``); a row
             that two filters hit counts in both.
         total_rows: rows of valid episodes before any filter.
+        equal_groups: share of the groups in which all episodes earned the same.
     """
 
     rewards: tuple[EpisodeReward, ...]
@@ -84,6 +86,7 @@ class UpdatePlan:
     baselines: tuple[float, ...]
     masked: dict[str, int]
     total_rows: int
+    equal_groups: float
 
 
 def plan_update(
@@ -128,7 +131,8 @@ def plan_update(
         if counted[i] and not hit[n] and not low_variance[n] and row.loss_tokens
     )
     masked = {name: int(mask.sum()) for name, mask in filters.items()} | {"low_variance": int(low_variance.sum())}
-    return UpdatePlan(rewards, rows, baselines, masked, len(pairs))
+    equal = float((statistics.std == 0).double().mean()) if statistics.ids else 0.0
+    return UpdatePlan(rewards, rows, baselines, masked, len(pairs), equal)
 
 
 def _mask_rows(
@@ -165,6 +169,8 @@ def _estimate(
     groups = [records[i].group for i, _ in pairs]
     trajectories = [records[i].trajectory_id for i, _ in pairs]
     valid = torch.tensor([counted[i] for i, _ in pairs], dtype=torch.bool)
+    if choice.estimator is Estimator.GAE:
+        return [0.0] * len(pairs)  # the critic has not been asked yet
     if choice.estimator is Estimator.RLOO:
         return rloo_advantages(
             rewards, groups, trajectory_ids=trajectories, singleton=choice.singleton.value, valid=valid

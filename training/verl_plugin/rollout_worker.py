@@ -18,11 +18,13 @@ import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
 from agents.engines.base import Engine, Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
 from agents.engines.stops import Decoder, StopFinder
+from agents.engines.vision import ImageReader, has_vision, pack_pictures
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
@@ -89,13 +91,24 @@ class ServerEngine:
         end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
+        image_token_id: of a model that reads pictures; no response may hold it
+            (:meth:`agents.engines.vision.ImageReader.forbid_places`).
     """
 
-    def __init__(self, client: Any, end_ids: Iterable[int], tokenizer: Decoder, *, seeded: bool = True) -> None:
+    def __init__(
+        self,
+        client: Any,
+        end_ids: Iterable[int],
+        tokenizer: Decoder,
+        *,
+        seeded: bool = True,
+        image_token_id: int | None = None,
+    ) -> None:
         self._client = client
         self._end_ids = frozenset(end_ids)
         self._tokenizer = tokenizer
         self._seeded = seeded
+        self._bias = None if image_token_id is None else {image_token_id: -100.0}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -111,6 +124,8 @@ class ServerEngine:
         )
         if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**31
+        if self._bias is not None:
+            parameters["logit_bias"] = self._bias
         if sampling.stop_token_ids:
             parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         if sampling.stop_strings:
@@ -120,7 +135,7 @@ class ServerEngine:
             request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
             prompt_ids=list(prompt_ids),
             sampling_params=parameters,
-            image_data=list(images) or None,
+            image_data=[Image.fromarray(image) for image in images] or None,
         )
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
@@ -142,6 +157,8 @@ class RolloutWorker(AgentLoopWorker):
         self._find_repetition = bool(spear["filter"]["repetition"])
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
+        path = self.model_config.local_path
+        self._reader = ImageReader(path) if has_vision(path) else None
         engine: Engine
         if config.actor_rollout_ref.rollout.name == rollout_hf.NAME:
             engine = MicroBatcher(
@@ -150,7 +167,13 @@ class RolloutWorker(AgentLoopWorker):
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            engine = ServerEngine(llm_client, self._find_end_ids(), self.tokenizer, seeded=bool(spear["deterministic"]))
+            engine = ServerEngine(
+                llm_client,
+                self._find_end_ids(),
+                self.tokenizer,
+                seeded=bool(spear["deterministic"]),
+                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            )
         self._engine = CountingEngine(engine)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
@@ -185,6 +208,7 @@ class RolloutWorker(AgentLoopWorker):
             max_prompt_tokens=self.rollout_config.prompt_length,
             max_row_tokens=self.rollout_config.response_length,
             stop_token_ids=self._find_end_ids(),
+            mark_image=self._reader.mark if self._reader is not None else None,
         )
 
     def _take_environment(self, split: str) -> gym.Env:
@@ -226,7 +250,16 @@ class RolloutWorker(AgentLoopWorker):
                 rows += trajectory.rows()
         for start in range(0, len(rows), ROWS_PER_WRITE):
             part = rows[start : start + ROWS_PER_WRITE]
-            tokens = [RowTokens(row.prompt_ids, row.response_ids, row.response_mask, row.log_probs) for row in part]
+            tokens = [
+                RowTokens(
+                    row.prompt_ids,
+                    row.response_ids,
+                    row.response_mask,
+                    row.log_probs,
+                    pack_pictures(row.pictures) if self._reader is not None else None,
+                )
+                for row in part
+            ]
             await tq.async_kv_batch_put(
                 keys=keys[start : start + ROWS_PER_WRITE],
                 partition_id=PARTITION,

@@ -86,6 +86,14 @@ def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
     assert "seed" not in parameters and "stop_token_ids" not in parameters
 
 
+def test_a_model_that_sees_cannot_write_a_picture_s_place() -> None:
+    client = FakeClient(answer([END]))
+    ask(client, image_token_id=41)
+    ask(client)
+    biases = [call["sampling_params"].get("logit_bias") for call in client.calls]
+    assert biases == [{41: -100.0}, None]
+
+
 def test_seeds_are_sent_only_where_runs_must_repeat() -> None:
     client = FakeClient(answer([END]))
     ask(client, Sampling(seed=5), seeded=False)
@@ -159,6 +167,7 @@ def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4
     worker._find_repetition = True
     worker._idle = {}
     worker._prompts = None
+    worker._reader = None
     worker._replicas = 1
     worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
     return worker

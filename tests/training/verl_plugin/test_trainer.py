@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,15 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from tests.agents.test_metrics import train, write_launch
 from tests.training.test_recording import make_episode
-from training.algorithms import SpearSettings
+from training.algorithms import Estimator, SpearSettings
+from training.checkpoints import BEST, STATE, read_best
 from training.environments import EnvironmentSettings
 from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
-from training.verl_plugin.state import FILE, SpearState
+from training.verl_plugin.state import SpearState
 from training.verl_plugin.trainer import SpearTrainer
 from training.verl_plugin.update import FreshRows, Replay
 
@@ -69,8 +72,28 @@ class FakeUpdater:
     def take_replay_seconds(self) -> float:
         return 0.25
 
+
+class FakeQueue:
+    """The step's rows in TransferQueue."""
+
     def take_keys(self, keys: Sequence[str]) -> list[str]:
         return [*keys, "own"]
+
+
+class FakeCritic:
+    """Says that every row was worth its number in the step, and remembers when it was trained."""
+
+    def __init__(self, updater: FakeUpdater) -> None:
+        self.updater = updater
+        self.trained_before: list[int] = []
+
+    def estimate(self, fresh: FreshRows, metrics: dict[str, Any]) -> tuple[FreshRows, str]:
+        rows = tuple(replace(row, advantage=float(n)) for n, row in enumerate(fresh.rows))
+        return replace(fresh, rows=rows, advantages=np.ones(len(fresh.mask), np.float32)), "targets"
+
+    def update(self, fresh: FreshRows, targets: str, metrics: dict[str, Any]) -> None:
+        assert targets == "targets" and fresh.advantages is not None
+        self.trained_before.append(len(self.updater.log))
 
 
 def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
@@ -85,6 +108,8 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.recorder = EpisodeRecorder(tmp_path, {})
     trainer.global_steps = 1
     trainer._pending, trainer._train_iterator = ["future"], None
+    trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
+    trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(
         {
             "actor_rollout_ref": {
@@ -95,14 +120,18 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                     "top_k": -1,
                     "response_length": 8,
                     "val_kwargs": {"temperature": 0.4, "top_p": 0.6, "top_k": 5, "n": 3},
-                }
+                },
+                "model": {"path": str(tmp_path / "model")},
             },
-            "data": {"max_response_length": 8},
-            "trainer": {"default_local_dir": str(tmp_path / "checkpoints")},
+            "data": {"max_response_length": 8, "train_batch_size": 1},
+            "trainer": {"default_local_dir": str(tmp_path / "checkpoints"), "test_freq": 2, "val_before_train": True},
+            "spear": {"keep_best": "success/all"},
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
-    trainer.updater = FakeUpdater(trainer.state)
+    trainer.updater, trainer.queue = FakeUpdater(trainer.state), FakeQueue()
+    trainer.use_critic = trainer.settings.advantage.estimator is Estimator.GAE
+    trainer.critic = FakeCritic(trainer.updater)
     trainer.asleep = 0
 
     def sleep_replicas() -> None:
@@ -218,6 +247,23 @@ def test_a_step_whose_rows_are_all_masked_still_tells_the_baseline(tmp_path: Pat
     assert len(batch.keys) == 5, "written rows are cleared all the same"
 
 
+def test_with_ppo_the_critics_advantages_are_trained_on_and_gate_the_buffer(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, replay={"capacity": 100})
+    metrics, _ = take_step(trainer, make_group(make), 1)
+    (call,) = trainer.updater.log
+    assert trainer.critic.trained_before == [0], "the critic learns before the actor"
+    assert [row.advantage for row in call.fresh.rows] == [0, 1, 2, 3] and call.fresh.advantages is not None
+    assert metrics["replay/kept"] == 3 and metrics["replay/dropped_nonpositive"] == 1
+    assert metrics["advantage/mean"] == 1.5
+
+
+def test_the_critic_may_learn_alone_at_first(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, critic={"warmup": 2})
+    for t in range(1, 5):
+        take_step(trainer, make_group(make, f"{t}-00000"), t)
+    assert trainer.critic.trained_before == [0, 0, 0, 1] and len(trainer.updater.log) == 2
+
+
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
@@ -296,7 +342,7 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
 
     def save(self: Any) -> None:
         folder = checkpoints / f"global_step_{self.global_steps}"
-        seen.append((folder / FILE).is_file())
+        seen.append((folder / STATE).is_file())
         (folder / "actor").mkdir()
         old = checkpoints / "global_step_1" / "actor"
         if self.global_steps == 3 and old.is_dir():
@@ -324,6 +370,59 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
 
 
+def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(self: Any) -> None:
+        (self._checkpoint_folder() / "actor").mkdir()
+        (self._checkpoint_folder() / "actor" / "weights").write_text(str(self.global_steps))
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(4)]
+    checkpoints = tmp_path / "checkpoints"
+    for t, wins in ((0, 4), (1, 1), (2, 3), (3, 3), (4, 2)):
+        trainer.global_steps = t
+        if t:
+            trainer._save_checkpoint()
+        trainer.rollouts.records = make_group(make, wins=wins, count=4)
+        trainer._validate()
+    # Before the first step there is nothing to keep; an equal value later is no better.
+    assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
+    assert (checkpoints / BEST / "actor" / "weights").read_text() == "2"
+    trainer.config.spear.keep_best = "success/al"
+    with pytest.raises(SpearError, match=r"keep_best=success/al is no metric.*val/success/all"):
+        trainer._validate()
+
+
+def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
+    trainer: Any = open_trainer(tmp_path)
+    trainer.prepare_step = dict
+    trainer.rollouts.records = make_group(make, count=3)
+    trainer.global_steps = 5
+    metrics: dict[str, Any] = {}
+    trainer.step(metrics, {})
+    trainer._save_checkpoint()
+    trainer._compute_metrics(None, metrics, {"step": 1.0}, 5, epoch=1)
+    resumed: Any = open_trainer(tmp_path)
+    resumed._saved = resumed.state.load(trainer._checkpoint_folder())
+    logged: list[Any] = []
+    resumed.logger = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
+    resumed.on_train_begin()
+    ((step, data),) = logged
+    assert step == 5 and data["perf/step_seconds"] > 0
+    timed = {name for name in metrics if name.startswith(("perf/", "timing_s/"))}
+    assert {name: data.get(name) for name in metrics.keys() - timed} == {
+        name: metrics[name] for name in metrics.keys() - timed
+    }, "to the last bit"
+
+    write_launch(tmp_path, 0, train(5))
+    resumed.on_train_begin()
+    assert len(logged) == 1, "a step that was logged is not logged again"
+
+
 def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +430,7 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 0))
     trainer._load_checkpoint()
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
-    with pytest.raises(SpearError, match=r"has no spear\.pt"):
+    with pytest.raises(SpearError, match=r"has no spear\.json"):
         trainer._load_checkpoint()
 
 

@@ -17,12 +17,13 @@ from agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
 from agents.engines.base import Finish, Generation, Sampling
 from agents.engines.bytes import ChatByteTokenizer
 from agents.episode import play_episode
-from agents.evaluate import Observer, choose_template, find_splits, make_env, run_evaluation
+from agents.evaluate import Observer, choose_template, run_evaluation
 from agents.files import draft_file
 from agents.prompting import PromptBuilder, Tokenizer
 from agents.settings import EvalSettings
 from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
 
 FOLDER_SUFFIX = ".episodes"

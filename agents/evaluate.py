@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
 
 import spear_envs
 from agents.baselines.forms import Method
@@ -28,8 +26,8 @@ from agents.statistics import Comparison, Metric, Part, compare_trajectories, su
 from agents.tables import Cell, format_latex, make_cells
 from agents.trajectory import Trajectory
 from agents.usage import Usage, describe_versions, sum_usage
-from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
 
 SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
@@ -109,41 +107,6 @@ class Observer(Protocol):
     def __call__(self, done: int, total: int, trajectory: Trajectory | None) -> None:
         """Called at the beginning (with what was already played) and after each episode."""
         ...
-
-
-def find_splits(env_id: str) -> tuple[str, ...]:
-    """The splits of an environment, in the order of ``SpearEnv.splits``: to train, to validate and to test on.
-
-    Raises:
-        SpearError: there is no such environment.
-    """
-    module, colon, name = env_id.rpartition(":")
-    try:
-        if colon:
-            importlib.import_module(module)
-        entry_point = gym.spec(name).entry_point
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    except (gym.error.Error, ImportError) as error:
-        raise _explain_unknown(error) from error
-    return tuple(getattr(creator, "splits", SpearEnv.splits))
-
-
-def make_env(env_id: str, split: str, keywords: Mapping[str, Any]) -> gym.Env[Any, Any]:
-    """Makes an environment by its id.  Raises SpearError where id or keywords are unknown."""
-    try:
-        return gym.make(env_id, split=split, disable_env_checker=True, **keywords).unwrapped
-    except gym.error.Error as error:
-        raise _explain_unknown(error) from error
-    except TypeError as error:
-        # gymnasium appends all keywords to the message of a constructor that refuses one.
-        problem = str(error).split(" was raised from")[0]
-        raise SpearError(f"{env_id} cannot be made: {problem}") from error
-
-
-def _explain_unknown(error: Exception) -> SpearError:
-    first = str(error).strip().split("\n")[0]
-    known = ", ".join(name for name in gym.registry if name.startswith("spear/"))
-    return SpearError(f"{first} Environments of this package: {known}")
 
 
 def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:

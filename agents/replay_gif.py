@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from agents.evaluate import make_env
 from agents.files import draft_file
 from agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 
 LEAST_SIDE = 288
 """Frames are enlarged by a whole factor until their shorter side has at least this many pixels."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agents.evaluate import SUMMARY, Observer, compare_runs, make_env, play_baseline, run_evaluation
+from agents.evaluate import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
 from agents.files import write_json, write_text
 from agents.metrics import read_history
 from agents.records import EPISODES
@@ -21,6 +21,7 @@ from agents.settings import EngineKind, EvalSettings
 from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from training.launch import quote_value
 from training.runs import make_policy, run_training
 

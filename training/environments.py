@@ -9,9 +9,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from agents.evaluate import find_splits, make_env
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from agents.engines.base import Sampling
 from agents.engines.bytes import ByteTokenizer
 from agents.engines.scripted import ScriptedEngine
 from agents.episode import play_episode
-from agents.evaluate import choose_template, find_splits, make_env
+from agents.evaluate import choose_template
 from agents.prompting import PromptBuilder
 from agents.records import EPISODES, check_settings, open_log
 from agents.replay.bodies import describe_response, finite
@@ -23,6 +23,7 @@ from agents.replay.pictures import encode_picture
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
 
 HISTORY = 2
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 
-__all__ = ["Conversation", "Message", "make_conversation", "make_env"]
+__all__ = ["Conversation", "Message", "make_conversation"]
 
 
 @dataclass(frozen=True)
@@ -103,28 +103,6 @@ class Conversation:
         return Message(text, text_of(observation), image_of(observation), float(reward), terminated, truncated, info)
 
 
-def make_env(env_id: str, **keywords: Any) -> SpearEnv[Any]:
-    """The environment behind an id, without gymnasium's wrappers.
-
-    Args:
-        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
-        keywords: of the environment.
-
-    Raises:
-        SpearError: there is none, or it has another base class.
-    """
-    try:
-        env = gym.make(env_id, disable_env_checker=True, **keywords).unwrapped
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        known = [name for name in gym.registry if name.startswith("spear/")]
-        raise SpearError(f"there is no environment {env_id!r} ({error}).{suggest_name(env_id, known)}") from None
-    except TypeError as error:
-        raise SpearError(f"{env_id} does not take these keywords: {error}.") from None
-    if not isinstance(env, SpearEnv):
-        raise SpearError(f"{env_id} is a {type(env).__name__}, which is no SpearEnv: derive it from that class.")
-    return env
-
-
 def make_conversation(env_id: str, template: str | PromptTemplate = "default", **keywords: Any) -> Conversation:
-    """``Conversation`` over :func:`make_env`."""
-    return Conversation(make_env(env_id, **keywords), template)
+    """``Conversation`` over :func:`~spear_envs.core.making.make_env`."""
+    return Conversation(make_env(env_id, keywords=keywords), template)

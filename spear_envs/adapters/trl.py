@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from spear_envs.adapters.conversation import Conversation, Message, make_env
+from spear_envs.adapters.conversation import Conversation, Message
 from spear_envs.core.env import RewardMode, SpearEnv
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tools import CallParser, Tool
@@ -88,13 +89,13 @@ def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
         SpearError: there is no such environment, or it does not take these keywords.
     """
     keywords = {"response_format": "plain", **keywords}
-    env = make_env(env_id, **keywords)
+    env = make_env(env_id, keywords=keywords)
     methods = {tool.name: _make_method(tool) for tool in env.tools}
     kind = type(type(env).__name__, (TrlEnvironment,), {"__doc__": TrlEnvironment.__doc__, **methods})
     env.close()
 
     def make() -> TrlEnvironment:
-        made: TrlEnvironment = kind(make_env(env_id, **keywords))
+        made: TrlEnvironment = kind(make_env(env_id, keywords=keywords))
         return made
 
     return make
@@ -111,7 +112,7 @@ def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> lis
         seed: of the draw.
         keywords: of the environment.
     """
-    env = make_env(env_id, **keywords)
+    env = make_env(env_id, keywords=keywords)
     tasks = env.tasks
     places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)
     rows = [{"prompt": [{"role": "user", "content": ""}], "task": tasks[int(place)].id} for place in places]

@@ -11,10 +11,10 @@ import pytest
 from agents import collect
 from agents.collect import collect_episodes
 from agents.engines.openai import Server
-from agents.evaluate import make_env
 from agents.settings import EngineKind, EvalSettings
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.chat_server import Script, complete, say
 from tests.agents.test_evaluate import SplitCorridor

@@ -18,9 +18,9 @@ transformers = pytest.importorskip("transformers")
 import spear_envs.sokoban.prompts as sokoban  # noqa: E402
 from agents.engines.base import Request, Sampling  # noqa: E402
 from agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from agents.evaluate import make_env  # noqa: E402
 from agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
+from spear_envs.core.making import make_env  # noqa: E402
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate  # noqa: E402
 from training.warmstart import (  # noqa: E402
     RECIPES,

@@ -17,12 +17,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agents.engines.hf import quiet_transformers
-from agents.evaluate import choose_template, find_splits, make_env, run_evaluation
+from agents.evaluate import choose_template, run_evaluation
 from agents.files import explain_unwritable, write_json
 from agents.settings import EngineKind, EvalSettings
 from agents.statistics import Part
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
 from training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
 from training.warmstart.tokenizer import make_tokenizer
 

@@ -14,11 +14,12 @@ from agents.engines.base import Generation, Sampling
 from agents.engines.bytes import ByteTokenizer
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from agents.episode import name_request
-from agents.evaluate import choose_template, make_env
+from agents.evaluate import choose_template
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, play_many
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
 from spear_envs.core.prompts import IMAGE
 
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from spear_envs.adapters.conversation import make_env
 from spear_envs.adapters.openenv.server import ServiceSettings
 from spear_envs.adapters.openenv.wire import Close, Reset, State, Step, WireError, read_message, write_json
 from spear_envs.core.env import SpearEnv
+from spear_envs.core.making import make_env
 from tests.commands import run_command
 from tests.spear_envs.adapters.service import CORRIDOR, Player, Running, run_service
 

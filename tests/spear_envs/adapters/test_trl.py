@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_envs.adapters.conversation import make_env
 from spear_envs.adapters.trl import ENDED, TrlEnvironment, make_factory, make_rows
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
+from spear_envs.core.making import make_env
 from spear_envs.core.rewards import compose_reward
 from tests.spear_envs.adapters.service import CORRIDOR
 

@@ -1,0 +1,69 @@
+"""Environments by their ids, as commands, adapters and trainers make them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
+
+from spear_envs.core.env import SpearEnv
+from spear_envs.core.errors import SpearError, suggest_name
+
+__all__ = ["find_splits", "make_env"]
+
+
+def make_env(
+    env_id: str, split: str | None = None, keywords: Mapping[str, Any] = MappingProxyType({})
+) -> SpearEnv[Any]:
+    """The environment behind an id, without gymnasium's wrappers.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
+        split: of its tasks; None for its own default.
+        keywords: all others of the environment.
+
+    Raises:
+        SpearError: there is none, it does not take these keywords, or it has another base class.
+    """
+    chosen = {} if split is None else {"split": split}
+    try:
+        env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise _explain_unknown(env_id, error) from error
+    except TypeError as error:
+        # gymnasium appends all keywords to the message of a constructor that refuses one.
+        problem = str(error).split(" was raised from")[0]
+        raise SpearError(f"{env_id} cannot be made: {problem}") from error
+    if not isinstance(env, SpearEnv):
+        raise SpearError(f"{env_id} is a {type(env).__name__}, which is no SpearEnv: derive it from that class.")
+    return env
+
+
+def find_splits(env_id: str) -> tuple[str, ...]:
+    """Names of the splits of an environment, without making it.
+
+    Raises:
+        SpearError: there is no such environment.
+    """
+    module, colon, name = env_id.rpartition(":")
+    try:
+        if colon:
+            importlib.import_module(module)
+        entry_point = gym.spec(name).entry_point
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    except (gym.error.Error, ImportError) as error:
+        raise _explain_unknown(env_id, error) from error
+    return tuple(getattr(creator, "splits", SpearEnv.splits))
+
+
+def _explain_unknown(env_id: str, error: Exception) -> SpearError:
+    first = str(error).strip().split("\n")[0].rstrip(".")
+    known = [name for name in gym.registry if name.startswith("spear/")]
+    return SpearError(
+        f"there is no environment {env_id!r} ({first}).{suggest_name(env_id, known)} "
+        f"Environments of this package: {', '.join(known)}"
+    )

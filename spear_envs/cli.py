@@ -24,6 +24,7 @@ ROOMS = ("spear_envs", "agents", "training", "sandbox")
 SUMMARIES = {
     "advise": "Say which settings of a training do not fit together.",
     "algorithms": "List the algorithms that train runs.",
+    "bench": "Measure what the project costs, beside its peers and its bars.",
     "collect": "Write episodes of an expert or a model as data to fine-tune on.",
     "compare": "Tell whether two evaluations differ by more than chance.",
     "check": "Prove that an environment keeps the contract.",

@@ -1,0 +1,132 @@
+"""Results as tables, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks._figures import Figure, Status, find_bar, format_value
+from benchmarks._registry import Benchmark
+from benchmarks._results import Judgement, Result, Verdict, judge
+
+__all__ = ["count_verdicts", "list_judgements", "make_markdown", "show_results"]
+
+COLOURS = {Verdict.HELD: "green", Verdict.NOT_HELD: "bold red", Verdict.NOT_MEASURED: "yellow"}
+BUSY = 1.5
+"""Load average for each core above which times by the clock mean little."""
+
+
+def list_judgements(known: Sequence[Benchmark], results: Mapping[str, Result]) -> list[Judgement]:
+    """Every bar with its verdict."""
+    return [one for benchmark in known for one in judge(benchmark, results.get(benchmark.name))]
+
+
+def count_verdicts(judgements: Sequence[Judgement]) -> str:
+    """How many bars are held, are not, and were not measured."""
+    counts = {verdict: sum(one.verdict is verdict for one in judgements) for verdict in Verdict}
+    return ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
+
+
+def show_results(known: Sequence[Benchmark], results: Mapping[str, Result], console: Console) -> None:
+    """The figures of each benchmark, then every bar with its verdict."""
+    for benchmark in known:
+        result = results.get(benchmark.name)
+        if result is None:
+            continue
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{benchmark.name}: {benchmark.summary}")
+        for column in ("figure", "ours", "others", "bar", "verdict"):
+            table.add_column(column, overflow="fold", justify="right" if column == "ours" else "left")
+        for row in _list_rows(benchmark, result):
+            *cells, verdict = row
+            table.add_row(*map(Text, cells), Text(verdict, style=COLOURS.get(_read_verdict(verdict), "")))
+        console.print(Group(Text(""), table, Text(describe_result(result), style="dim")))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="bars")
+    for column in ("benchmark", "figure", "bar", "measured", "verdict"):
+        table.add_column(column, overflow="fold")
+    judgements = list_judgements(known, results)
+    for one in judgements:
+        verdict = Text(one.verdict.value + (f" ({one.reason})" if one.reason else ""), style=COLOURS[one.verdict])
+        table.add_row(*map(Text, (one.benchmark, one.bar.name, str(one.bar), _show_value(one))), verdict)
+    console.print(Group(Text(""), table))
+    console.print(f"{len(judgements)} bars: {count_verdicts(judgements)}", highlight=False)
+
+
+def make_markdown(known: Sequence[Benchmark], results: Mapping[str, Result]) -> str:
+    """Tables of the same, for a page."""
+    judgements = list_judgements(known, results)
+    lines = ["### Bars", "", f"{len(judgements)} bars: {count_verdicts(judgements)}.", ""]
+    lines += ["| benchmark | figure | bar | measured | verdict |", "|---|---|---|---|---|"]
+    for one in judgements:
+        verdict = f"**{one.verdict.value}**" if one.verdict is Verdict.NOT_HELD else one.verdict.value
+        verdict += f" ({one.reason})" if one.reason else ""
+        lines.append(_make_row(f"`{one.benchmark}`", one.bar.name, str(one.bar), _show_value(one), verdict))
+    for benchmark in known:
+        result = results.get(benchmark.name)
+        if result is None or not result.figures:
+            continue
+        lines += ["", f"### {benchmark.name}", "", benchmark.summary, "", describe_result(result), ""]
+        lines += ["| figure | ours | others | bar | verdict |", "|---|---|---|---|---|"]
+        lines += [_make_row(*row) for row in _list_rows(benchmark, result)]
+    return "\n".join(lines) + "\n"
+
+
+def describe_result(result: Result) -> str:
+    """Where, when and how a benchmark was run, and how it ended."""
+    hardware = result.hardware
+    machine = f"{hardware['cores']} cores, {hardware['machine']}, {hardware['memory_gb']} GB"
+    busy = max(result.load) / max(hardware["cores"], 1) > BUSY
+    load = f"load {' to '.join(f'{value:.1f}' for value in result.load)}"
+    load += ": other programs ran beside it, so times by the clock mean little" if busy else ""
+    parts = [f"{result.status.value}{f' ({result.reason})' if result.reason else ''}", f"size {result.size.value}"]
+    parts += [f"{result.seconds:,.0f} s, {result.cpu_seconds:,.0f} s of CPU", machine, load, result.date]
+    versions = ", ".join(f"{name} {found}" for name, found in result.versions.items())
+    return "; ".join([*parts, versions]) + "."
+
+
+def _list_rows(benchmark: Benchmark, result: Result) -> Iterator[tuple[str, str, str, str, str]]:
+    for name, group in groupby(_bring_together(result.figures), key=lambda figure: figure.name):
+        figures = list(group)
+        ours = next((figure for figure in figures if not figure.of), None)
+        others = ", ".join(_show_other(figure, ours) for figure in figures if figure.of)
+        note = f" ({ours.note})" if ours is not None and ours.note else ""
+        bar = None if ours is None else find_bar(ours, benchmark.bars)
+        if ours is None or bar is None:
+            verdict = ""
+        else:
+            verdict = (Verdict.HELD if bar.holds(ours.value) else Verdict.NOT_HELD).value
+        value = "" if ours is None else f"{format_value(ours.value)} {ours.unit}".rstrip()
+        yield name + note, value, others, "" if bar is None else str(bar), verdict
+
+
+def _bring_together(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures of one name beside one another, each name where it came first."""
+    first: dict[str, int] = {}
+    for place, figure in enumerate(figures):
+        first.setdefault(figure.name, place)
+    return sorted(figures, key=lambda figure: first[figure.name])
+
+
+def _show_other(figure: Figure, ours: Figure | None) -> str:
+    where = f"{figure.of}, elsewhere" if figure.elsewhere else figure.of
+    value = f"{where}: {format_value(figure.value)} {figure.unit}".rstrip()
+    if ours is None or not ours.value or not figure.value:
+        return value
+    ratio = max(figure.value / ours.value, ours.value / figure.value)
+    return f"{value} ({format_value(ratio)} times {'ours' if figure.value > ours.value else 'less'})"
+
+
+def _show_value(one: Judgement) -> str:
+    return "" if one.value is None else f"{format_value(one.value)} {one.bar.unit}".rstrip()
+
+
+def _make_row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _read_verdict(text: str) -> Verdict:
+    return Verdict(text) if text else Verdict.NOT_MEASURED

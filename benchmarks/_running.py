@@ -1,0 +1,127 @@
+"""Runs benchmarks, each in a process of its own whose end, however it comes, keeps what it has measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks._figures import Size, Status
+from benchmarks._registry import FOLDER, Benchmark
+from benchmarks._results import Result, read_result
+
+__all__ = ["is_done", "run_one"]
+
+ROOT = FOLDER.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+PATIENCE = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
+"""How a benchmark is ended, and the seconds that it has after each signal."""
+
+
+def is_done(result: Result | None, size: Size) -> bool:
+    """Whether a benchmark needs not be run again for figures of this size."""
+    return result is not None and result.size is size and result.status is not Status.RUNNING
+
+
+def run_one(
+    benchmark: Benchmark, out: Path, size: Size, on_line: Callable[[str], None], limit_s: float | None = None
+) -> Result | None:
+    """Run one benchmark; its result, which says how it ended, or None if it ended before it had begun.
+
+    What it builds stays in a folder beside the result until it has finished, so that the next run goes on from there.
+
+    Args:
+        out: folder of the results; what it prints goes into ``NAME.log`` there.
+        on_line: gets each line that it prints.
+        limit_s: seconds after which it is ended.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the benchmark has ended then.
+    """
+    path, work = out / f"{benchmark.name}.json", out / "work" / benchmark.name
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", f"{FOLDER.name}.{benchmark.name}", "--json", str(path), "--work", str(work)]
+    command += [] if size is Size.STANDARD else [f"--{size.value}"]
+    environment = {**os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    with (out / f"{benchmark.name}.log").open("w", encoding="utf-8") as log:
+        # A session of its own: Ctrl-C in the terminal reaches it through us, and what it started ends with it.
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        with _ended_at_last(process), _ended_after(process, limit_s) as is_late:
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                on_line(line.rstrip("\n"))
+            process.wait()
+    result = read_result(path)
+    if result is None or result.status is not Status.RUNNING:
+        shutil.rmtree(work, ignore_errors=True)
+        return result
+    reason = "it took longer than it may" if is_late.is_set() else f"failed with exit code {process.returncode}"
+    return replace(result, reason=f"{reason}: see {benchmark.name}.log")
+
+
+@contextlib.contextmanager
+def _ended_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _end(process)
+
+
+@contextlib.contextmanager
+def _ended_after(process: subprocess.Popen[str], limit_s: float | None) -> Iterator[threading.Event]:
+    """End the process after so long; the event says whether that was done."""
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _end(process)
+
+    timer = threading.Timer(limit_s or 0.0, end)
+    timer.daemon = True
+    if limit_s is not None:
+        timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and all of its group, gently first."""
+    for number, seconds in PATIENCE:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        until = time.monotonic() + seconds
+        while _has_group(process) and time.monotonic() < until:
+            time.sleep(0.05)
+        if not _has_group(process):
+            return
+
+
+def _has_group(process: subprocess.Popen[str]) -> bool:
+    process.poll()  # takes the exit code of one that has ended, which would else count as alive
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

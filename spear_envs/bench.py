@@ -1,0 +1,31 @@
+"""``spear bench``: the door to the benchmarks, which belong to the checkout and not to the installed package."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["bench"]
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULE = "benchmarks._cli"
+
+
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def bench(context: click.Context, words: tuple[str, ...]) -> Any:
+    """Measure what the project costs, beside its peers and its bars: list, run, show, compare."""
+    if not (ROOT / MODULE.replace(".", "/")).with_suffix(".py").is_file():
+        raise SpearError(
+            "The benchmarks are not part of an installed package: clone the repository and, in it, pip install -e '.[train]'."
+        )
+    sys.path.insert(0, str(ROOT))
+    command: click.Command = importlib.import_module(MODULE).bench
+    return command.main(list(words), prog_name=context.command_path, standalone_mode=False)

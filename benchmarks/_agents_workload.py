@@ -19,10 +19,11 @@ from agents.engines.bytes import ByteTokenizer
 from agents.engines.hf import quiet_transformers
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from agents.episode import name_request
-from agents.evaluate import choose_tasks, choose_template, make_env
+from agents.evaluate import choose_tasks, choose_template
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, play_many
 from agents.trajectory import Trajectory
+from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptTemplate
 from training.warmstart.policy import PolicyShape, make_model
 

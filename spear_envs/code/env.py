@@ -9,26 +9,31 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from sandbox.protocol import Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.feedback import (
     EMPTY_CODE,
     OBSERVATION_CHARS,
     REMINDERS,
-    TOOL_FAILED,
     Feedback,
     render_feedback,
     truncate_middle,
 )
 from spear_envs.code.grading import Grader, find_answer, is_right, read_integer
 from spear_envs.code.grammar import CodeParser, ResponseKind, read_call, write_answer, write_call
-from spear_envs.code.opening import MINI, SandboxChoice, find_splits, open_runner, open_tasks
+from spear_envs.code.opening import (
+    MINI,
+    SandboxChoice,
+    find_splits,
+    open_limits,
+    open_runner,
+    open_tasks,
+    run_program,
+)
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
-from spear_envs.core.faults import EnvFault
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -118,16 +123,11 @@ class CodeInterpreterEnv(SpearEnv[str]):
     ) -> None:
         _require_number("history", history, 0)
         _require_number("observation_chars", observation_chars, 16)
-        _require_number("memory_mb", memory_mb, 1)
-        if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not 0 < time_limit <= 3_600:
-            raise SpearError(f"time_limit={time_limit!r} is not valid: give seconds above 0 and up to 3,600.")
         chosen = Preset.SHORT if preset is None else choose_member(Preset, preset, "preset")
         self.grader = choose_member(Grader, grader, "grader")
         self.feedback = choose_member(Feedback, feedback, "feedback")
         self.prelude = choose_member(Prelude, prelude, "prelude")
-        self.limits = Limits(wall_s=float(time_limit), memory_mb=memory_mb)
-        if sandbox is None:
-            _require_within(self.limits)
+        self.limits = open_limits(time_limit, memory_mb, sandbox)
         self.observation_chars = observation_chars
         self.history = history
         self.dataset = os.fspath(dataset)
@@ -165,7 +165,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
             return ActionResult(False, message=NOT_RUN, details=self._details(), action=write_call(code))
         if not code.strip():
             return ActionResult(False, message=EMPTY_CODE, details=self._details(), action=write_call(code))
-        outcome = self._run(make_program(code, self.prelude))
+        outcome = run_program(self._runner, make_program(code, self.prelude), self.limits)
         told = truncate_middle(render_feedback(outcome, self.feedback, self.limits.wall_s), self.observation_chars)
         self._calls.append((code, told))
         return ActionResult(
@@ -175,17 +175,6 @@ class CodeInterpreterEnv(SpearEnv[str]):
             details={**self._details(), "run": outcome.status.value, "return_code": outcome.return_code},
             action=write_call(code),
         )
-
-    def _run(self, program: str) -> Outcome:
-        try:
-            outcome = self._runner.run(program, limits=self.limits)
-        except SandboxFault as fault:
-            raise EnvFault(fault.kind.value, str(fault)) from fault
-        except ValueError as error:  # an address or a token that a person must mend
-            raise SpearError(f"sandbox: {error}") from error
-        if outcome.status is RunStatus.ERROR:
-            raise EnvFault("sandbox_unavailable", TOOL_FAILED)
-        return outcome
 
     def _finish(self, action: str) -> ActionResult:
         """Grade the response: the end of the episode."""
@@ -256,16 +245,6 @@ class CodeInterpreterEnv(SpearEnv[str]):
                 for problem in problems:
                     yield problem.text
                     yield compact.respond(write_call(problem.code or ""))
-
-
-def _require_within(limits: Limits) -> None:
-    """Refuse what a sandbox with default limits would cut without a word."""
-    most = Limits()
-    if limits.wall_s > most.wall_s or limits.memory_mb > most.memory_mb:
-        raise SpearError(
-            f"a sandbox in this process allows time_limit={most.wall_s:g} and memory_mb={most.memory_mb}: ask for less,"
-            " or give the address of a service that allows more."
-        )
 
 
 def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:

@@ -8,15 +8,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from sandbox.protocol import Executor, Limits, Outcome
+from sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_benchmark
+from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 
-__all__ = ["MINI", "Runner", "SandboxChoice", "find_splits", "open_runner", "open_tasks"]
+__all__ = [
+    "MINI",
+    "Runner",
+    "SandboxChoice",
+    "find_splits",
+    "open_limits",
+    "open_runner",
+    "open_tasks",
+    "run_program",
+]
 
 MINI = "mini"
 
@@ -90,3 +101,45 @@ def open_runner(sandbox: SandboxChoice) -> Runner:
 
         return BlockingExecutor(lambda: sandbox)  # type: ignore[arg-type, return-value]
     return sandbox  # type: ignore[return-value]
+
+
+def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Limits:
+    """Limits of each run.
+
+    Args:
+        time_limit: seconds.
+        memory_mb: MiB.
+        sandbox: where it will run.
+
+    Raises:
+        SpearError: a value that is not valid, or one that a sandbox with default limits would cut without a word.
+    """
+    if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 1:
+        raise SpearError(f"memory_mb={memory_mb!r} is not valid: give a whole number of at least 1.")
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not 0 < time_limit <= 3_600:
+        raise SpearError(f"time_limit={time_limit!r} is not valid: give seconds above 0 and up to 3,600.")
+    most = Limits()
+    if sandbox is None and (time_limit > most.wall_s or memory_mb > most.memory_mb):
+        raise SpearError(
+            f"a sandbox in this process allows time_limit={most.wall_s:g} and memory_mb={most.memory_mb}: ask for less,"
+            " or give the address of a service that allows more."
+        )
+    return Limits(wall_s=float(time_limit), memory_mb=memory_mb)
+
+
+def run_program(runner: Runner, program: str, limits: Limits) -> Outcome:
+    """Run a program that a policy wrote.
+
+    Raises:
+        EnvFault: the sandbox failed, and not the program.
+        SpearError: an address or a token that a person must mend.
+    """
+    try:
+        outcome = runner.run(program, limits=limits)
+    except SandboxFault as fault:
+        raise EnvFault(fault.kind.value, str(fault)) from fault
+    except ValueError as error:
+        raise SpearError(f"sandbox: {error}") from error
+    if outcome.status is RunStatus.ERROR:
+        raise EnvFault("sandbox_unavailable", TOOL_FAILED)
+    return outcome

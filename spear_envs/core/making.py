@@ -29,7 +29,7 @@ def make_env(
     Raises:
         SpearError: there is none, it does not take these keywords, or it has another base class.
     """
-    chosen = {} if split is None else {"split": split}
+    chosen: dict[str, Any] = {} if split is None else {"split": split}
     try:
         env = gym.make(env_id, disable_env_checker=True, **chosen, **keywords).unwrapped
     except (gym.error.Error, ModuleNotFoundError) as error:

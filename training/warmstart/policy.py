@@ -203,7 +203,7 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
     )
     env = make_env(settings.env_id, "train", settings.env_kwargs)
     template = choose_template(env, settings.template)
-    lexicon = env.lexicon()  # type: ignore[attr-defined]
+    lexicon = env.lexicon()
     env.close()
     texts = (text for row in rows for text in (*row.prompts, *row.responses))
     tokenizer = make_tokenizer(template, chain(lexicon, texts))

@@ -77,7 +77,7 @@ def collect_expert_rows(
     if layout is Layout.CONVERSATION and answers is not Answers.PLAYED:
         raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation is what was played")
     env = make_env(env_id, split, env_kwargs)
-    tasks: Any = env.tasks  # type: ignore[attr-defined]
+    tasks: Any = env.tasks
     words = choose_template(env, template)
     dice = np.random.Generator(np.random.Philox(seed))
     # Distinct tasks as long as there are enough; then the rest once more, with other seeds.

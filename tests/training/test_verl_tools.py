@@ -1,0 +1,204 @@
+"""verl's own tool loop with our tools: a real sandbox, a real retriever, and a server of models that says a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+from verl.tools.tool_registry import load_all_tools
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from spear_envs.code.feedback import TOOL_FAILED
+from spear_envs.core.errors import SpearError
+from spear_envs.search.mini_kb import build
+from tests import commands
+from tests.sandbox.service import need_isolation
+from training.verl_tools import CALLS, FAULTS, CodeInterpreterTool, SearchTool
+
+TOOLS_FILE = Path("training/config/tools.yaml")
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.get('tool_calls') or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Bytes, and a chat template of Qwen's form."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+class Script:
+    """verl's client of model servers, whose model says what stands in a list."""
+
+    def __init__(self, tokenizer: Any, *responses: str) -> None:
+        self.tokenizer = tokenizer
+        self.responses = list(responses)
+        self.prompts: list[str] = []
+
+    async def generate(self, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        self.prompts.append(self.tokenizer.decode(prompt_ids))
+        ids = self.tokenizer(self.responses.pop(0) + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"max_global_steps": 1})
+
+
+def play(tokenizer: Any, tools: list[Any], question: str, *responses: str, **settings: Any) -> tuple[Any, Script]:
+    """An episode of verl's loop: its output, and the model's side."""
+    turns = {"max_user_turns": 8, "max_assistant_turns": 8, "max_parallel_calls": 1, "max_tool_response_length": 4096}
+    multi_turn = {**turns, "tool_response_truncate_side": "middle", "format": "hermes", **settings}
+    rollout = {"prompt_length": 4096, "response_length": 16384, "full_determinism": False, "multi_turn": multi_turn}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    script = Script(tokenizer, *responses)
+
+    async def run() -> Any:
+        loop = ToolAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=script,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            tools=ToolListWrap(tools),
+        )
+        return await loop.run({}, raw_prompt=[{"role": "user", "content": question}])
+
+    return asyncio.run(run()), script
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[tuple[commands.RunningCommand, commands.RunningCommand]]:
+    need_isolation()
+    with commands.run_command("sandbox") as sandbox, commands.run_command("retriever") as retriever:
+        yield sandbox, retriever
+
+
+@pytest.fixture(scope="module")
+def tools(services: Any) -> list[Any]:
+    """What an agent-loop worker of verl makes of our file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEAR_SANDBOX_URL", services[0].url)
+        patch.setenv("SPEAR_RETRIEVER_URL", services[1].url)
+        return load_all_tools(tool_config_path=str(commands.ROOT / TOOLS_FILE), function_tool_path=None)
+
+
+def test_a_program_and_a_search_on_real_services(tokenizer: Any, tools: list[Any]) -> None:
+    assert [tool.name for tool in tools] == ["code_interpreter", "search"]
+    passage = build(size="standard").corpus[7]
+    title = passage["contents"].partition("\n")[0]
+    output, script = play(
+        tokenizer,
+        tools,
+        "What is it?",
+        "I compute. " + call("code_interpreter", code="```python\nprint(sum(range(101)), 'é')\n```"),
+        call("code_interpreter", code="1 / 0"),
+        call("search", query=title),
+        "It is 5050.",
+    )
+    assert "code_interpreter" in script.prompts[0] and script.prompts[0].endswith("assistant\n")
+    assert "<|im_start|>tool\n5050 é<|im_end|>" in script.prompts[1]
+    assert "ZeroDivisionError" in script.prompts[2] and "Errors occurred! Check your code." in script.prompts[2]
+    assert f"<information>Doc 1(Title: {title})" in script.prompts[3]
+    said = [i for i, mine in zip(output.response_ids, output.response_mask, strict=True) if mine]
+    text = tokenizer.decode(said)
+    assert text.startswith("I compute. <tool_call>") and "It is 5050." in text
+    assert "5050 é" not in text and "Doc 1" not in text, "what a tool said has loss mask 0"
+    assert len(output.response_logprobs) == len(output.response_ids)
+    assert output.extra_fields[CALLS] == 3 and FAULTS not in output.extra_fields
+    assert output.extra_fields["tool_rewards"] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (call("code_interpreter", code=3), "takes one argument, the text 'code'"),
+        (call("code_interpreter"), "takes one argument, the text 'code'"),
+        (call("code_interpreter", code=" \n"), "Empty input argument"),
+        (call("search", query=" "), "The query is empty"),
+        (call("search", query="x" * 9_000), "at most 8,192 are searched"),
+        (call("search", query="\ud800"), "<information>"),
+        (call("nothing", query="x"), "Unknown function 'nothing'"),
+    ],
+)
+def test_calls_that_make_no_sense_are_answered(tokenizer: Any, tools: list[Any], response: str, words: str) -> None:
+    output, script = play(tokenizer, tools, "What?", response, "I give up.")
+    assert words in script.prompts[1]
+    assert FAULTS not in output.extra_fields
+
+
+def test_a_sandbox_that_dies_is_a_fault_and_no_lesson(tokenizer: Any) -> None:
+    need_isolation()
+    with commands.run_command("sandbox") as running:
+        tool = CodeInterpreterTool({"type": "native", "sandbox": running.url})
+        running.process.kill()
+        running.process.wait()
+        responses = (call("code_interpreter", code="print(1)"), "I cannot tell.")
+        output, script = play(tokenizer, [tool], "What?", *responses)
+    assert f"<|im_start|>tool\n{TOOL_FAILED}<|im_end|>" in script.prompts[1]
+    assert output.extra_fields[FAULTS] == 1 and CALLS not in output.extra_fields
+
+
+def test_many_episodes_at_once_mix_nothing(tools: list[Any]) -> None:
+    async def ask(number: int) -> str:
+        response, _, _ = await tools[0].execute("", {"code": f"print({number} ** 2)"})
+        return str(response.text)
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(ask(number) for number in range(48)))
+
+    assert asyncio.run(ask_all()) == [str(number**2) for number in range(48)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        (CodeInterpreterTool, {"sandbocks": None}, "Did you mean 'sandbox'"),
+        (CodeInterpreterTool, {"feedback": "kind"}, "feedback='kind'"),
+        (CodeInterpreterTool, {"time_limit": -1}, "time_limit=-1"),
+        (CodeInterpreterTool, {"sandbox": "http://127.0.0.1:9"}, "code_interpreter does not answer"),
+        (SearchTool, {"retriever": "bm52"}, "Did you mean 'bm25'"),
+        (SearchTool, {"retriever": "http://127.0.0.1:9"}, "search does not answer"),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_first_episode(kind: Any, config: dict[str, Any], words: str) -> None:
+    """verl's loop would tell the model of it, and train on."""
+    with pytest.raises(SpearError, match=words):
+        kind({"type": "native", **config})
+
+
+def test_without_services_the_worker_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_isolation()
+    monkeypatch.delenv("SPEAR_SANDBOX_URL", raising=False)
+    monkeypatch.delenv("SPEAR_RETRIEVER_URL", raising=False)
+    code, search = load_all_tools(tool_config_path=str(commands.ROOT / TOOLS_FILE), function_tool_path=None)
+    response, reward, _ = asyncio.run(code.execute("", {"code": "print(2 ** 10)"}))
+    assert (response.text, reward) == ("1024", 0.0)
+    response, _, _ = asyncio.run(search.execute("", {"query": "river"}))
+    assert response.text.startswith("<information>")

@@ -1,0 +1,200 @@
+"""Tools for verl's own ``tool_agent_loop``: our sandbox and our retriever, as ``tool_config_path`` names them.
+
+That loop plays without an environment: it renders the chat template, calls tools, and leaves the reward to verl. The
+tools say what our environments say of a run or of a search, in the same words. Nothing of our trainer is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from spear_envs.code.feedback import (
+    EMPTY_CODE,
+    OBSERVATION_CHARS,
+    TOOL_FAILED,
+    Feedback,
+    render_feedback,
+    truncate_middle,
+)
+from spear_envs.code.opening import open_limits, open_runner, run_program
+from spear_envs.code.prompts import TOOLS as CODE_TOOLS
+from spear_envs.code.snippets import Prelude, make_program, strip_fences
+from spear_envs.core.errors import SpearError, choose_member, suggest_name
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.tools import Tool
+from spear_envs.search.env import MAX_QUERY
+from spear_envs.search.grammar import mend_text, render_information
+from spear_envs.search.opening import open_searcher
+from spear_envs.search.prompts import TOOLS as SEARCH_TOOLS
+
+__all__ = ["CALLS", "FAULTS", "CodeInterpreterTool", "CodeSettings", "SearchSettings", "SearchTool"]
+
+logger = logging.getLogger(__name__)
+
+CALLS, FAULTS = "tool_calls", "tool_faults"
+"""What an episode's ``extra_fields`` count: calls that were carried out, and those that a service failed.
+
+Reward functions of verl see them as ``tool_extra_fields``; a reward of 0 for an episode with faults is up to them.
+"""
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """Keys of the tool's ``config``, beside verl's ``type: native``."""
+
+    sandbox: str | None = None
+    """Address of a sandbox service; None for a sandbox in each agent-loop worker."""
+    feedback: str = Feedback.SPEAR.value
+    prelude: str = Prelude.RETOOL.value
+    time_limit: float = 30.0
+    """Seconds of a run."""
+    memory_mb: int = 1_024
+    observation_chars: int = OBSERVATION_CHARS
+    """Longer output is cut in its middle; ``max_tool_response_length`` of verl cuts once more (256 by default)."""
+    max_calls: int = 128
+    """Runs of one worker at a time; others wait."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Keys of the tool's ``config``, beside verl's ``type: native``."""
+
+    retriever: str = "bm25"
+    """Address of a retrieval service, or the kind of one in each agent-loop worker."""
+    corpus: str | None = None
+    """JSON lines to search in the worker; by default the embedded knowledge base."""
+    index: str | None = None
+    topk: int = 3
+    observation_chars: int = 2_000
+    max_calls: int = 128
+
+
+class _ServiceTool(BaseTool):
+    """A tool of one text whose work is done elsewhere, and waited for on threads of its own.
+
+    verl's loop tells the model whatever a tool raises, and trains on. So settings that cannot work are refused when the
+    tool is made, by a first call; later failures of the service are answered in the environments' words and counted.
+    """
+
+    def __init__(self, config: Mapping[str, Any], schema: OpenAIFunctionToolSchema | None, tool: Tool, calls: int):
+        self._tool = tool
+        self._threads = ThreadPoolExecutor(max(1, calls), thread_name_prefix=tool.name)
+        try:
+            self._work(self._trial)
+        except EnvFault as fault:
+            raise SpearError(
+                f"the tool {tool.name} does not answer: {fault.message} Start its service first."
+            ) from None
+        super().__init__(dict(config), schema or OpenAIFunctionToolSchema.model_validate(tool.schema()))
+
+    _trial = ""
+    """An argument that costs nothing."""
+
+    def _work(self, argument: str) -> str:
+        """What the model is told; on a thread.
+
+        Raises:
+            EnvFault: the service failed.
+            SpearError: a person must mend it.
+        """
+        raise NotImplementedError
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Answer a call; the reward of a call is 0, and its metrics say whether the service failed."""
+        argument = parameters.get(self._tool.parameter) if isinstance(parameters, dict) else None
+        if not isinstance(argument, str):
+            told = f"{self.name} takes one argument, the text {self._tool.parameter!r}."
+            return ToolResponse(text=told), 0.0, {}
+        counts = getattr(kwargs.get("agent_data"), "extra_fields", {})
+        try:
+            told = await asyncio.get_running_loop().run_in_executor(self._threads, self._work, argument)
+        except EnvFault as fault:
+            logger.warning("%s failed (%s): %s", self.name, fault.kind, fault.message)
+            counts[FAULTS] = counts.get(FAULTS, 0) + 1
+            return ToolResponse(text=TOOL_FAILED), 0.0, {"fault": fault.kind}
+        counts[CALLS] = counts.get(CALLS, 0) + 1
+        return ToolResponse(text=told), 0.0, {}
+
+
+class CodeInterpreterTool(_ServiceTool):
+    """``code_interpreter`` of ``spear/CodeInterpreter-v0``: the same programs, limits and words.
+
+    Args:
+        config: see :class:`CodeSettings`.
+        tool_schema: another description for the model; its name and its argument are what it calls.
+
+    Raises:
+        SpearError: a setting that does not exist or cannot be, or no sandbox answers.
+    """
+
+    _trial = "print(1)"
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        settings = _read(CodeSettings, config)
+        self._feedback = choose_member(Feedback, settings.feedback, "feedback")
+        self._prelude = choose_member(Prelude, settings.prelude, "prelude")
+        self._limits = open_limits(settings.time_limit, settings.memory_mb, settings.sandbox)
+        self._chars = settings.observation_chars
+        self._runner = open_runner(settings.sandbox)
+        super().__init__(config, tool_schema, CODE_TOOLS[0], settings.max_calls)
+
+    def _work(self, argument: str) -> str:
+        code = strip_fences(argument)
+        if not code.strip():
+            return EMPTY_CODE
+        outcome = run_program(self._runner, make_program(code, self._prelude), self._limits)
+        return truncate_middle(render_feedback(outcome, self._feedback, self._limits.wall_s), self._chars)
+
+
+class SearchTool(_ServiceTool):
+    """``search`` of ``spear/SearchR1-v0``: the same passages, in the same words.
+
+    Args:
+        config: see :class:`SearchSettings`.
+        tool_schema: another description for the model.
+
+    Raises:
+        SpearError: a setting that does not exist or cannot be, or no retriever answers.
+    """
+
+    _trial = "ready"
+
+    def __init__(self, config: Mapping[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        settings = _read(SearchSettings, config)
+        self._topk, self._chars = settings.topk, settings.observation_chars
+        self._searcher = open_searcher(settings.retriever, settings.corpus, settings.index)
+        super().__init__(config, tool_schema, SEARCH_TOOLS[0], settings.max_calls)
+
+    def _work(self, argument: str) -> str:
+        query = mend_text(argument).strip()
+        if not query:
+            return "The query is empty: say what to search for."
+        if len(query) > MAX_QUERY:
+            return f"The query has {len(query):,} characters, and at most {MAX_QUERY:,} are searched: ask for less."
+        return render_information(self._searcher.search(query, self._topk), self._chars)
+
+
+def _read(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
+    """Settings from a tool's ``config``.
+
+    Raises:
+        SpearError: there is no such key.
+    """
+    values = {key: value for key, value in config.items() if key != "type"}
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise SpearError(f"{key!r} is no setting: choose of {', '.join(names)}.{suggest_name(str(key), names)}")
+    return kind(**values)

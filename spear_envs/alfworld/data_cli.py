@@ -1,10 +1,11 @@
-"""``spear data get|check alfworld``: fetching the published games, and counting what is there."""
+"""``spear data get|verify alfworld``: fetching the published games, and counting what is there."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -27,9 +28,12 @@ from spear_envs.alfworld.records import GameRecord, Listing, scan_split
 from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch, unpack_archive
-from spear_envs.data.cli import source_option
+from spear_envs.data.cli import mirror_option, source_option
+from spear_envs.data.listing import Expected, expect
+from spear_envs.data.mirrors import add_mirrors, open_mirrors
+from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["ARCHIVES", "SplitReport", "check", "get", "report_split"]
+__all__ = ["ARCHIVES", "SplitReport", "expect_files", "get", "inspect_all", "report_split", "verify"]
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10
@@ -52,7 +56,8 @@ ARCHIVES: tuple[RemoteFile, ...] = (
 
 @click.command()
 @source_option
-def get(source: Path | None) -> None:
+@mirror_option
+def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch the official games: 3,553 to train on, 140 and 134 to validate.
 
     Downloads that were cut off go on where they ended; unpacking again mends broken files. With --from FOLDER the two
@@ -64,7 +69,9 @@ def get(source: Path | None) -> None:
         unpack_archive(source, base, console=console)
     else:
         wanted = [one for one in ARCHIVES if source is None or source.is_dir() or source.name == one.name]
-        archives = [fetch(one, base / "archives", source=source, console=console) for one in wanted]
+        place = base / "archives"
+        opened = open_mirrors(mirrors, console) if source is None else ()
+        archives = [fetch(add_mirrors(one, place, opened), place, source=source, console=console) for one in wanted]
         for archive in archives:
             unpack_archive(archive, base, console=console)
         console.print(f"The archives stay in {base / 'archives'}.", soft_wrap=True, markup=False, highlight=False)
@@ -78,32 +85,43 @@ def get(source: Path | None) -> None:
     if found != base:
         text = f"{origin} is set to {found}, so environments look there: pass data_dir={str(base)!r}, or unset it."
         console.print(text, soft_wrap=True, markup=False, highlight=False)
-    console.print("'spear data check alfworld' reads every game.", markup=False, highlight=False)
+    console.print("'spear data verify alfworld' reads every game.", markup=False, highlight=False)
+
+
+def expect_files() -> Iterator[Expected]:
+    """The two archives."""
+    return (expect("alfworld/archives", archive) for archive in ARCHIVES)
 
 
 @click.command()
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where the games lie, as data_dir= has it.")
-def check(folder: Path | None) -> None:
+@json_option
+def verify(folder: Path | None, as_json: bool) -> None:
     """Count the official games of each split and type, and read and solve every one of them.
 
-    Exit code 1 if a split is not as published, or a game cannot be read or solved.
+    Exit code 1 if a split is not as published, or a game cannot be read or solved; 3 if there are none.
     """
-    console = Console()
+    conclude({"alfworld": partial(inspect_all, folder=folder)}, as_json)
+
+
+def inspect_all(console: Console, folder: Path | None = None) -> Iterator[Finding]:
+    """The archives that were fetched, and every game in a folder (None: where environments look)."""
     base, origin = find_data_folder(folder)
     console.print(f"{base} ({origin})", soft_wrap=True, markup=False, highlight=False)
     reports = [report_split(folder, split, _track(console, f"reading {split}")) for split in OFFICIAL_COUNTS]
     if all(report.tasks is None for report in reports):
-        raise SpearError(reports[0].problem)
+        raise AbsentDataError(reports[0].problem)
+    for archive in ARCHIVES:
+        if folder is None and (path := data_folder() / "alfworld" / "archives" / archive.name).is_file():
+            yield inspect_file(path, console)
     _print_table(console, [report for report in reports if report.tasks is not None])
-    faults = 0
     for report in reports:
-        for line in report.list_faults():
-            faults += 1
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        faults = report.list_faults()
+        yield from (Finding(report.split, fault) for fault in faults)
+        if not faults:
+            yield Finding(report.split)
         if report.left_out:
             console.print(f"{report.split}, left out: {report.left_out}", soft_wrap=True, markup=False, highlight=False)
-    if faults:
-        raise click.ClickException("the official games are not all there: 'spear data get alfworld' fetches and mends.")
 
 
 def _track(console: Console, what: str) -> Callable[[Iterable[GameRecord]], Iterable[GameRecord]]:

@@ -179,7 +179,7 @@ class OfficialTaskSet(_FileTaskSet):
     """One split of the published games. The number of a task is the place of its path in the sorted list of paths.
 
     A game whose file is broken keeps its place, and only playing it raises an error, so that the others keep their
-    numbers and can be played; ``spear data check alfworld`` lists such files.
+    numbers and can be played; ``spear data verify alfworld`` lists such files.
 
     Args:
         folder: from :func:`find_split`.
@@ -222,7 +222,7 @@ def _make_official(folder: SplitFolder, changed: int, split: str, text: TaskText
     if folder.published and len(tasks) != expected:
         warnings.warn(
             f"{folder.path} has {len(tasks):,} games, and the published split {split!r} has {expected:,}: numbers on it"
-            " are not comparable. 'spear data check alfworld' says more.",
+            " are not comparable. 'spear data verify alfworld' says more.",
             stacklevel=4,
         )
     return tasks

@@ -1,7 +1,9 @@
-"""``spear data get|check code``: problems to train and to evaluate on."""
+"""``spear data get|verify code``: problems to train and to evaluate on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,14 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, Benchmark, list_files, open_benchmark, read_benchmark
-from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, fetch, verify
-from spear_envs.data.cli import source_option
+from spear_envs.data import RemoteFile, data_folder, fetch
+from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import record_checksum
-from spear_envs.data.hub import find_given, list_given, list_published
-from spear_envs.data.progress import show_bytes
+from spear_envs.data.hub import find_given, list_given, list_published, locate_page
+from spear_envs.data.listing import Expected
+from spear_envs.data.mirrors import find_mirrored, open_mirrors
+from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["check", "get"]
+__all__ = ["expect_files", "get", "inspect_all", "verify"]
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 
@@ -25,7 +28,8 @@ _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), 
 @click.command()
 @_NAMES
 @source_option
-def get(names: tuple[str, ...], source: Path | None) -> None:
+@mirror_option
+def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch WHAT, by default all of it, from Hugging Face (or $HF_ENDPOINT).
 
     \b
@@ -34,11 +38,13 @@ def get(names: tuple[str, ...], source: Path | None) -> None:
     aime-2025       30 problems
     """
     console = Console()
+    opened = open_mirrors(mirrors, console) if source is None else ()
     for name in names or BENCHMARKS:
         item = BENCHMARKS[name]
-        files = (
-            list_given(source, item.pattern) if source is not None else list_published(item.repository, item.pattern)
-        )
+        if source is not None:
+            files = list_given(source, item.pattern)
+        else:
+            files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
         for file, path in _prefer_tables(files):
             found = fetch(file, item.folder, source=source and find_given(source, path), console=console)
             if file.sha256 is not None:
@@ -53,49 +59,50 @@ def _prefer_tables(files: list[tuple[RemoteFile, str]]) -> list[tuple[RemoteFile
     return [(file, path) for file, path in files if path.endswith(".parquet")] or files
 
 
+def expect_files() -> Iterator[Expected]:
+    """Where the problems come from; how the files are called, only the hub says."""
+    for item in BENCHMARKS.values():
+        yield Expected(f"code/{item.name}/", locate_page(item.repository))
+
+
 @click.command()
 @_NAMES
-def check(names: tuple[str, ...]) -> None:
+@json_option
+def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of what was fetched, count the problems, and print their fingerprints.
 
-    Exit code 1 if a file is damaged or a benchmark has not the published number of problems.
+    Exit code 1 if a file is damaged or a benchmark has not the published number of problems, 3 if nothing is here.
     """
-    console = Console()
+    conclude({"code": partial(inspect_all, names=names)}, as_json)
+
+
+def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
+    """Checksums and numbers of the benchmarks that are here, by default of all of them."""
     present = [BENCHMARKS[name] for name in names or BENCHMARKS if BENCHMARKS[name].folder.is_dir()]
     if not present:
-        raise SpearError(f"{data_folder() / 'code'} has none of it: 'spear data get code' fetches it.")
+        raise AbsentDataError(f"{data_folder() / 'code'} has none of it: 'spear data get code' fetches it.")
     table = Table(title="problems, each counted once")
     for column in ("dataset", "split", "rows", "problems", "contradicted", "fingerprint"):
         table.add_column(column, no_wrap=True)
-    faults = []
     for item in present:
-        _check_files(item, console)
-        found = read_benchmark(item)
-        count = len(found.problems)
-        if item.count not in (None, count):
-            faults.append(f"{item.name}: {count} problems instead of {item.count}")
-        fingerprint = open_benchmark(item.name, item.split).fingerprint[:12] if count else "–"
-        rows, due = f"{found.rows:,}", f" ({item.count})" if item.count else ""
-        table.add_row(item.name, item.split, rows, f"{count:,}{due}", str(found.contradicted), fingerprint)
-    console.print(table)
-    for line in faults:
-        _say(console, line)
-    if faults:
-        raise click.ClickException("problems are missing: delete those files, and 'spear data get code'.")
+        findings = [inspect_file(path, console) for path in list_files(item)]
+        yield from findings
+        if not any(finding.fault for finding in findings):
+            yield _count_problems(item, table)
+    if table.row_count:
+        console.print(table)
 
 
-def _check_files(item: Benchmark, console: Console) -> None:
-    for path in list_files(item):
-        total, done = path.stat().st_size, 0
-        with show_bytes(console) as show:
-
-            def count(further: int, path: Path = path, total: int = total) -> None:
-                nonlocal done
-                done += further
-                show(f"checking {path.name}", done, total)
-
-            verify(RemoteFile(path.name), path.parent, count)
-        _say(console, f"{item.name}: {path} is as it was fetched")
+def _count_problems(item: Benchmark, table: Table) -> Finding:
+    found = read_benchmark(item)
+    count = len(found.problems)
+    fingerprint = open_benchmark(item.name, item.split).fingerprint[:12] if count else "–"
+    rows, due = f"{found.rows:,}", f" ({item.count})" if item.count else ""
+    table.add_row(item.name, item.split, rows, f"{count:,}{due}", str(found.contradicted), fingerprint)
+    wrong = item.count not in (None, count)
+    return Finding(
+        f"{item.name}/{item.split}", f"{item.name}: {count} problems instead of {item.count}" if wrong else ""
+    )
 
 
 def _say(console: Console, line: str) -> None:

@@ -1,22 +1,30 @@
-"""``spear data``: fetching, building and checking the data of environments.
+"""``spear data``: fetching, building and verifying the data of environments.
 
 The commands of a data set belong to its environment and are imported only when they run; this module knows their names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spear_envs.cli import LazyGroup
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.files import data_folder, is_offline
+from spear_envs.data.listing import FileEntry, list_files, measure
 from spear_envs.data.space import format_bytes
+from spear_envs.data.verification import JSON_HELP, conclude
 
-__all__ = ["DATASETS", "Dataset", "data", "source_option"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DATASETS", "Dataset", "data", "mirror_option", "source_option"]
 
 
 @dataclass(frozen=True)
@@ -26,38 +34,41 @@ class Dataset:
     name: str
     """Also the name of its folder in the data folder."""
     summary: str
-    commands: dict[str, str] = field(default_factory=dict)
-    """Verb (get, build, check) to ``"module:click command"``."""
+    commands: dict[str, str]
+    """Verb (get, build, verify) to ``"module:click command"``."""
+    expect: str
+    """``"module:function"`` that gives the :class:`~spear_envs.data.listing.Expected` files."""
+    inspect: str
+    """``"module:function"`` that looks at all that is here, an :data:`~spear_envs.data.verification.Inspect`."""
+
+    def load(self, target: str) -> Any:
+        """Import ``"module:name"``."""
+        return EntryPoint(self.name, target, "spear.data").load()
+
+
+def _describe(name: str, summary: str, *verbs: str) -> Dataset:
+    module = f"spear_envs.{name}.data_cli"
+    commands = {verb: f"{module}:{verb}" for verb in verbs}
+    return Dataset(name, summary, commands, f"{module}:expect_files", f"{module}:inspect_all")
 
 
 DATASETS: tuple[Dataset, ...] = (
-    Dataset(
-        "alfworld",
-        "ALFWorld: the official games (3,553 train, 140 and 134 valid).",
-        {"get": "spear_envs.alfworld.data_cli:get", "check": "spear_envs.alfworld.data_cli:check"},
-    ),
-    Dataset(
-        "code",
-        "Code interpreter: DAPO-Math-17k, AIME 2024 and 2025.",
-        {verb: f"spear_envs.code.data_cli:{verb}" for verb in ("get", "check")},
-    ),
-    Dataset(
+    _describe("alfworld", "ALFWorld: the official games (3,553 train, 140 and 134 valid).", "get", "verify"),
+    _describe("code", "Code interpreter: DAPO-Math-17k, AIME 2024 and 2025.", "get", "verify"),
+    _describe(
         "search",
         "Search-R1: questions of the seven benchmarks, training questions, wiki-18 and its indexes.",
-        {verb: f"spear_envs.search.data_cli:{verb}" for verb in ("get", "check")},
+        "get",
+        "verify",
     ),
-    Dataset(
-        "webshop",
-        "WebShop: catalogues of 1,000 and 1.18 million products.",
-        {verb: f"spear_envs.webshop.data_cli:{verb}" for verb in ("get", "build", "check")},
-    ),
+    _describe("webshop", "WebShop: catalogues of 1,000 and 1.18 million products.", "get", "build", "verify"),
 )
 """Data sets with commands of their own; one entry each."""
 
 VERBS = {
     "get": "Download the files of a data set, or take them from a folder.",
     "build": "Make fetched files into what an environment opens.",
-    "check": "Count and check what is there.",
+    "verify": "Hold what is here against checksums and published counts; without a name, all of it.",
 }
 
 source_option = click.option(
@@ -69,29 +80,52 @@ source_option = click.option(
 """``--from`` as every ``spear data get`` has it; arrives as ``source: Path | None``."""
 
 
+mirror_option = click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    envvar="SPEAR_MIRROR",
+    metavar="URL",
+    help="Data folder that somebody serves, asked before the publisher; may be repeated. [$SPEAR_MIRROR]",
+)
+"""``--mirror`` as every ``spear data get`` has it; arrives as ``mirrors: tuple[str, ...]``."""
+
+
 @click.group()
 def data() -> None:
-    """Fetch, build and check the data of environments.
+    """Fetch, build and verify the data of environments.
 
     Data lies in $SPEAR_DATA, else in the user's cache folder; 'spear data path' prints it. With SPEAR_OFFLINE=1 nothing
     is downloaded.
     """
 
 
-def _add_verb(verb: str) -> None:
-    def find() -> dict[str, EntryPoint]:
-        return {
-            dataset.name: EntryPoint(dataset.name, dataset.commands[verb], f"spear.data.{verb}")
-            for dataset in DATASETS
-            if verb in dataset.commands
-        }
+def _find_commands(verb: str) -> dict[str, EntryPoint]:
+    return {
+        dataset.name: EntryPoint(dataset.name, dataset.commands[verb], f"spear.data.{verb}")
+        for dataset in DATASETS
+        if verb in dataset.commands
+    }
 
+
+def _make_group(verb: str, **options: Any) -> LazyGroup:
     summaries = {dataset.name: dataset.summary for dataset in DATASETS}
-    data.add_command(LazyGroup(verb, find=find, summaries=summaries, help=VERBS[verb], heading="Data sets"))
+    find = partial(_find_commands, verb)
+    return LazyGroup(verb, find=find, summaries=summaries, help=VERBS[verb], heading="Data sets", **options)
 
 
-for _verb in VERBS:
-    _add_verb(_verb)
+@click.pass_context
+def _verify_all(context: click.Context, as_json: bool) -> None:
+    if context.invoked_subcommand is None:
+        conclude({dataset.name: dataset.load(dataset.inspect) for dataset in DATASETS}, as_json)
+    elif as_json:
+        raise click.UsageError("--json of one data set stands behind its name.")
+
+
+data.add_command(_make_group("get"))
+data.add_command(_make_group("build"))
+_json = click.Option(["--json", "as_json"], is_flag=True, help=JSON_HELP)
+data.add_command(_make_group("verify", invoke_without_command=True, callback=_verify_all, params=[_json]))
 
 
 def _find_dataset(name: str) -> Dataset:
@@ -104,36 +138,76 @@ def _find_dataset(name: str) -> Dataset:
 
 @data.command()
 @click.argument("name", required=False)
-def path(name: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="JSON, with whether the folder is there.")
+def path(name: str | None, as_json: bool) -> None:
     """Print the data folder, or that of the data set NAME."""
-    folder = data_folder()
-    click.echo(folder / _find_dataset(name).name if name else folder)
+    folder = data_folder() / _find_dataset(name).name if name else data_folder()
+    click.echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
 
 
 @data.command(name="list")
-def list_datasets() -> None:
-    """List the data sets, their commands and what of them is here."""
-    from rich.box import SIMPLE_HEAD
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="JSON of all files: what a mirror has as its manifest.json.")
+def list_datasets(name: str | None, as_json: bool) -> None:
+    """List the data sets, or the files of the data set NAME with size, SHA-256 and whether they are here."""
+    chosen = [_find_dataset(name)] if name else DATASETS
+    if as_json:
+        described = [
+            {
+                "name": dataset.name,
+                "summary": dataset.summary,
+                "commands": list(dataset.commands),
+                "bytes": measure(data_folder() / dataset.name),
+                "files": [entry.describe() for entry in _list_files(dataset)],
+            }
+            for dataset in chosen
+        ]
+        facts = {"folder": str(data_folder()), "offline": is_offline(), "datasets": described}
+        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        return
     from rich.console import Console
+
+    console = Console()
+    if name:
+        _print_files(console, _list_files(chosen[0]))
+    else:
+        _print_datasets(console)
+    offline = " (downloads are forbidden: SPEAR_OFFLINE)" if is_offline() else ""
+    console.print(f"in {data_folder()}{offline}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _list_files(dataset: Dataset) -> list[FileEntry]:
+    return list_files(dataset.name, dataset.load(dataset.expect)())
+
+
+def _print_datasets(console: Console) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("data set", "what it is", "commands"):
         table.add_column(column)
     table.add_column("here", justify="right", no_wrap=True)
     for dataset in DATASETS:
-        size = _measure(data_folder() / dataset.name)
+        size = measure(data_folder() / dataset.name)
         here = "–" if size is None else format_bytes(size)
         table.add_row(Text(dataset.name), Text(dataset.summary), ", ".join(dataset.commands), here)
     console.print(table)
-    offline = " (downloads are forbidden: SPEAR_OFFLINE)" if is_offline() else ""
-    console.print(f"in {data_folder()}{offline}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _measure(folder: Path) -> int | None:
-    """Bytes of all files in a folder; None if there is no folder."""
-    if not folder.is_dir():
-        return None
-    return sum(item.lstat().st_size for item in folder.rglob("*") if item.is_file())
+def _print_files(console: Console, entries: list[FileEntry]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("SHA-256", no_wrap=True)
+    table.add_column("is", no_wrap=True)
+    for entry in entries:
+        size = "" if entry.size is None else f"{entry.size:,}"
+        digest = f"{entry.sha256[:12]}…" if entry.sha256 else ""
+        table.add_row(Text(entry.path), size, digest, entry.presence.value)
+    console.print(table)

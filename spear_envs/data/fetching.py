@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data.files import CHUNK, Meter, RemoteFile, find_fault, is_offline, record_checksum, verify
-from spear_envs.data.progress import Show, show_bytes
+from spear_envs.data.files import CHUNK, RemoteFile, find_fault, is_offline, record_checksum, verify
+from spear_envs.data.progress import Show, count_bytes, show_bytes
 from spear_envs.data.space import FULL, check_space, explain_full_disk
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def fetch(
     path = folder / file.name
     with _lock(folder, console), show_bytes(console) as show:
         if path.exists():
-            verify(file, folder, _count(show, f"checking {file.name}", path))
+            verify(file, folder, count_bytes(show, f"checking {file.name}", path))
             return path
         part = folder / f"{file.name}.part"
         if source is not None:
@@ -86,23 +86,12 @@ def _lock(folder: Path, console: Console | None) -> Iterator[None]:
         os.close(handle)
 
 
-def _count(show: Show, what: str, path: Path) -> Meter:
-    total, done = path.stat().st_size, 0
-
-    def count(further: int) -> None:
-        nonlocal done
-        done += further
-        show(what, done, total)
-
-    return count
-
-
 def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
     found = source / file.name if source.is_dir() else source
     if not found.is_file():
         raise SpearError(f"there is no {found}: name the folder that holds {file.name}, or the file itself.")
     check_space(part.parent, found.stat().st_size, file.name)
-    count = _count(show, f"copying {file.name}", found)
+    count = count_bytes(show, f"copying {file.name}", found)
     try:
         with found.open("rb") as original, part.open("wb") as copy:
             while block := original.read(CHUNK):
@@ -152,7 +141,7 @@ def _download(file: RemoteFile, part: Path, patience: Patience | None, show: Sho
 
 def _settle(file: RemoteFile, part: Path, show: Show) -> str:
     """What is wrong with the part, if anything; else its checksum is recorded unless it is pinned."""
-    fault, digest = find_fault(file, part, file.sha256, _count(show, f"checking {file.name}", part))
+    fault, digest = find_fault(file, part, file.sha256, count_bytes(show, f"checking {file.name}", part))
     if not fault and file.sha256 is None:
         record_checksum(part.with_name(file.name), digest)
     return fault

@@ -12,11 +12,16 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile
 
-__all__ = ["find_given", "list_given", "list_published"]
+__all__ = ["find_given", "list_given", "list_published", "locate_page"]
 
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
+
+
+def locate_page(repository: str) -> str:
+    """Where a repository is shown to people."""
+    return f"{_endpoint()}/datasets/{repository}"
 
 
 def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]]:
@@ -29,7 +34,7 @@ def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]
     Raises:
         SpearError: the listing cannot be fetched or read, or has no such file.
     """
-    page = f"{_endpoint()}/datasets/{repository}"
+    page = locate_page(repository)
     api = RemoteFile(
         "tree.json",
         (f"{_endpoint()}/api/datasets/{repository}/tree/main?recursive=true",),

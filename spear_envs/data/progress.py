@@ -6,18 +6,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import ProgressColumn, Task
 
-__all__ = ["Show", "format_seconds", "show_bytes", "show_phases", "show_rows"]
+__all__ = ["Show", "count_bytes", "format_seconds", "show_bytes", "show_phases", "show_rows"]
 
 Show = Callable[[str, int, "int | None"], None]
 """Hears what is being done, how much of it is done, and of how much (None: not known)."""
 
 LINE_SECONDS = 10.0
+
+
+def count_bytes(show: Show, what: str, path: Path) -> Callable[[int], None]:
+    """What hears of further bytes of a file, and shows how many of them have been dealt with."""
+    total, done = path.stat().st_size, 0
+
+    def count(further: int) -> None:
+        nonlocal done
+        done += further
+        show(what, done, total)
+
+    return count
 
 
 @contextmanager

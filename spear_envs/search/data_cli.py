@@ -1,12 +1,13 @@
-"""``spear data get|check search``: questions of the benchmarks and to train on, wiki-18 and its indexes."""
+"""``spear data get|verify search``: questions of the benchmarks and to train on, wiki-18 and its indexes."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,19 +15,20 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, fetch, verify
-from spear_envs.data.cli import source_option
+from spear_envs.data import data_folder, fetch
+from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import read_checksum, record_checksum
-from spear_envs.data.hub import find_given, list_given, list_published
-from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts, verify_joined
-from spear_envs.data.progress import show_bytes
+from spear_envs.data.hub import find_given, list_given, list_published, locate_page
+from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts
+from spear_envs.data.listing import Expected
+from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
+from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 
-__all__ = ["SOURCES", "Source", "check", "get"]
+__all__ = ["SOURCES", "Source", "expect_files", "get", "inspect_all", "verify"]
 
 PANEL = 125
-"""Questions of each benchmark in the panel that ``check`` prints; Bamboogle has no more."""
+"""Questions of each benchmark in the panel that ``verify`` prints; Bamboogle has no more."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def _parts_folder(name: str, source: Source) -> Path:
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
 @source_option
-def get(names: tuple[str, ...], source: Path | None) -> None:
+@mirror_option
+def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch WHAT, by default the questions of the seven benchmarks, from Hugging Face (or $HF_ENDPOINT).
 
     \b
@@ -114,11 +117,12 @@ def get(names: tuple[str, ...], source: Path | None) -> None:
     A download that was cut off goes on where it ended, and so does the joining of parts.
     """
     console = Console()
+    opened = open_mirrors(mirrors, console) if source is None else ()
     for name in names or ("questions",):
-        _say(console, str(_get(name, SOURCES[name], source, console)))
+        _say(console, str(_get(name, SOURCES[name], source, opened, console)))
 
 
-def _get(name: str, source: Source, given: Path | None, console: Console) -> Path:
+def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror], console: Console) -> Path:
     folder = _parts_folder(name, source)
     target = folder_of(source) / source.target if source.target else None
     if target is not None:
@@ -127,10 +131,14 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
             shutil.rmtree(folder)
         if target.exists():
             return target
+        for file, _ in find_mirrored(mirrors, target.parent, re.escape(target.name)):
+            found = fetch(file, target.parent, console=console)
+            record_checksum(found, file.sha256 or "")
+            return found
     if given is not None:
         files = list_given(given, source.pattern)
     else:
-        files = list_published(source.repository, source.pattern)
+        files = find_mirrored(mirrors, folder, source.pattern) or list_published(source.repository, source.pattern)
     parts = []
     for file, path in files:
         place = folder / Path(path).parent
@@ -150,25 +158,38 @@ def _get(name: str, source: Source, given: Path | None, console: Console) -> Pat
     return target
 
 
+def expect_files() -> Iterator[Expected]:
+    """What can be fetched; how the files of questions are called, only the hub says."""
+    for source in SOURCES.values():
+        yield Expected(f"search/{source.folder}/{source.target or ''}", locate_page(source.repository))
+
+
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SOURCES)), metavar="[WHAT]...")
-def check(names: tuple[str, ...]) -> None:
+@json_option
+def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of WHAT was fetched, by default all; count the questions and print their fingerprints.
 
-    Exit code 1 if a file is damaged or a benchmark has not the published number of questions.
+    Exit code 1 if a file is damaged or a benchmark has not the published number of questions, 3 if nothing is here.
     """
-    console = Console()
+    conclude({"search": partial(inspect_all, names=names)}, as_json)
+
+
+def inspect_all(console: Console, names: tuple[str, ...] = ()) -> Iterator[Finding]:
+    """Checksums of what is here, by default of everything, and the numbers of questions."""
     present = {name: files for name in names or SOURCES if (files := _list_present(name, SOURCES[name]))}
     if not present:
-        raise SpearError(f"{data_folder() / 'search'} has none of it: 'spear data get search' fetches the questions.")
+        raise AbsentDataError(
+            f"{data_folder() / 'search'} has none of it: 'spear data get search' fetches the questions."
+        )
+    damaged = False
     for name, files in present.items():
         for path in files:
-            _check_file(path, name, console)
-    faults = _check_questions(console) if any(SOURCES[name].target is None for name in present) else []
-    for line in faults:
-        _say(console, line)
-    if faults:
-        raise click.ClickException("questions are missing: delete those files, and 'spear data get search'.")
+            finding = inspect_file(path, console)
+            damaged |= bool(finding.fault) and SOURCES[name].target is None
+            yield finding
+    if not damaged and any(SOURCES[name].target is None for name in present):
+        yield from _count_questions(console)
 
 
 def _list_present(name: str, source: Source) -> list[Path]:
@@ -180,29 +201,12 @@ def _list_present(name: str, source: Source) -> list[Path]:
     return [path for path in paths if re.fullmatch(source.pattern, path.relative_to(base).as_posix())]
 
 
-def _check_file(path: Path, name: str, console: Console) -> None:
-    total, done = path.stat().st_size, 0
-    with show_bytes(console) as show:
-
-        def count(further: int) -> None:
-            nonlocal done
-            done += further
-            show(f"checking {path.name}", done, total)
-
-        if path.with_name(f"{path.name}.parts.json").exists():
-            verify_joined(path, count)
-        else:
-            verify(RemoteFile(path.name), path.parent, count)
-    _say(console, f"{name}: {path} is as it was fetched")
-
-
-def _check_questions(console: Console) -> list[str]:
-    """Prints a table of the benchmarks that are there; returns what is wrong."""
+def _count_questions(console: Console) -> Iterator[Finding]:
+    """Prints a table of the benchmarks that are there."""
     table = Table(title=f"questions (published); panel of {PANEL} each")
     for column in ("dataset", "split", "questions", "fingerprint", "panel"):
         table.add_column(column, justify="right" if column == "questions" else "left", no_wrap=True)
     published = {item.name: item.count for item in BENCHMARKS}
-    faults = []
     for name, splits in DATASETS.items():
         for split, paths in splits.items():
             if not all(locate_file(path).is_file() for path in paths):
@@ -210,12 +214,11 @@ def _check_questions(console: Console) -> list[str]:
             tasks, panel = open_benchmark(name, split), open_benchmark(name, split, PANEL)
             counts = Counter(question.subtask for question in tasks.questions)
             due = sum(published[item] for item in counts if item in published) if name != TRAINING else len(tasks)
-            if len(tasks) != due:
-                faults.append(f"{name}/{split}: {len(tasks):,} questions instead of {due:,}")
+            fault = f"{name}/{split}: {len(tasks):,} questions instead of {due:,}" if len(tasks) != due else ""
+            yield Finding(f"{name}/{split}", fault)
             table.add_row(name, split, f"{len(tasks):,} ({due:,})", tasks.fingerprint[:12], panel.fingerprint[:12])
     if table.row_count:
         console.print(table)
-    return faults
 
 
 def _say(console: Console, line: str) -> None:

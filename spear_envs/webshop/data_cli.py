@@ -1,7 +1,9 @@
-"""``spear data get|build|check webshop``: fetching the official files, and making a store of them."""
+"""``spear data get|build|verify webshop``: fetching the official files, and making a store of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -9,8 +11,12 @@ from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch
-from spear_envs.data.cli import source_option
-from spear_envs.data.progress import show_phases
+from spear_envs.data.cli import mirror_option, source_option
+from spear_envs.data.files import verify as verify_file
+from spear_envs.data.listing import Expected, expect
+from spear_envs.data.mirrors import add_mirrors, open_mirrors
+from spear_envs.data.progress import count_bytes, show_bytes, show_phases
+from spear_envs.data.verification import AbsentDataError, Finding, conclude, json_option
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.draws import DrawMode
 from spear_envs.webshop.goals import GoalKind
@@ -19,7 +25,7 @@ from spear_envs.webshop.opening import PRICE_SEED, SIZES
 from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
 from spear_envs.webshop.store import Manifest, check_store
 
-__all__ = ["FILES", "HUMAN_FILE", "build", "check", "get"]
+__all__ = ["FILES", "HUMAN_FILE", "build", "expect_files", "get", "inspect_all", "verify"]
 
 # Untried: the machine that this was written on reaches no Google Drive.
 ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
@@ -62,12 +68,14 @@ def folder_of(size: str) -> Path:
 @click.option("--size", type=click.Choice(SIZES), default="small", show_default=True, help="1,000 products, or 1.18 M.")
 @click.option("--human", is_flag=True, help="Also the 12,087 instructions that people wrote.")
 @source_option
-def get(size: str, human: bool, source: Path | None) -> None:
+@mirror_option
+def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch WebShop's official files: 4.6 MB (small) or 5.4 GB (full) from Google Drive."""
     console = Console()
     folder = folder_of(size) / "raw"
+    opened = open_mirrors(mirrors, console) if source is None else ()
     for file in (*FILES[size], *([HUMAN_FILE] if human else [])):
-        path = fetch(file, folder, source=source, console=console)
+        path = fetch(add_mirrors(file, folder, opened), folder, source=source, console=console)
         _require_json(path, file)
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)
     console.print(f"Then: spear data build webshop --size {size}", soft_wrap=True, markup=False, highlight=False)
@@ -149,26 +157,75 @@ def build(
     _show(console, out, manifest)
 
 
+def expect_files() -> Iterator[Expected]:
+    """The official files of both sizes."""
+    for size, files in FILES.items():
+        for file in (*files, HUMAN_FILE):
+            yield expect(f"webshop/{size}/raw", file)
+
+
 @click.command()
 @size_option
 @click.option("--store", type=path_type, help="Folder of a store, in the place of --size.")
-def check(size: str | None, store: Path | None) -> None:
-    """Read a whole store, compare its checksums, and say what is in it."""
-    if (size is None) == (store is None):
+@json_option
+def verify(size: str | None, store: Path | None, as_json: bool) -> None:
+    """Check the checksums of what was fetched; read whole stores, compare theirs, and say what is in them.
+
+    Exit code 1 if something is damaged, 3 if nothing is here.
+    """
+    if size is not None and store is not None:
         raise click.UsageError("Give either --size or --store.")
-    folder = store or folder_of(size or "") / "store"
-    console = Console()
+    if store is not None:
+        conclude({"webshop": lambda console: [_inspect_store(store, console)]}, as_json)
+    else:
+        conclude({"webshop": partial(inspect_all, sizes=(size,) if size else SIZES)}, as_json)
+
+
+def inspect_all(console: Console, sizes: tuple[str, ...] = SIZES) -> Iterator[Finding]:
+    """The official files and the stores of these sizes that are here."""
+    nothing = True
+    for size in sizes:
+        raw, store = folder_of(size) / "raw", folder_of(size) / "store"
+        for file in (*FILES[size], HUMAN_FILE):
+            if (raw / file.name).is_file():
+                nothing = False
+                yield _inspect_file(file, raw, console)
+        if store.is_dir():
+            nothing = False
+            yield _inspect_store(store, console)
+    if nothing:
+        raise AbsentDataError(
+            f"{data_folder() / 'webshop'} has no files of {' or '.join(sizes)} size: 'spear data get webshop --size"
+            f" {sizes[0]}' fetches them."
+        )
+
+
+def _inspect_file(file: RemoteFile, folder: Path, console: Console) -> Finding:
+    path = folder / file.name
+    try:
+        with show_bytes(console) as show:
+            verify_file(file, folder, count_bytes(show, f"checking {file.name}", path))
+    except SpearError as error:
+        return Finding(str(path), str(error))
+    return Finding(str(path))
+
+
+def _inspect_store(folder: Path, console: Console) -> Finding:
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     done = 0
-    with show_phases(console) as report:
+    try:
+        with show_phases(console) as report:
 
-        def count(further: int) -> None:
-            nonlocal done
-            done += further
-            report("reading", done, total)
+            def count(further: int) -> None:
+                nonlocal done
+                done += further
+                report("reading", done, total)
 
-        manifest = check_store(folder, count)
+            manifest = check_store(folder, count)
+    except SpearError as error:
+        return Finding(str(folder), str(error))
     _show(console, folder, manifest)
+    return Finding(str(folder))
 
 
 def _show(console: Console, folder: Path, manifest: Manifest) -> None:

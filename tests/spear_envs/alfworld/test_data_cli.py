@@ -158,12 +158,12 @@ class TestGet:
         assert code == 1 and "releases/download/0.4.0/json_2.1.2_tw-pddl.zip in a browser" in err
 
 
-class TestCheck:
+class TestVerify:
     def test_nothing_there(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, err = run(capsys, "check", "alfworld")
-        assert code == 1 and "There are no official games" in err and "(the user's cache)" in out
-        code, _, err = run(capsys, "check", "alfworld", "--dir", tmp_path / "absent")
-        assert code == 1 and "absent (data_dir) is no folder" in err
+        code, out, err = run(capsys, "verify", "alfworld")
+        assert code == 3 and "There are no official games" in err and "(the user's cache)" in out
+        code, _, err = run(capsys, "verify", "alfworld", "--dir", tmp_path / "absent")
+        assert code == 3 and "absent (data_dir) is no folder" in err
 
     def test_what_is_missing_and_broken_is_named(
         self, data: Path, games: Path, capsys: pytest.CaptureFixture[str]
@@ -171,8 +171,8 @@ class TestCheck:
         write_trial(games / "train", 7, solvable=False)
         (games / "train").joinpath("pick_and_place_simple-x", "trial_9").mkdir(parents=True)
         write_trial(games / "train", 8, folder="pick_and_place_simple-broken").joinpath("game.tw-pddl").write_text("{")
-        code, out, err = run(capsys, "check", "alfworld", "--dir", games)
-        assert code == 1 and "the official games are not all there" in err
+        code, out, err = run(capsys, "verify", "alfworld", "--dir", games)
+        assert code == 1 and "alfworld: not all of it is as it should be" in err
         assert "train: 4 games of type pick instead of 790" in out
         assert "train: pick_and_place_simple-broken/trial_8/game.tw-pddl: is no JSON" in out
         assert "valid_unseen: There are no official games of the split" in out
@@ -182,7 +182,7 @@ class TestCheck:
     def test_many_faults_are_summed_up(self, data: Path, games: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for number in range(20, 35):
             write_trial(games / "train", number).joinpath("game.tw-pddl").write_text("{")
-        _, out, _ = run(capsys, "check", "alfworld", "--dir", games)
+        _, out, _ = run(capsys, "verify", "alfworld", "--dir", games)
         assert out.count("is no JSON") <= 10 and "more such games" in out
 
     def test_a_whole_split(
@@ -190,7 +190,7 @@ class TestCheck:
     ) -> None:
         counts = data_cli.OFFICIAL_COUNTS["valid_seen"]
         monkeypatch.setattr(data_cli, "OFFICIAL_COUNTS", {"valid_seen": counts})
-        code, out, err = run(capsys, "check", "alfworld", "--dir", official_games)
+        code, out, err = run(capsys, "verify", "alfworld", "--dir", official_games)
         assert (code, err) == (0, ""), err
         row = next(line for line in out.splitlines() if "valid_seen" in line)
         assert [cell.strip() for cell in row.strip("│").split("│")] == [
@@ -206,5 +206,5 @@ class TestCheck:
         game = json.loads((target / "game.tw-pddl").read_text())
         game["pddl_problem"] = game["pddl_problem"].replace("(heatable ", "(sliceable ")
         (target / "game.tw-pddl").write_text(json.dumps(game))
-        _, out, _ = run(capsys, "check", "alfworld", "--dir", tmp_path / "games")
+        _, out, _ = run(capsys, "verify", "alfworld", "--dir", tmp_path / "games")
         assert "trial" in out and "game.tw-pddl: the expert does not win it" in out

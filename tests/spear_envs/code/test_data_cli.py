@@ -1,4 +1,4 @@
-"""``spear data get|check code``, against files and a server of our own."""
+"""``spear data get|verify code``, against files and a server of our own."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_aime_is_fetched_and_counted(data: Path, site: Site, capsys: pytest.Capt
     assert out.count("no SHA-256 is known") == (0 if lfs else 1)
     assert (data / "aime-2024" / "aime.jsonl").read_bytes() == LINES
     assert not (data / "aime-2024" / "README.md").exists()
-    code, out, err = run(capsys, "check", "code")
-    assert code == 0 and "30 (30)" in out and "is as it was fetched" in out, err
+    code, out, err = run(capsys, "verify", "code")
+    assert code == 0 and "30 (30)" in out and "aime.jsonl is as it should be" in out, err
     (data / "aime-2024" / "aime.jsonl").write_bytes(LINES[:-2] + b" \n")
-    code, _, err = run(capsys, "check", "code")
-    assert code == 1 and "is not the file that is expected" in err
+    code, out, err = run(capsys, "verify", "code")
+    assert code == 1 and "is not the file that is expected" in out and "'spear data get code' fetches" in err
 
 
 def test_a_table_is_fetched_rather_than_lines(data: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,8 +61,8 @@ def test_problems_that_are_missing_are_told(tmp_path: Path, data: Path, capsys: 
     (tmp_path / "given" / "aime.jsonl").write_bytes(LINES[: LINES.index(b"\n") + 1] * 2)
     code, _, err = run(capsys, "get", "code", "aime-2024", "--from", tmp_path / "given")
     assert code == 0, err
-    code, out, err = run(capsys, "check", "code", "aime-2024")
-    assert code == 1 and "1 problems instead of 30" in out and "are missing" in err
+    code, out, err = run(capsys, "verify", "code", "aime-2024")
+    assert code == 1 and "1 problems instead of 30" in out and "code: not all of it" in err
 
 
 @pytest.mark.parametrize(("answer", "words"), [(status(404), "could not be downloaded"), (whole(b"[]"), "has no file")])
@@ -75,7 +75,7 @@ def test_a_repository_that_is_not_what_it_was(
 
 
 def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "check", "code")
-    assert code == 1 and "spear data get code" in err
+    code, _, err = run(capsys, "verify", "code")
+    assert code == 3 and "spear data get code" in err
     code, _, err = run(capsys, "get", "code", "aime")
     assert code == 2 and "aime-2024" in err

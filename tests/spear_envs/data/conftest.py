@@ -10,7 +10,7 @@ from tests.spear_envs.data.server import Site, serve
 @pytest.fixture(autouse=True)
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without settings: neither forbidden to download, nor sent through a proxy."""
-    for name in ("SPEAR_DATA", "SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in ("SPEAR_DATA", "SPEAR_MIRROR", "SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -17,7 +17,7 @@ from tests.spear_envs.data.server import Site, ranged, serve, whole
 
 def use_data_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let ``folder`` be where data sets lie, and nothing of the surroundings lead elsewhere."""
-    for name in ("SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in ("SPEAR_MIRROR", "SPEAR_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPEAR_DATA", str(folder))
     return folder

@@ -1,4 +1,4 @@
-"""``spear data get|check search``, against files and a server of our own."""
+"""``spear data get|verify search``, against files and a server of our own."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.
     asked = len(site.requests)
     assert run(capsys, "get", "search", "questions")[0] == 0
     assert len(site.requests) == asked + 1, "the listing; whole files are kept"
-    code, out, err = run(capsys, "check", "search")
-    assert code == 1 and "questions are missing" in err
-    assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it was fetched" in out
+    code, out, err = run(capsys, "verify", "search")
+    assert code == 1 and "search: not all of it is as it should be" in err
+    assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it should be" in out
     (data / "flashrag" / "nq" / "test.jsonl").write_bytes(LINES[:-1] + b" ")
-    code, _, err = run(capsys, "check", "search", "questions")
-    assert code == 1 and "is not the file that is expected" in err
+    code, out, _ = run(capsys, "verify", "search", "questions")
+    assert code == 1 and "is not the file that is expected" in out and "dev.jsonl is as it should be" in out
 
 
 def test_parts_are_joined_and_a_cut_download_goes_on(
@@ -76,10 +76,10 @@ def test_parts_are_joined_and_a_cut_download_goes_on(
     asked = len(site.requests)
     assert run(capsys, "get", "search", "e5-flat")[0] == 0
     assert len(site.requests) == asked, "it is there"
-    assert run(capsys, "check", "search", "e5-flat")[0] == 0
+    assert run(capsys, "verify", "search", "e5-flat")[0] == 0
     target.write_bytes(target.read_bytes()[:-1] + b"x")
-    code, _, err = run(capsys, "check", "search")
-    assert code == 1 and "part_ac" in err
+    code, out, _ = run(capsys, "verify", "search")
+    assert code == 1 and "part_ac" in out
 
 
 def test_two_indexes_with_parts_of_the_same_names_do_not_mix(
@@ -100,9 +100,9 @@ def test_the_corpus_is_unpacked(data: Path, site: Site, capsys: pytest.CaptureFi
     target = data / "wiki-18" / "wiki-18.jsonl"
     assert target.read_bytes() == corpus
     assert not (data / "wiki-18" / "wiki-18.files").exists()
-    assert run(capsys, "check", "search", "wiki-18")[0] == 0
+    assert run(capsys, "verify", "search", "wiki-18")[0] == 0
     target.write_bytes(corpus[:-1] + b" ")
-    assert run(capsys, "check", "search", "wiki-18")[0] == 1
+    assert run(capsys, "verify", "search", "wiki-18")[0] == 1
 
 
 def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
     assert (given / "musique" / "dev.jsonl").exists()
     given.joinpath("part_aa").write_bytes(b"vectors")
     assert run(capsys, "get", "search", "e5-flat", "--from", given)[0] == 0
-    code, out, _ = run(capsys, "check", "search", "e5-flat")
+    code, out, _ = run(capsys, "verify", "search", "e5-flat")
     assert code == 0 and "panel" not in out, "questions that are missing are no fault of the index"
     code, _, err = run(capsys, "get", "search", "train", "--from", given)
     assert code == 1 and "name the folder that has it" in err
@@ -142,7 +142,7 @@ def test_a_repository_that_is_not_what_it_was(
 
 
 def test_nothing_is_there(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "check", "search")
-    assert code == 1 and "spear data get search" in err
+    code, _, err = run(capsys, "verify", "search")
+    assert code == 3 and "spear data get search" in err
     code, _, err = run(capsys, "get", "search", "wiki18")
     assert code == 2 and "wiki-18" in err

@@ -1,4 +1,4 @@
-"""``spear data get|build|check webshop``, against files and a server of our own."""
+"""``spear data get|build|verify webshop``, against files and a server of our own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_official_files() -> None:
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
-def test_get_build_check_and_play(
+def test_get_build_verify_and_play(
     size: str, data: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(site, monkeypatch)
@@ -91,12 +91,14 @@ def test_get_build_check_and_play(
     assert "nouns by rule" in out
     catalog = open_catalog(size)
     assert f"fingerprint {catalog.fingerprint}" in out and len(catalog.goals("human")) == 3
-    assert run(capsys, "check", "webshop", "--size", size)[0] == 0
+    code, out, _ = run(capsys, "verify", "webshop", "--size", size)
+    assert code == 0 and out.count("is as it should be") == 3 + 1, "three files and the store"
     store = data / size / "store"
     records = store / "records.bin"
     records.write_bytes(records.read_bytes()[::-1])
-    code, _, err = run(capsys, "check", "webshop", "--store", store)
-    assert code == 1 and "records.bin is not what was written: build it again" in err
+    for where in (["--store", store], ["--size", size], []):
+        code, out, err = run(capsys, "verify", "webshop", *where)
+        assert code == 1 and "records.bin is not what was written: build it again" in out and "webshop: not all" in err
 
 
 def test_get_from_a_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,9 +155,11 @@ def test_what_does_not_go_together(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert code == 1 and "'spear data get webshop --size small' fetches it" in err
     code, _, err = run(capsys, "build", "webshop", *common_of(files), "--nouns", "spacy")
     assert code == 1 and "title_nouns='spacy' is not valid" in err
-    assert run(capsys, "check", "webshop")[0] == 2
-    code, _, err = run(capsys, "check", "webshop", "--size", "small")
-    assert code == 1 and "holds no finished store" in err
+    assert run(capsys, "verify", "webshop", "--size", "small", "--store", tmp_path)[0] == 2
+    code, out, _ = run(capsys, "verify", "webshop", "--store", tmp_path)
+    assert code == 1 and "holds no finished store" in out
+    code, _, err = run(capsys, "verify", "webshop", "--size", "small")
+    assert code == 3 and "'spear data get webshop --size small' fetches them" in err
 
 
 def common_of(files: catalogs.CatalogFiles) -> list[object]:

@@ -1,0 +1,128 @@
+"""What of a data set is here: its files as they were fetched, with size and checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from spear_envs.data.files import RemoteFile, data_folder, read_checksum
+
+__all__ = ["Expected", "FileEntry", "Presence", "expect", "list_files", "measure"]
+
+
+class Presence(Enum):
+    """Whether a file is here."""
+
+    PRESENT = "present"
+    """It is; whether it is whole, ``spear data verify`` says."""
+    PARTIAL = "partial"
+    """A download was cut off; ``spear data get`` goes on."""
+    ABSENT = "absent"
+    """It is not."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an environment's data set consists of."""
+
+    path: str
+    """In the data folder; a folder, with a slash at its end, where only the publisher's listing names the files."""
+    source: str
+    """Where it is published."""
+    size: int | None = None
+    """Bytes, where they are known beforehand."""
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a data set."""
+
+    path: str
+    """In the data folder."""
+    presence: Presence
+    size: int | None
+    """Bytes of what is here, or what they will be; None if not known."""
+    sha256: str | None
+    """Pinned, or recorded when the file came; None if not known, and for what was joined from parts."""
+    source: str | None
+    """Where it is published."""
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "path": self.path,
+            "state": self.presence.value,
+            "size": self.size,
+            "sha256": self.sha256,
+            "source": self.source,
+        }
+
+
+def expect(folder: str, file: RemoteFile) -> Expected:
+    """A file with a fixed name in a folder of the data folder."""
+    return Expected(f"{folder}/{file.name}", file.urls[0], file.size, file.sha256)
+
+
+def list_files(name: str, expected: Iterable[Expected]) -> list[FileEntry]:
+    """The files of a data set: those that are here as they were fetched, and those that are not.
+
+    What was unpacked or built from them is not among them.
+
+    Args:
+        name: of the data set and its folder.
+        expected: what it consists of.
+
+    Raises:
+        SpearError: the record of a checksum cannot be read.
+    """
+    expected = list(expected)
+    base = data_folder()
+    marks = (".sha256", ".parts.json", ".part")
+    noted = {
+        item.relative_to(base).as_posix().removesuffix(mark)
+        for mark in marks
+        for item in (base / name).rglob(f"*{mark}")
+    }
+    noted = {path for path in noted if _look(base / path) is not Presence.ABSENT}
+    entries = []
+    for item in expected:
+        if item.path.endswith("/"):
+            inside = [path for path in noted if path.startswith(item.path)]
+            entries += [_describe(path, item) for path in inside]
+            entries += [] if inside else [FileEntry(item.path, Presence.ABSENT, None, None, item.source)]
+        else:
+            entries.append(_describe(item.path, item))
+    known = {entry.path for entry in entries}
+    entries += [_describe(path, None) for path in noted - known]
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def _look(path: Path) -> Presence:
+    if path.is_file():
+        return Presence.PRESENT
+    return Presence.PARTIAL if path.with_name(f"{path.name}.part").is_file() else Presence.ABSENT
+
+
+def _describe(path: str, expected: Expected | None) -> FileEntry:
+    here = data_folder() / path
+    presence = _look(here)
+    recorded = read_checksum(here) if presence is Presence.PRESENT else None
+    size, sha256, source = None, None, None
+    if expected is not None:
+        source = expected.source
+        if expected.path == path:
+            size, sha256 = expected.size, expected.sha256
+    if presence is Presence.PRESENT:
+        size = here.stat().st_size
+    return FileEntry(path, presence, size, sha256 or recorded, source)
+
+
+def measure(folder: Path) -> int | None:
+    """Bytes of all files in a folder; None if there is no folder."""
+    if not folder.is_dir():
+        return None
+    return sum(item.lstat().st_size for item in folder.rglob("*") if item.is_file())

@@ -1,0 +1,122 @@
+"""Mirrors: data folders of others, served over HTTP, which are asked before the place of publication.
+
+A mirror is the address of a data folder with a ``manifest.json`` in it, which is what ``spear data list --json`` prints
+there. Any server of plain files will do: ``python -m http.server --directory "$(spear data path)"``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.fetching import fetch
+from spear_envs.data.files import RemoteFile, data_folder
+from spear_envs.data.listing import Presence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spear_envs.data.transfer import Patience
+
+__all__ = ["MANIFEST", "Mirror", "add_mirrors", "find_mirrored", "open_mirrors"]
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A data folder that somebody serves."""
+
+    address: str
+    files: Mapping[str, tuple[int, str]]
+    """Size and SHA-256 of the files there, by their path in the data folder."""
+
+    def locate(self, path: str) -> str:
+        """The address of a file."""
+        return f"{self.address}/{quote(path)}"
+
+
+def open_mirrors(
+    addresses: Sequence[str], console: Console | None = None, patience: Patience | None = None
+) -> tuple[Mirror, ...]:
+    """The mirrors at these addresses, in order; one whose manifest cannot be had is left out, and the console told."""
+    mirrors = []
+    for address in addresses:
+        try:
+            mirrors.append(_open_mirror(address.rstrip("/"), patience))
+        except SpearError as error:
+            if console is not None:
+                console.print(f"mirror {address} is left out: {error}", soft_wrap=True, markup=False, highlight=False)
+    return tuple(mirrors)
+
+
+def _open_mirror(address: str, patience: Patience | None) -> Mirror:
+    manifest = RemoteFile(
+        MANIFEST, (f"{address}/{MANIFEST}",), manual="Its keeper writes it by 'spear data list --json'."
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        content = fetch(manifest, Path(folder), patience=patience).read_bytes()
+    try:
+        entries = [entry for dataset in json.loads(content)["datasets"] for entry in dataset["files"]]
+        return Mirror(address, dict(_read_entry(entry) for entry in entries if _is_whole(entry)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(f"{manifest.urls[0]} is not what 'spear data list --json' prints.") from error
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    return entry["state"] == Presence.PRESENT.value and entry["sha256"] is not None
+
+
+def _read_entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, str]]:
+    path = PurePosixPath(entry["path"])
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{path} leads out of the data folder")
+    return path.as_posix(), (int(entry["size"]), str(entry["sha256"]))
+
+
+def add_mirrors(file: RemoteFile, folder: Path, mirrors: Sequence[Mirror]) -> RemoteFile:
+    """The same file, with the mirrors that have it before its own addresses.
+
+    What is known of the file stays: a mirror's size and checksum count only where there are none.
+
+    Args:
+        file: what is to be fetched.
+        folder: where to, within the data folder.
+        mirrors: that may have it.
+    """
+    path = (folder / file.name).relative_to(data_folder()).as_posix()
+    having = [mirror for mirror in mirrors if path in mirror.files]
+    if not having:
+        return file
+    size, sha256 = having[0].files[path]
+    urls = (*(mirror.locate(path) for mirror in having), *file.urls)
+    if file.size is None and file.sha256 is None:
+        file = replace(file, size=size)
+    return replace(file, urls=urls, sha256=file.sha256 or sha256)
+
+
+def find_mirrored(mirrors: Sequence[Mirror], folder: Path, pattern: str) -> list[tuple[RemoteFile, str]]:
+    """The files that the first mirror with any of them has in ``folder``, and their paths there.
+
+    Args:
+        mirrors: to be asked in turn.
+        folder: within the data folder.
+        pattern: regular expression of the paths in ``folder``.
+    """
+    prefix = f"{folder.relative_to(data_folder()).as_posix()}/"
+    for mirror in mirrors:
+        found = [
+            (RemoteFile(PurePosixPath(path).name, (mirror.locate(path),), size, sha256), path.removeprefix(prefix))
+            for path, (size, sha256) in sorted(mirror.files.items())
+            if path.startswith(prefix) and re.fullmatch(pattern, path.removeprefix(prefix))
+        ]
+        if found:
+            return found
+    return []

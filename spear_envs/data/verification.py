@@ -1,0 +1,129 @@
+"""``spear data verify``: what is found wrong with a data set, told to people and to scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from spear_envs.core.errors import SpearError
+from spear_envs.data.files import RemoteFile, verify
+from spear_envs.data.joining import verify_joined
+from spear_envs.data.progress import count_bytes, show_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["JSON_HELP", "AbsentDataError", "Finding", "Inspect", "State", "conclude", "inspect_file", "json_option"]
+
+
+class State(Enum):
+    """What a verification came to."""
+
+    WHOLE = "whole"
+    """Everything that is here is as it should be."""
+    DAMAGED = "damaged"
+    """Something is damaged, incomplete or not what was published."""
+    ABSENT = "absent"
+    """Nothing is here."""
+
+
+class AbsentDataError(SpearError):
+    """Nothing of a data set is here."""
+
+
+class _DamageError(click.ClickException):
+    exit_code = 1
+
+
+class _NothingError(click.ClickException):
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    """A file, or a part of the data set."""
+    fault: str = ""
+    """What is wrong with it; empty if nothing is."""
+
+
+Inspect: TypeAlias = "Callable[[Console], Iterable[Finding]]"
+"""Looks at what is here of a data set; tables and progress go to the console. Raises AbsentDataError if nothing is."""
+
+JSON_HELP = "JSON on stdout; what people read goes to stderr."
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+"""``--json`` as every ``spear data verify`` has it; arrives as ``as_json: bool``."""
+
+
+def inspect_file(path: Path, console: Console) -> Finding:
+    """Hold a fetched file against its recorded checksum, or that of its parts."""
+    try:
+        with show_bytes(console) as show:
+            count = count_bytes(show, f"checking {path.name}", path)
+            if path.with_name(f"{path.name}.parts.json").exists():
+                verify_joined(path, count)
+            else:
+                verify(RemoteFile(path.name), path.parent, count)
+    except SpearError as error:
+        return Finding(str(path), str(error))
+    return Finding(str(path))
+
+
+def conclude(inspections: Mapping[str, Inspect], as_json: bool) -> None:
+    """Inspect data sets and print what was found.
+
+    Args:
+        inspections: what looks at each data set, by its name.
+        as_json: a JSON array, one object for each data set, to stdout, and everything else to stderr.
+
+    Raises:
+        click.ClickException: something is damaged (exit code 1), or nothing is here (3).
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    results: list[dict[str, Any]] = []
+    names: dict[State, list[str]] = {state: [] for state in State}
+    absence = "nothing is here: 'spear data get' fetches it."
+    for name, inspect in inspections.items():
+        state, findings, reason = _inspect(inspect, console)
+        names[state].append(name)
+        results.append({"dataset": name, "state": state.value, "findings": [asdict(finding) for finding in findings]})
+        for finding in findings:
+            _say(console, f"{name}: {finding.fault or f'{finding.subject} is as it should be'}")
+        if state is State.ABSENT and len(inspections) > 1:
+            _say(console, f"{name}: nothing is here")
+        elif state is State.ABSENT:
+            absence = reason
+    if as_json:
+        click.echo(json.dumps(results, indent=1))
+    if damaged := names[State.DAMAGED]:
+        raise _DamageError(
+            f"{' and '.join(damaged)}: not all of it is as it should be. Delete what is damaged; 'spear data get"
+            f" {damaged[0]}' fetches and mends."
+        )
+    if not names[State.WHOLE]:
+        raise _NothingError(absence)
+
+
+def _inspect(inspect: Inspect, console: Console) -> tuple[State, list[Finding], str]:
+    findings: list[Finding] = []
+    try:
+        findings.extend(inspect(console))
+    except AbsentDataError as error:
+        return State.ABSENT, [], str(error)
+    except SpearError as error:  # what stops the whole inspection
+        findings.append(Finding("", str(error)))
+    return State.DAMAGED if any(finding.fault for finding in findings) else State.WHOLE, findings, ""
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,135 @@
+# Images of the project, none of which runs as root. `docker build --target NAME -t spear-NAME .`, where NAME is
+#
+#   sandbox    the service that runs untrusted Python
+#   envs       all environments, their data commands, the retrieval service (BM25), `spear serve`
+#   train-cpu  training on a CPU through verl, and all of the above
+#   gpu        training on NVIDIA GPUs with vLLM (constraints/gpu.txt); the others follow constraints/cpu.txt
+#   test       train-cpu's packages, compilers, the checkout and the tools of `make test`, which it runs
+#
+# docs/containers.md says how to build them where the public image or index cannot be reached, and how to run them.
+ARG BASE=python:3.11-slim-bookworm
+
+# An environment with pip and a C compiler. Nothing of this stage is in an image but /opt/spear.
+FROM ${BASE} AS build
+ARG BUILD_PACKAGES="gcc libc6-dev"
+RUN apt-get update && apt-get install -y --no-install-recommends ${BUILD_PACKAGES} && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY constraints/cpu.txt ./constraints/
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore \
+    PATH=/opt/spear/bin:$PATH
+# The index that pip asks, if not the public one; what has a password goes into a configuration: --secret id=pip.
+ARG PIP_INDEX_URL=
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m venv /opt/spear && pip install -q -c constraints/cpu.txt pip setuptools
+
+FROM build AS wheel
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY agents ./agents
+COPY sandbox ./sandbox
+COPY spear_envs ./spear_envs
+COPY training ./training
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip wheel -q --no-deps -w /wheel .
+
+# What the project needs, before the project: a change of the code leaves these layers as they are. Without a source the
+# installation is an empty package with the same requirements.
+FROM build AS packages
+COPY pyproject.toml LICENSE ./
+RUN touch README.md
+
+# What all images share: a user without rights, and two folders that are its own.
+FROM ${BASE} AS runtime
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin spear && install -d -o spear -g spear /data /runs
+ENV PATH=/opt/spear/bin:$PATH SPEAR_DATA=/data PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+LABEL org.opencontainers.image.title="SPEAR Envs" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+WORKDIR /runs
+ENTRYPOINT ["spear"]
+
+# The sandbox.
+FROM packages AS sandbox-packages
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraints/cpu.txt '.[sandbox]'
+
+FROM sandbox-packages AS sandbox-environment
+COPY --from=wheel /wheel /wheel
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+
+FROM runtime AS sandbox
+COPY --from=sandbox-environment /opt/spear /opt/spear
+LABEL org.opencontainers.image.description="The sandbox's service: untrusted Python in namespaces of its own"
+USER 10001:10001
+WORKDIR /
+EXPOSE 8080
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s CMD \
+    ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=8)"]
+ENTRYPOINT ["spear", "sandbox"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
+
+# The environments.
+FROM sandbox-packages AS envs-packages
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server]'
+
+FROM envs-packages AS envs-environment
+COPY --from=wheel /wheel /wheel
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+
+FROM runtime AS envs
+COPY --from=envs-environment /opt/spear /opt/spear
+LABEL org.opencontainers.image.description="Environments for language model agents, and their services"
+USER 10001:10001
+CMD ["--help"]
+
+# Training on a CPU.
+FROM envs-packages AS train-packages
+# An index with PyTorch's CPU wheels; empty for pip's own.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install -q --no-deps -c constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
+    && pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server,train]'
+
+FROM train-packages AS train-environment
+COPY --from=wheel /wheel /wheel
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+
+FROM runtime AS train-cpu
+COPY --from=train-environment /opt/spear /opt/spear
+LABEL org.opencontainers.image.description="Environments and SPEAR training on a CPU"
+# Ray writes a token into the home folder and reports usage unless it is told not to.
+ENV RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
+USER 10001:10001
+CMD ["--help"]
+
+# The tests.
+FROM train-packages AS test
+ARG TEST_PACKAGES="g++ git make procps"
+RUN apt-get update && apt-get install -y --no-install-recommends ${TEST_PACKAGES} && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --create-home spear && chown spear:spear /src
+COPY --chown=10001:10001 . .
+ENV VENV=/opt/spear RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
+USER 10001:10001
+CMD ["make", "test"]
+
+# Training on GPUs.
+FROM packages AS gpu-packages
+COPY constraints/gpu.txt ./constraints/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install -q -c constraints/gpu.txt '.[sandbox,data,api,env-server,gpu]'
+
+FROM gpu-packages AS gpu-environment
+COPY --from=wheel /wheel /wheel
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+
+FROM runtime AS gpu
+# Triton compiles its launchers when a kernel is first used, so this image keeps a C compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+COPY --from=gpu-environment /opt/spear /opt/spear
+LABEL org.opencontainers.image.description="Environments and SPEAR training on NVIDIA GPUs"
+ENV RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001:10001
+CMD ["--help"]
+
+# What a build without a target makes.
+FROM envs

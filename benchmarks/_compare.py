@@ -104,4 +104,3 @@ def make_baseline(known: list[Benchmark], results: Mapping[str, Result], path: P
 
     kept = {name: strip(result) for name, result in results.items() if result.figures}
     write_summary(path, [one for one in known if one.name in kept], kept)
-

@@ -86,6 +86,10 @@ class Bar:
             raise ValueError(f"the bar of {self.name!r} is either at_most or at_least")
         Size(self.size)
 
+    def applies_to(self, size: Size) -> bool:
+        """Whether a run of this size measures enough for the bar."""
+        return list(Size).index(Size(self.size)) <= list(Size).index(size)
+
     def holds(self, value: float) -> bool:
         """Whether a figure of this value holds the bar; one that is no number does not."""
         return bool(value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0))
@@ -217,8 +221,9 @@ def run_benchmark(
         options.work = options.work or Path(folder)
         options.work.mkdir(parents=True, exist_ok=True)
         try:
-            for figure in print_figures(measure(options), bars):
-                bar = find_bar(figure, bars)
+            applying = [bar for bar in bars if bar.applies_to(options.size)]
+            for figure in print_figures(measure(options), applying):
+                bar = find_bar(figure, applying)
                 held &= bar is None or bar.holds(figure.value)
                 report.add(figure)
         except LeftOut as error:

@@ -1,4 +1,4 @@
-"""Which benchmarks there are and what bars they hold, read off their syntax trees: nothing that they need is imported."""
+"""Which benchmarks there are, and their bars, read off the syntax trees: nothing that they need is imported."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks._figures import Figure, Status, find_bar, format_value
+from benchmarks._figures import Figure, find_bar, format_value
 from benchmarks._registry import Benchmark
 from benchmarks._results import Judgement, Result, Verdict, judge
 
@@ -94,7 +94,8 @@ def _list_rows(benchmark: Benchmark, result: Result) -> Iterator[tuple[str, str,
         ours = next((figure for figure in figures if not figure.of), None)
         others = ", ".join(_show_other(figure, ours) for figure in figures if figure.of)
         note = f" ({ours.note})" if ours is not None and ours.note else ""
-        bar = None if ours is None else find_bar(ours, benchmark.bars)
+        bars = [bar for bar in benchmark.bars if bar.applies_to(result.size)]
+        bar = None if ours is None else find_bar(ours, bars)
         if ours is None or bar is None:
             verdict = ""
         else:

@@ -15,10 +15,10 @@ from benchmarks._figures import Bar, Figure, Size, Status
 from benchmarks._registry import Benchmark
 from spear_envs.core.errors import SpearError
 
-__all__ = ["SUMMARY", "Judgement", "Result", "Verdict", "judge", "read_result", "read_results", "read_summary", "write_summary"]
+__all__ = ["SUMMARY", "Judgement", "Result", "Verdict", "judge", "read_results", "read_summary", "write_summary"]
+__all__ += ["read_result"]
 
 SUMMARY = "bench.json"
-SIZES = list(Size)
 
 
 class Verdict(str, Enum):
@@ -112,7 +112,7 @@ def judge(benchmark: Benchmark, result: Result | None) -> Iterator[Judgement]:
     values = {figure.name: figure.value for figure in result.figures if not figure.of} if result else {}
     for bar in benchmark.bars:
         value = values.get(bar.name)
-        if value is not None:
+        if value is not None and result is not None and bar.applies_to(result.size):
             verdict = Verdict.HELD if bar.holds(value) else Verdict.NOT_HELD
             yield Judgement(benchmark.name, bar, verdict, value)
         else:
@@ -124,7 +124,7 @@ def _explain(bar: Bar, result: Result | None) -> str:
         return "not run"
     if result.status is Status.LEFT_OUT:
         return result.reason
-    if SIZES.index(Size(bar.size)) > SIZES.index(result.size):
+    if not bar.applies_to(result.size):
         return f"needs --{bar.size}" if bar.size != Size.STANDARD.value else "needs a run without --quick"
     if result.status is Status.RUNNING:
         return result.reason or "the benchmark did not end"

@@ -1,9 +1,8 @@
-"""ALFWorld beside TextWorld in one run: speed and memory; with ``--steps`` differences instead.
+"""ALFWorld beside TextWorld in one run: speed, memory, differences step for step.
 
-``python -m benchmarks.alfworld`` plays the same commands (the expert's and random ones) on both backends of the
-environment.  ``--steps N`` compares N steps of all kinds of play, in ``--processes`` workers whose reports in ``--out``
-are continued when they are there.  ``--games FOLDER`` (an archive of official games, unpacked) adds these to synthetic
-ones.  Times are CPU seconds of this process.  Needs the extra ``alfworld``.
+The same commands (the expert's and random ones) are played on both backends of the environment. Then steps of all kinds
+of play are compared, in workers whose reports are continued with ``--work``. ``--games FOLDER`` (an archive of official
+games, unpacked) adds these to synthetic ones. Times are CPU seconds of this process. Needs the extra ``alfworld``.
 """
 
 from __future__ import annotations
@@ -11,55 +10,43 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import random
 import sys
 import tempfile
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks._alfworld_parity import compare_steps
+from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.alfworld.env import ALFWorldEnv
 from spear_envs.alfworld.gamefile import GameFile, make_game
 from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.synthesis.files import write_synthetic_game
 from spear_envs.alfworld.task_types import TaskType
 from spear_envs.alfworld.textworld import TextWorldPlay
-from tests.spear_envs.alfworld.peer import MEND, has_textworld
+from tests.spear_envs.alfworld.peer import MEND, has_textworld, name_verbs
 
+PEER = "TextWorld"
 ROUNDS = 5
 TURNS = 30
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measurement; ``bar`` is None where there is none to hold."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    at_least: bool = False
-    """Whether the bar is a least value instead of a greatest."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the bar holds."""
-        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
-
-
-def measure_cpu(run: Callable[[], Any]) -> float:
-    """CPU seconds of one call."""
-    start = time.process_time()
-    run()
-    return time.process_time() - start
+BARS = (
+    Bar("load a game file", "ms", at_most=5.0),
+    Bar("reset", "ms", at_most=1.0),
+    Bar("native over TextWorld, steps", "times", at_least=300.0),
+    Bar("memory of a parsed game", "MB", at_most=0.5),
+    Bar("memory of 256 environments of one game", "MB", at_most=30.0),
+    Bar("reset of 256 environments in one process", "ms", at_most=256.0),
+    Bar("embedded games that the expert does not win", at_most=0.0),
+    Bar("steps compared with TextWorld", at_least=20_000.0, size="full"),
+    Bar("differences in these steps", at_most=0.0),
+    Bar("steps of the verb compared least often", at_least=50.0, size="full"),
+)
+GAMES = {Size.QUICK: 6, Size.STANDARD: 18, Size.FULL: 18}
+STEPS = {Size.QUICK: 100, Size.STANDARD: 1_000, Size.FULL: 20_000}
 
 
 def choose_games(folder: Path, official: str | None, count: int) -> list[Path]:
@@ -128,13 +115,13 @@ def measure_play(paths: Sequence[Path]) -> Iterator[Figure]:
         ours.append(10 * steps / spent)
     theirs = steps / sum(plays)
     # The peer's first number holds a load and a reset, which its own interface does not separate further.
-    yield Figure("load a game file: TextWorld", 1000 * (median(loads) - median(resets)), "ms")
-    yield Figure("load a game file: native", 1000 * median(native_loads), "ms", 5)
-    yield Figure("reset: TextWorld", 1000 * median(resets), "ms")
-    yield Figure("reset of the environment: native", 1000 * median(native_resets), "ms", 1)
-    yield Figure(f"steps of the environment, textworld ({steps} steps, {len(paths)} games)", theirs, "/s")
-    yield Figure("steps of the environment, native, same commands", median(ours), "/s")
-    yield Figure("native over textworld", median(ours) / theirs, "times", 300, at_least=True)
+    yield Figure("load a game file", 1000 * median(native_loads), "ms")
+    yield Figure("load a game file", 1000 * (median(loads) - median(resets)), "ms", PEER)
+    yield Figure("reset", 1000 * median(native_resets), "ms", note="of the environment; TextWorld's is its own")
+    yield Figure("reset", 1000 * median(resets), "ms", PEER)
+    yield Figure("steps of the environment", median(ours), "steps/s", note=f"{steps} commands of {len(paths)} games")
+    yield Figure("steps of the environment", theirs, "steps/s", PEER, note="the same commands")
+    yield Figure("native over TextWorld, steps", median(ours) / theirs, "times")
 
 
 def measure_memory(paths: Sequence[Path]) -> Iterator[Figure]:
@@ -148,7 +135,7 @@ def measure_memory(paths: Sequence[Path]) -> Iterator[Figure]:
         for _ in range(100):  # what a game remembers of its commands counts too
             play.step(rng.choice(play.admissible))
     gc.collect()
-    yield Figure("memory of a parsed game", tracemalloc.get_traced_memory()[0] / len(plays) / 2**20, "MB", 0.5)
+    yield Figure("memory of a parsed game", tracemalloc.get_traced_memory()[0] / len(plays) / 2**20, "MB")
     before = tracemalloc.get_traced_memory()[0]
     envs = [ALFWorldEnv(response_format="plain", rooms="standard") for _ in range(256)]
     for env in envs:
@@ -159,58 +146,63 @@ def measure_memory(paths: Sequence[Path]) -> Iterator[Figure]:
     gc.collect()
     memory = (tracemalloc.get_traced_memory()[0] - before) / 2**20
     tracemalloc.stop()
-    yield Figure("memory of 256 environments of one game", memory, "MB", 30)
+    yield Figure("memory of 256 environments of one game", memory, "MB")
     task = {"task": envs[0].tasks[0].id}
     seconds = median([measure_cpu(lambda: [env.reset(options=task) for env in envs]) for _ in range(ROUNDS)])
-    yield Figure("reset of 256 environments in one process", 1000 * seconds, "ms", 256)
+    yield Figure("reset of 256 environments in one process", 1000 * seconds, "ms")
 
 
-def describe_run() -> str:
-    """What was measured, where and when."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.partition(": ")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0] if names else cpu
-    packages = ", ".join(f"{name} {version(name)}" for name in ("textworld", "alfworld", "fast-downward-textworld"))
-    return f"{packages}; Python {platform.python_version()}; {cpu}; {date.today()}"
+def measure_expert(quick: bool) -> Iterator[Figure]:
+    """Games of the embedded splits, played by the expert."""
+    lost = played = 0
+    for rooms in ("standard", "small"):
+        for split in ("train", "valid_seen", "valid_unseen"):
+            env = ALFWorldEnv(response_format="plain", rooms=rooms, split=split)
+            for task in list(env.tasks)[:: 20 if quick else 1]:
+                env.reset(options={"task": task.id})
+                won = False
+                for command in env.expert_plan():
+                    won = env.step(command)[4]["won"]
+                lost += not won
+                played += 1
+    yield Figure("embedded games that the expert does not win", lost, note=f"of {played:,}")
+
+
+def measure_differences(options: argparse.Namespace) -> Iterator[Figure]:
+    """Steps in both backends, one beside the other."""
+    steps = options.steps or STEPS[options.size]
+    report = compare_steps(
+        steps, games=options.games, out=options.work / "parity", processes=options.processes, seed=options.seed
+    )
+    tally = report.tally
+    verb, least = min(((verb, tally.verbs[verb]) for verb in name_verbs()), key=lambda pair: pair[1])
+    yield Figure("steps compared with TextWorld", tally.steps, note=f"{tally.games:,} episodes, {tally.won:,} won")
+    yield Figure("differences in these steps", len(tally.mismatches), note="; ".join(tally.mismatches[:3]))
+    yield Figure("steps of the verb compared least often", least, note=verb)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures."""
+    if not has_textworld():
+        raise LeftOut(MEND)
+    quick = options.size is Size.QUICK
+    with tempfile.TemporaryDirectory() as folder:
+        paths = choose_games(Path(folder), options.games, GAMES[options.size])
+        yield from measure_play(paths)
+        yield from measure_memory(paths)
+    yield from measure_expert(quick)
+    yield from measure_differences(options)
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="compare this many steps instead of measuring")
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, help="steps to compare, instead of what the size says")
     parser.add_argument("--games", help="folder of official games, unpacked")
-    parser.add_argument("--processes", type=int, default=2, help="workers of --steps")
-    parser.add_argument("--seed", type=int, default=0, help="of --steps")
-    parser.add_argument("--out", type=Path, default=Path("alfworld-parity"), help="folder of the reports of --steps")
-    parser.add_argument("--quick", action="store_true", help="fewer games")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    if not has_textworld():
-        print(f"No comparison: {MEND}")
-        return 0
-    if options.steps:
-        held = compare_steps(
-            options.steps, games=options.games, out=options.out, processes=options.processes, seed=options.seed
-        )
-        return 0 if held else 1
-    print(describe_run())
-    figures = []
-    with tempfile.TemporaryDirectory() as folder:
-        paths = choose_games(Path(folder), options.games, 6 if options.quick else 18)
-        for section in (measure_play(paths), measure_memory(paths)):
-            for figure in section:
-                sign = ">=" if figure.at_least else "<="
-                bar = "" if figure.bar is None else f"  bar {sign} {figure.bar:,.10g} {figure.unit}"
-                value = f"{figure.value:,.0f}" if figure.value >= 1_000 else f"{figure.value:.4g}"
-                verdict = "" if figure.held else "  NOT HELD"
-                print(f"{figure.name:62} {value:>12} {figure.unit:8}{bar}{verdict}", flush=True)
-                figures.append(figure)
-    if options.json is not None:
-        rows = [{**asdict(figure), "held": figure.held} for figure in figures]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(figure.held for figure in figures) else 1
+    parser.add_argument("--processes", type=int, default=2, help="workers that compare")
+    parser.add_argument("--seed", type=int, default=0, help="of what they play")
+    packages = ("textworld", "alfworld", "fast-downward-textworld")
+    return run_benchmark(measure, parser.parse_args(), BARS, packages)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 ``python -m benchmarks.sandbox`` measures two programs, ``print(1 + 1)`` and an equation solved with NumPy and SymPy
 loaded, at 1, 8 and 64 runs asked for at a time. CPU time is that of this process and of all below it, read off a
 control group of its own, so it needs root; the runners are measured in turn. SandboxFusion cannot be installed from a
-package index; its figures are those of the specification, from another measurement. ``--runs 10000`` goes on with a
-mixed load and counts what is left of it.
+package index; its figures are those of the specification, from another measurement. Then a mixed load is run, and what
+is left of it counted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks._figures import Figure, describe_run, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from sandbox.cold import BwrapBackend
 from sandbox.installation import Installation, find_installation
 from sandbox.levels import GUEST_UID
@@ -42,11 +42,23 @@ print(roots, round(np.linalg.det(np.array([[2.0, 1.0], [1.0, 3.0]])), 6))
 """
 PROGRAMS = {"print": PRINT, "numpy+sympy": SOLVE}
 ANSWERS = {"print": "2\n", "numpy+sympy": "[1, 2, 3] 5.0\n"}
-BARS = {"print": 12.0, "numpy+sympy": 45.0}
+BARS = (
+    Bar("print, 64 at a time", "ms CPU", at_most=12.0),
+    Bar("numpy+sympy, 64 at a time", "ms CPU", at_most=45.0),
+    Bar("waits at half load: p99 / p50", "times", at_most=3.0),
+    Bar("start of an interpreter, standard library", "s CPU", at_most=3.0),
+    Bar("start of an interpreter, all packages", "s CPU", at_most=3.0),
+    Bar("mixed runs", at_least=10_000.0, size="standard"),
+    Bar("mixed runs: processes left", at_most=0.0),
+    Bar("mixed runs: descriptors left", at_most=0.0),
+    Bar("mixed runs: mounts left", at_most=0.0),
+    Bar("mixed runs: temporary files left", at_most=0.0),
+    Bar("mixed runs: resident memory of this process grown by", "MB", at_most=20.0),
+    Bar("mixed runs: resident memory of the interpreters grown by", "MB", at_most=20.0),
+)
+MIXED_RUNS = {Size.QUICK: 400, Size.STANDARD: 10_000, Size.FULL: 10_000}
 SANDBOX_FUSION = {"print": (48, 50, 45), "numpy+sympy": (386, 473, 481)}
 CONCURRENCY = (1, 8, 64)
-TAIL_FACTOR = 3.0
-START_SECONDS = 3.0
 IN_FLIGHT = 64
 ROUNDS = 5
 SYSTEM_PYTHON = Path("/usr/bin/python3")
@@ -72,7 +84,7 @@ class CpuGroup:
                 (folder / "cgroup.procs").write_text(str(os.getpid()))
                 self.read()
                 return self
-        raise SystemExit("no control group for CPU time can be made here: run it as root")
+        raise LeftOut("no control group for CPU time can be made here: run it as root")
 
     def __exit__(self, *_: object) -> None:
         assert self._folder is not None
@@ -149,7 +161,7 @@ async def make_bwrap_runner(installation: Installation) -> Run:
     return run
 
 
-async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> list[Figure]:
+async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> AsyncIterator[Figure]:
     """CPU milliseconds of a run, by program, runner and concurrency."""
     installation = find_installation()
     runners: dict[str, Run] = {"sandbox": make_pool_runner(executor)}
@@ -160,7 +172,6 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
             # A home folder of root: bubblewrap runs as another user.
             reachable = replace(installation, interpreter=os.path.realpath(SYSTEM_PYTHON), prefix="/usr")
         runners["bwrap"] = await make_bwrap_runner(reachable)
-    figures = []
     for name, code in PROGRAMS.items():
         for place, at_a_time in enumerate(CONCURRENCY):
             spent: dict[str, list[float]] = {runner: [] for runner in runners}
@@ -173,20 +184,16 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
                     await run_many(run, code, ANSWERS[name], count, at_a_time)
                     spent[runner].append((group.read() - start) / count * 1e3)
             about = f"{name}, {at_a_time} at a time"
-            found = []
             for runner, values in spent.items():
-                bar = BARS[name] if runner == "sandbox" and at_a_time == CONCURRENCY[-1] else None
-                found.append(Figure(f"{about}: {runner}", median(values), "ms CPU", bar))
-            found.append(Figure(f"{about}: SandboxFusion, elsewhere", SANDBOX_FUSION[name][place], "ms CPU"))
-            figures += print_figures(found)
-    return figures
+                yield Figure(about, median(values), "ms CPU", of="" if runner == "sandbox" else runner)
+            yield Figure(about, SANDBOX_FUSION[name][place], "ms CPU", "SandboxFusion", elsewhere=True)
 
 
 def _is_open(path: str) -> bool:
     return all(os.stat(parent).st_mode & 0o001 for parent in Path(path).parents)
 
 
-async def measure_tail(executor: LocalExecutor, quick: bool) -> list[Figure]:
+async def measure_tail(executor: LocalExecutor, quick: bool) -> AsyncIterator[Figure]:
     """Waits at half of what the pool can do, arrivals of a Poisson process."""
     run = make_pool_runner(executor)
     count = 256 if quick else 1000
@@ -209,17 +216,15 @@ async def measure_tail(executor: LocalExecutor, quick: bool) -> list[Figure]:
         await asyncio.sleep(chance.expovariate(rate))
     await asyncio.gather(*calls)
     p50, p99 = median(waits), quantiles(waits, n=100)[98]
-    load = f"half load, {rate:.0f} runs/s"
-    return [
-        Figure(f"{load}: p50", p50, "ms"),
-        Figure(f"{load}: p99", p99, "ms", TAIL_FACTOR * p50),
-    ]
+    yield Figure("waits at half load: p50", p50, "ms", note=f"{rate:.0f} runs/s")
+    yield Figure("waits at half load: p99", p99, "ms")
+    yield Figure("waits at half load: p99 / p50", p99 / p50, "times")
 
 
-async def measure_start(group: CpuGroup, quick: bool) -> list[Figure]:
+async def measure_start(group: CpuGroup, quick: bool) -> AsyncIterator[Figure]:
     """CPU seconds until a warm interpreter can fork: what it takes where nothing else runs."""
     installation = find_installation()
-    figures = []
+    last = len(installation.kinds) - 1
     for place, kind in enumerate(installation.kinds):
         seconds = []
         for _ in range(2 if quick else ROUNDS):
@@ -227,9 +232,9 @@ async def measure_start(group: CpuGroup, quick: bool) -> list[Figure]:
             zygote = await start_zygote(installation, kind.modules, uid=GUEST_UID)
             seconds.append(group.read() - start)
             await zygote.close()
-        name = f"kind {place}: {', '.join(name for name in kind.modules if '.' not in name) or 'standard library'}"
-        figures.append(Figure(f"start of an interpreter, {name}", min(seconds), "s CPU", START_SECONDS))
-    return figures
+        modules = ", ".join(name for name in kind.modules if "." not in name)
+        which = {0: "standard library", last: "all packages"}.get(place, "some packages")
+        yield Figure(f"start of an interpreter, {which}", min(seconds), "s CPU", note=modules)
 
 
 MIXED: tuple[tuple[str, int], ...] = (
@@ -245,7 +250,7 @@ MIXED: tuple[tuple[str, int], ...] = (
 
 
 async def measure_leaks(executor: LocalExecutor, runs: int) -> list[Figure]:
-    """What a mixed load leaves behind."""
+    """What a mixed load leaves behind; the figures have bars."""
     with tempfile.TemporaryDirectory() as folder:
         # A folder of its own, as other programs of this machine have temporary files, too.
         former, tempfile.tempdir = tempfile.tempdir, folder
@@ -281,12 +286,12 @@ async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
         if after["processes"] <= before["processes"]:
             break
         await asyncio.sleep(0.1)
-    figures = [Figure(f"{runs:,} mixed runs", runs / seconds, "runs/s")]
+    figures = [Figure("mixed runs", runs), Figure("mixed runs, rate", runs / seconds, "runs/s")]
     for name in ("processes", "descriptors", "mounts", "temporary files"):
-        figures.append(Figure(f"{runs:,} mixed runs: {name} left", max(0, after[name] - before[name]), "", 0))
+        figures.append(Figure(f"mixed runs: {name} left", max(0, after[name] - before[name])))
     for name, whose in (("own_kb", "this process"), ("below_kb", "the interpreters")):
         grown = (after[name] - before[name]) / 1024
-        figures.append(Figure(f"{runs:,} mixed runs: resident memory of {whose} grown by", grown, "MB", 20))
+        figures.append(Figure(f"mixed runs: resident memory of {whose} grown by", grown, "MB"))
     return figures
 
 
@@ -318,35 +323,37 @@ def _list_below(ancestor: int) -> Iterator[int]:
                 yield from _list_below(int(folder.name))
 
 
-async def measure(group: CpuGroup, options: argparse.Namespace) -> list[Figure]:
+async def measure_all(options: argparse.Namespace, group: CpuGroup) -> AsyncIterator[Figure]:
     """All parts."""
-    figures = print_figures(await measure_start(group, options.quick))
+    quick = options.size is Size.QUICK
+    async for figure in measure_start(group, quick):
+        yield figure
     # Admission as wide as the widest concurrency would only make runs wait for a core inside instead of outside.
     executor = LocalExecutor()
     await executor.start()
     try:
-        figures += await measure_cpu(group, executor, options.quick)
-        figures += print_figures(await measure_tail(executor, options.quick))
-        if options.runs:
-            figures += print_figures(await measure_leaks(executor, options.runs))
+        for part in (measure_cpu(group, executor, quick), measure_tail(executor, quick)):
+            async for figure in part:
+                yield figure
+        for figure in await measure_leaks(executor, MIXED_RUNS[options.size]):
+            yield figure
     finally:
         await executor.close()
-    return figures
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures, in this process's control group."""
+    loop = asyncio.new_event_loop()
+    with CpuGroup() as group, contextlib.closing(loop):
+        figures = measure_all(options, group)
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield loop.run_until_complete(anext(figures))
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--runs", type=int, default=0, metavar="N", help="also play a mixed load of N runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    print(describe_run("numpy", "scipy", "sympy"))
-    with CpuGroup() as group:
-        figures = asyncio.run(measure(group, options))
-    if options.json is not None:
-        write_figures(figures, options.json)
-    return 0 if all(figure.held for figure in figures) else 1
+    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("numpy", "scipy", "sympy"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Sokoban beside gym-sokoban 0.0.6 in one run: speed, mismatches, and how often random play wins.
 
-``python -m benchmarks.sokoban [--quick] [--mismatches STEPS] [--json FILE]``.  Times are CPU seconds of this process.
-The peer is the original class, fed with the same levels and moves.  It reads its PNG files with imageio, as it always
+Times are CPU seconds of this process. The peer is the original class, fed with the same levels and moves.  It reads its PNG files with imageio, as it always
 does; where imageio is not installed, with Pillow, which makes it 2.7 times as fast as it is.
 """
 
@@ -10,23 +9,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import random
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests.spear_envs.sokoban.peer
-
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.sokoban.baselines import measure_random_play
 from spear_envs.sokoban.batch import Batch
 from spear_envs.sokoban.engine import Board
@@ -43,23 +38,24 @@ TURNS = 15
 RESPONSES = [f"<think></think><action>{word}</action>" for word in ("still", "up", "down", "left", "right")]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measurement; ``bar`` is None where there is none to hold."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    at_least: bool = False
-    """Whether the bar is a least value instead of a greatest."""
-    ratio: float | None = None
-    """Times as fast as gym-sokoban."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the bar holds."""
-        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
+PEER = "gym-sokoban"
+BARS = (
+    Bar("board over gym-sokoban: step with fresh picture", "times", at_least=200.0),
+    Bar("env.step over gym-sokoban's step with picture", "times", at_least=50.0),
+    Bar("batch of 1,024: fresh pictures, text, resets", "steps/s", at_least=100_000.0),
+    Bar("level 6x6-1", "ms", at_most=0.5),
+    Bar("level 7x7-2", "ms", at_most=2.0),
+    Bar("both held-out lists of 256 levels", "ms", at_most=500.0),
+    Bar("env.reset with picture and infos, levels at hand", "ms", at_most=0.1),
+    Bar("the exact expert wins, default panel", "%", at_least=100.0),
+    Bar("the exact expert wins, paper preset's panel", "%", at_least=100.0),
+    Bar("mismatches in random steps", at_most=0.0),
+    Bar("random steps compared with gym-sokoban", at_least=50_000.0, size="standard"),
+    Bar("differing bytes in pictures", at_most=0.0),
+    Bar("pictures compared with gym-sokoban's", at_least=400.0, size="standard"),
+)
+COMPARED = {Size.QUICK: (2_000, 40), Size.STANDARD: (50_000, 450), Size.FULL: (50_000, 450)}
+"""Random steps and pictures that are compared."""
 
 
 def measure_rate(run: Callable[[], int], rounds: int) -> float:
@@ -154,53 +150,44 @@ def measure_steps(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
     """Steps per second."""
     games = Games(read_levels(Recipe(), "test", 256))
     rounds, scale = (1, 1) if quick else (3, 4)
-    theirs = theirs_blind = None
+    steps = 10_000 * scale
+    pictured = measure_rate(partial(games.play_board, steps, True), rounds)
+    yield Figure("board: step with fresh picture", pictured, "steps/s")
+    both = measure_rate(partial(games.play_board, steps, True, True), rounds)
+    yield Figure("board: step with fresh picture and text", both, "steps/s")
+    blind = measure_rate(partial(games.play_board, steps, False), rounds)
+    yield Figure("board: dynamics alone", blind, "steps/s")
+    rates = {}
+    for modality in ("both", "text"):
+        env = gym.make(ID, split="test", modality=modality)
+        rates[modality] = measure_rate(partial(play_env, env, games.moves[: 4_000 * scale]), rounds)
+        yield Figure(f"env.step through gym.make, modality {modality!r}", rates[modality], "steps/s")
     if peer is not None:
         theirs = measure_rate(partial(games.play_peer, peer, 400 * scale, True), rounds)
         theirs_blind = measure_rate(partial(games.play_peer, peer, 5_000 * scale, False), rounds)
-        yield Figure("gym-sokoban: step with picture", theirs, "steps/s")
-        yield Figure("gym-sokoban: dynamics alone", theirs_blind, "steps/s")
-
-    def compare(name: str, rate: float, least: float | None, base: float | None, bar: float | None = None) -> Figure:
-        ratio = None if base is None else rate / base
-        if least is not None and base is not None:
-            bar = round(least * base)
-        return Figure(name, rate, "steps/s", bar, True, ratio)
-
-    steps = 10_000 * scale
-    rate = measure_rate(partial(games.play_board, steps, True), rounds)
-    yield compare("board: step with fresh picture", rate, 200, theirs)
-    rate = measure_rate(partial(games.play_board, steps, True, True), rounds)
-    yield compare("board: step with fresh picture and text", rate, None, theirs)
-    rate = measure_rate(partial(games.play_board, steps, False), rounds)
-    yield compare("board: dynamics alone", rate, None, theirs_blind)
-    for modality, least in (("both", 50), ("text", None)):
-        env = gym.make(ID, split="test", modality=modality)
-        rate = measure_rate(partial(play_env, env, games.moves[: 4_000 * scale]), rounds)
-        yield compare(f"env.step through gym.make, modality {modality!r}", rate, least, theirs)
+        yield Figure("board: step with fresh picture", theirs, "steps/s", PEER)
+        yield Figure("board: dynamics alone", theirs_blind, "steps/s", PEER)
+        yield Figure("board over gym-sokoban: step with fresh picture", pictured / theirs, "times")
+        yield Figure("env.step over gym-sokoban's step with picture", rates["both"] / theirs, "times")
     turns = 12 * scale
-    rate = measure_rate(partial(games.play_batch, 1_024, turns, True), rounds)
-    yield compare("batch of 1,024: fresh pictures, text, resets", rate, None, theirs, 100_000)
-    rate = measure_rate(partial(games.play_batch, 1_024, turns, False), rounds)
-    yield compare("batch of 1,024: the buffer itself, text, resets", rate, None, theirs)
+    for name, fresh in (("fresh pictures", True), ("the buffer itself", False)):
+        rate = measure_rate(partial(games.play_batch, 1_024, turns, fresh), rounds)
+        yield Figure(f"batch of 1,024: {name}, text, resets", rate, "steps/s")
     moves = np.array(games.moves[: 1_024 * 24]).reshape(24, 1_024)
     for split in ("test", "train"):
         vector = SokobanVectorEnv(1_024, split=split)
         vector.reset(seed=0)
         play_vector(vector, moves[:16])
-        yield compare(f"vector env of 1,024, all infos, split {split!r}", play_vector(vector, moves), None, theirs)
+        yield Figure(f"vector env of 1,024, all infos, split {split!r}", play_vector(vector, moves), "steps/s")
 
 
 def measure_levels(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
     """Milliseconds a level, and a reset."""
     count = 200 if quick else 1_000
-    for recipe, bar in (
-        (Recipe(), 0.5),
-        (Recipe(boxes=2, shortest=6, longest=15), None),
-        (Recipe(7, 7, 2, 8, 20), 2.0),
-    ):
+    for recipe in (Recipe(), Recipe(boxes=2, shortest=6, longest=15), Recipe(7, 7, 2, 8, 20)):
+        name = f"level {recipe.height}x{recipe.width}-{recipe.boxes}"
         rate = measure_rate(lambda r=recipe: len([make_level(r, "bench", i) for i in range(count)]), 3)  # type: ignore[misc]
-        yield Figure(f"level {recipe.name}", 1e3 / rate, "ms", bar)
+        yield Figure(name, 1e3 / rate, "ms", note=recipe.name)
         if peer is not None:
             random.seed(0)
             np.random.seed(0)
@@ -209,18 +196,18 @@ def measure_levels(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
             theirs.render = lambda *_, **__: None
             with contextlib.redirect_stdout(io.StringIO()):  # it prints when a room fails and is drawn again
                 rate = measure_rate(lambda e=theirs: len([e.reset() for _ in range(count // 10)]), 1)  # type: ignore[misc]
-            yield Figure(f"gym-sokoban: room {recipe.height}x{recipe.width}-{recipe.boxes}", 1e3 / rate, "ms")
+            yield Figure(name, 1e3 / rate, "ms", PEER)
     start = time.process_time()
     draw_held_out(Recipe(), 256)
-    yield Figure("both held-out lists of 256 levels", 1e3 * (time.process_time() - start), "ms", 500)
-    for split, name, bar in (("test", "levels at hand", 0.1), ("train", "every level made anew", None)):
+    yield Figure("both held-out lists of 256 levels", 1e3 * (time.process_time() - start), "ms")
+    for split, name in (("test", "levels at hand"), ("train", "every level made anew")):
         env = gym.make(ID, split=split)
         env.reset(seed=0)
         ids = [env.unwrapped.tasks[i].id for i in range(256)] if split == "test" else []  # type: ignore[attr-defined]
         numbers = range(500_000, 500_256)
         ids = ids or [f"sokoban/6x6-1/train/{number:08d}" for number in numbers]
         rate = measure_rate(lambda e=env, k=ids: len([e.reset(options={"task": i}) for i in k]), 1)  # type: ignore[misc]
-        yield Figure(f"env.reset with picture and infos, {name}", 1e3 / rate, "ms", bar)
+        yield Figure(f"env.reset with picture and infos, {name}", 1e3 / rate, "ms")
 
 
 def measure_random(quick: bool) -> Iterator[Figure]:
@@ -230,14 +217,16 @@ def measure_random(quick: bool) -> Iterator[Figure]:
         exact = 100 * float(np.mean([measure_random_play(level, TURNS) for level in levels]))
         yield Figure(f"random play wins, {label} (exact)", exact, "%")
         draws = read_levels(recipe, "train", 1_000 if quick else 5_000)
-        yield Figure(f"random play wins, {recipe.name} training draws (sampled)", 100 * sample_random_play(draws), "%")
+        yield Figure(
+            f"random play wins, training draws like the {label}", 100 * sample_random_play(draws), "%", note="sampled"
+        )
         env = SokobanEnv(shortest=recipe.shortest, longest=recipe.longest, split="test", modality="text")
         won = 0
         for task in env.tasks:
             env.reset(options={"task": task.id})
             for word in env.expert_plan():
                 won += env.step(f"<think></think><action>{word}</action>")[4]["won"]
-        yield Figure(f"the exact expert wins, {label}", 100 * won / len(env.tasks), "%", 100.0, True)
+        yield Figure(f"the exact expert wins, {label}", 100 * won / len(env.tasks), "%")
 
 
 def sample_random_play(levels: list[Level]) -> float:
@@ -274,45 +263,32 @@ def count_mismatches(peer: type[Any], steps: int, frames: int) -> Iterator[Figur
                 drawn += 1
             if done:
                 break
-    yield Figure(f"mismatches in {taken:,} random steps", wrong, "", 0)
-    yield Figure(f"differing bytes in {drawn:,} pictures", wrong_bytes, "", 0)
+    yield Figure("random steps compared with gym-sokoban", taken)
+    yield Figure("mismatches in random steps", wrong)
+    yield Figure("pictures compared with gym-sokoban's", drawn)
+    yield Figure("differing bytes in pictures", wrong_bytes)
 
 
-def main() -> int:
-    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--mismatches", type=int, metavar="STEPS", help="compare that many random steps with the peer")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures; those beside the peer where it is installed."""
+    quick = options.size is Size.QUICK
     peer = load_peer() if find_peer() else None
     if peer is None:
         print(f"No comparison: {MEND}")
     elif not has_imageio():
         print("imageio is not installed: gym-sokoban reads its pictures with Pillow and is faster than it really is.")
     warnings.simplefilter("ignore")  # of the peer, about its deprecated calls
-    sections: list[Iterator[Figure]] = [
-        measure_steps(peer, options.quick),
-        measure_levels(peer, options.quick),
-        measure_random(options.quick),
-    ]
-    if options.mismatches and peer is not None:
-        sections.append(count_mismatches(peer, options.mismatches, 450))
-    figures = []
-    for section in sections:
-        for figure in section:
-            sign = ">=" if figure.at_least else "<="
-            bar = "" if figure.bar is None else f"  bar {sign} {figure.bar:,.10g} {figure.unit}"
-            ratio = "" if figure.ratio is None else f"  {figure.ratio:,.0f}x gym-sokoban"
-            verdict = "" if figure.held else "  NOT HELD"
-            value = f"{figure.value:,.0f}" if figure.value >= 1_000 else f"{figure.value:.4g}"
-            print(f"{figure.name:62} {value:>12} {figure.unit:8}{ratio}{bar}{verdict}", flush=True)
-            figures.append(figure)
-    if options.json is not None:
-        rows = [{**asdict(figure), "held": figure.held} for figure in figures]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(figure.held for figure in figures) else 1
+    yield from measure_steps(peer, quick)
+    yield from measure_levels(peer, quick)
+    yield from measure_random(quick)
+    if peer is not None:
+        yield from count_mismatches(peer, *COMPARED[options.size])
+
+
+def main() -> int:
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("gym-sokoban", "imageio", "numpy"))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

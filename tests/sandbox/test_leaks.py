@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from benchmarks.sandbox import measure_leaks
+from benchmarks._figures import Size, find_bar
+from benchmarks.sandbox import BARS, measure_leaks
 from sandbox.blocking import BlockingExecutor
 from sandbox.local import LocalExecutor
 
@@ -15,7 +16,10 @@ async def play(runs: int) -> list[str]:
     executor = LocalExecutor("namespaces", max_running=6)
     await executor.start()
     try:
-        return [f"{figure.name}: {figure.value}" for figure in await measure_leaks(executor, runs) if not figure.held]
+        bars = [bar for bar in BARS if bar.applies_to(Size.QUICK)]
+        pairs = [(figure, find_bar(figure, bars)) for figure in await measure_leaks(executor, runs)]
+        assert sum(bar is not None for _, bar in pairs) == 6
+        return [f"{figure.name}: {figure.value}" for figure, bar in pairs if bar and not bar.holds(figure.value)]
     finally:
         await executor.close()
 

@@ -22,10 +22,10 @@ from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure
 from tests.agents.replay.chromium import PROGRAM, Chromium
 
 BARS = (
-    Bar("opening the file, first time", "s", at_most=2.0),
-    Bar("opening the file, median of 5 more", "s", at_most=2.0),
-    Bar("opening the served page, first time", "s", at_most=2.0),
-    Bar("opening the served page, median of 5 more", "s", at_most=2.0),
+    Bar("opening the file, first time", "s", at_most=2.0, size="standard"),
+    Bar("opening the file, median of 5 more", "s", at_most=2.0, size="standard"),
+    Bar("opening the served page, first time", "s", at_most=2.0, size="standard"),
+    Bar("opening the served page, median of 5 more", "s", at_most=2.0, size="standard"),
     Bar("rows in the document", at_most=60),
 )
 EPISODES = {Size.QUICK: 500, Size.STANDARD: 2_000, Size.FULL: 2_000}

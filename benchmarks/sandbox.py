@@ -49,12 +49,12 @@ BARS = (
     Bar("start of an interpreter, standard library", "s CPU", at_most=3.0),
     Bar("start of an interpreter, all packages", "s CPU", at_most=3.0),
     Bar("mixed runs", at_least=10_000.0, size="standard"),
-    Bar("mixed runs: processes left", at_most=0.0),
-    Bar("mixed runs: descriptors left", at_most=0.0),
-    Bar("mixed runs: mounts left", at_most=0.0),
-    Bar("mixed runs: temporary files left", at_most=0.0),
-    Bar("mixed runs: resident memory of this process grown by", "MB", at_most=20.0),
-    Bar("mixed runs: resident memory of the interpreters grown by", "MB", at_most=20.0),
+    Bar("mixed runs: processes left", at_most=0.0, size="standard"),
+    Bar("mixed runs: descriptors left", at_most=0.0, size="standard"),
+    Bar("mixed runs: mounts left", at_most=0.0, size="standard"),
+    Bar("mixed runs: temporary files left", at_most=0.0, size="standard"),
+    Bar("mixed runs: resident memory of this process grown by", "MB", at_most=20.0, size="standard"),
+    Bar("mixed runs: resident memory of the interpreters grown by", "MB", at_most=20.0, size="standard"),
 )
 MIXED_RUNS = {Size.QUICK: 400, Size.STANDARD: 10_000, Size.FULL: 10_000}
 SANDBOX_FUSION = {"print": (48, 50, 45), "numpy+sympy": (386, 473, 481)}

@@ -1,9 +1,8 @@
 """Search-R1 beside its peers: what BM25 finds and costs, how soon a first question is answered, and the embedded base.
 
-``python -m benchmarks.search`` compares our BM25 with tantivy and bm25s in this process, on the questions and passages
-of ``shared/data/qa`` beside the checkout, or on the embedded base where that folder is missing.  ``--all`` goes on with
-``benchmarks.search_service`` (the service under load).  Times are CPU seconds, taken in turn: ours, the peers, ours
-again.  A peer that is not installed is left out (``pip install tantivy bm25s``).
+Our BM25 and the peers answer in this process, on the questions and passages of ``shared/data/qa`` beside the checkout,
+or on the embedded base where that folder is missing. Times are CPU seconds, taken in turn: ours, the peers, ours again.
+A peer that is not installed is left out (``pip install tantivy bm25s``). The service has ``search_service.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarks._figures import Figure, describe_run, measure_cpu, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, Size, make_parser, measure_cpu, run_benchmark
 from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.search.env import SearchR1Env
@@ -36,12 +35,17 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "qa"
 ROUNDS = 5
 TOPK = 3
-BASELINE = {3: 121, 10: 148}
-"""Of 173 questions, those with a golden answer in the top k: the README of the data, of tantivy."""
-QUERY_MS = 1.0
-FIRST_ANSWER_SECONDS = 1.0
-PARTS = {"search_service": "fastapi"}
-"""Benchmarks that ``--all`` runs, and a package that each needs."""
+BARS = (
+    Bar("a query, top 3", "CPU ms", at_most=1.0),
+    # Tantivy's, by the README of the data.
+    Bar("an answer in the top 3", "questions", at_least=121.0),
+    Bar("an answer in the top 10", "questions", at_least=148.0),
+    Bar("first question answered, from the start of Python", "CPU s", at_most=1.0),
+    Bar("mini: questions that the expert does not win in hops + 1 turns", at_most=0.0),
+    Bar("mini-small: questions that the expert does not win in hops + 1 turns", at_most=0.0),
+)
+ANSWERED = (3, 10)
+"""In so many passages an answer is looked for."""
 FIRST_ANSWER = """
 import gymnasium as gym
 env = gym.make("spear_envs:spear/SearchR1-v0", response_format="plain", split="test")
@@ -150,17 +154,19 @@ def open_bm25s(texts: Sequence[str]) -> Find:
     return find
 
 
+OURS = "ours"
 PEERS: Mapping[str, Callable[[Sequence[str]], Find]] = {"tantivy": open_tantivy, "bm25s": open_bm25s}
 
 
 def measure_bm25(material: Material, quick: bool) -> Iterator[Figure]:
     """Cost of building and of a query, and what is found, each beside the peers that are installed."""
-    openers = {"ours": open_ours, **{name: opener for name, opener in PEERS.items() if find_spec(name) is not None}}
+    openers = {OURS: open_ours, **{name: opener for name, opener in PEERS.items() if find_spec(name) is not None}}
     finds: dict[str, Find] = {}
     for name, opener in openers.items():
         start = time.process_time()
         finds[name] = opener(material.texts)
-        yield Figure(f"{name}: index {len(material.texts):,} passages in memory", time.process_time() - start, "CPU s")
+        seconds, count = time.process_time() - start, f"{len(material.texts):,} passages"
+        yield Figure("index the passages in memory", seconds, "CPU s", "" if name == OURS else name, note=count)
     queries = material.queries[:: 4 if quick else 1]
     spent: dict[str, list[float]] = {name: [] for name in finds}
     for find in finds.values():
@@ -168,14 +174,13 @@ def measure_bm25(material: Material, quick: bool) -> Iterator[Figure]:
     for _ in range(2 if quick else ROUNDS):
         for name, find in finds.items():
             spent[name].append(measure_cpu(lambda find=find: search_all(find, queries)) / len(queries))  # type: ignore[misc]
-    for name, seconds in spent.items():
-        bar = QUERY_MS if name == "ours" else None
-        yield Figure(f"{name}: a query, top {TOPK} ({len(queries):,} questions)", 1000 * median(seconds), "CPU ms", bar)
-    for k, baseline in BASELINE.items() if material.answers else ():
+    for name, taken in spent.items():
+        whose = "" if name == OURS else name
+        yield Figure(f"a query, top {TOPK}", 1000 * median(taken), "CPU ms", whose, note=f"{len(queries):,} questions")
+    for k in ANSWERED if material.answers else ():
         for name, find in finds.items():
-            found = count_answered(find, material, k)
-            note = f"{name}: an answer in the top {k} of {len(material.answers)} questions"
-            yield Figure(note, found, "questions", baseline if name == "ours" else None, at_least=True)
+            found, count = count_answered(find, material, k), f"of {len(material.answers)}"
+            yield Figure(f"an answer in the top {k}", found, "questions", "" if name == OURS else name, note=count)
 
 
 def search_all(find: Find, queries: Sequence[str]) -> None:
@@ -209,9 +214,8 @@ def measure_start(quick: bool) -> Iterator[Figure]:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         wall.append(time.perf_counter() - start)
         cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    load = os.getloadavg()[0]
-    yield Figure("first question answered, from the start of Python", median(cpu), "CPU s", FIRST_ANSWER_SECONDS)
-    yield Figure(f"the same by the clock (least of {len(wall)}, load {load:.1f})", min(wall), "s")
+    yield Figure("first question answered, from the start of Python", median(cpu), "CPU s")
+    yield Figure("first question answered, by the clock", min(wall), "s", note=f"least of {len(wall)}")
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -237,48 +241,27 @@ def measure_base(quick: bool) -> Iterator[Figure]:
                     turns += 1
                 won += bool(info["won"]) and turns <= len(task.content["gold_passages"]) + 1
                 played += 1
-        name = f"{dataset}: won by the expert in at most hops + 1 turns, of {played:,}"
-        yield Figure(name, won, "questions", played, at_least=True)
+        name = f"{dataset}: questions that the expert does not win in hops + 1 turns"
+        yield Figure(name, played - won, note=f"of {played:,}")
 
 
 # ---------------------------------------------------------------- the command
 
 
-def run_parts(quick: bool) -> bool:
-    """Run the other benchmarks of search in processes of their own; says whether all their bars hold."""
-    held = True
-    for part, package in PARTS.items():
-        if find_spec(package) is None:
-            print(f"\n{part}: left out, as {package} is not installed (pip install -e '.[search]')")
-            continue
-        print(f"\n{part}:", flush=True)
-        few = ["--quick"] if quick else []
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{part}", *few], cwd=ROOT, check=False)
-        held &= done.returncode == 0
-    return held
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures."""
+    quick = options.size is Size.QUICK
+    os.environ.update(ONE_THREAD)
+    material = read_material()
+    print(material.name)
+    yield from measure_bm25(material, quick)
+    yield from measure_start(quick)
+    yield from measure_base(quick)
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="go on with the service under load")
-    parser.add_argument("--quick", action="store_true", help="fewer questions and rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    os.environ.update(ONE_THREAD)
-    material = read_material()
-    print(f"{describe_run('tantivy', 'bm25s', 'numpy')}; {material.name}")
-    figures = []
-    for section in (
-        measure_bm25(material, options.quick),
-        measure_start(options.quick),
-        measure_base(options.quick),
-    ):
-        figures += print_figures(section)
-    if options.json is not None:
-        write_figures(figures, options.json)
-    held = all(figure.held for figure in figures)
-    return 0 if (run_parts(options.quick) if options.all else True) and held else 1
+    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("tantivy", "bm25s", "numpy"))
 
 
 if __name__ == "__main__":

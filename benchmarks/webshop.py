@@ -1,39 +1,32 @@
 """WebShop's bars: equality with recordings of the original, speed, memory, and what a million products cost.
 
-    python -m benchmarks.webshop [--quick] [--episodes N] [--large] [--folder DIR] [--store DIR] [--products N]
-
 The catalogue is the official one of 1,000 products and the recordings are those of the original where a folder
-``shared`` with both lies beside the checkout; else the mini catalogue, and its own recordings. ``--large`` adds search
-over 1.18 million synthetic products (see ``benchmarks/webshop_search.py``; minutes). ``--store DIR`` adds a whole store
-of as many: DIR gets synthetic official files (5.2 GB) and the store, unless it has them, and the store is played in.
-Times are CPU seconds of this process; a mean is the median of those of five rounds. The original cannot run here: its
-figures, in brackets, were measured elsewhere on one x86 core.
+``shared`` with both lies beside the checkout; else the mini catalogue, and its own recordings. With ``--full`` a whole
+store of 1.18 million synthetic products is built in ``--work`` from synthetic official files (5.2 GB) and played in;
+search alone is measured by ``webshop_search.py``. Times are CPU seconds of this process; a mean is the median of those
+of five rounds. The original cannot run here: its figures were measured elsewhere, on one x86 core.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from benchmarks import webshop_search as large
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._webshop_data import write_catalog
 from benchmarks._webshop_texts import TextMaker, read_profile
-from benchmarks.webshop_search import MIB, Figure, read_cpu_seconds, read_memory, watch_memory
+from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_memory
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.env import WebShopEnv
 from spear_envs.webshop.goals import Goal
@@ -45,6 +38,31 @@ from spear_envs.webshop.sources import find_files
 from tests.spear_envs.webshop.conftest import golden_nouns, read_packed
 from tests.spear_envs.webshop.test_recordings import ROWS, test_replaying_shows_and_pays_the_same
 
+BARS = (
+    Bar("wrong steps of recorded episodes", at_most=0.0),
+    Bar("wrong ordered top 50 of searches", at_most=0.0),
+    Bar("wrong scores of synthetic purchases", at_most=0.0),
+    Bar("wrong scores of human purchases", at_most=0.0),
+    Bar("wrong ratios of pairs of texts", at_most=0.0),
+    Bar("wrong episodes recorded on the mini catalogue", at_most=0.0),
+    Bar("goals that the expert does not win (mini)", at_most=0.0),
+    Bar("turns of its longest episode", at_most=15.0),
+    Bar("import over spear_envs.core, median of 5", "s", at_most=0.3),
+    Bar("step and admissible actions, mean", "ms", at_most=0.3),
+    Bar("reset, mean", "ms", at_most=0.1),
+    Bar("256 environments in one process: reset, median of 5", "s", at_most=1.0),
+    Bar("one process, 50 episodes played: resident", "MB", at_most=60.0),
+    Bar("384 environments in one process, five steps each: resident", "MB", at_most=1_000.0),
+    Bar("memory grown over many episodes", "MB", at_most=2.0, size="standard"),
+    Bar("episodes that memory was watched over", at_least=100_000.0, size="standard"),
+    Bar("store: building, on 2 cores and for 1.18 million", "min", at_most=15.0, size="full"),
+    Bar("store: building, memory of all processes at the peak", "MiB", at_most=4_096.0, size="full"),
+    Bar("store: opening, wall", "s", at_most=1.0, size="full"),
+    Bar("store: step with a search, mean", "ms", at_most=3.0, size="full"),
+    Bar("store: unique memory of a second process", "MB", at_most=60.0, size="full"),
+)
+ORIGINAL = "original"
+EPISODES = {Size.QUICK: 2_000, Size.STANDARD: 100_000, Size.FULL: 100_000}
 ID = "spear_envs:spear/WebShop-v0"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 OFFICIAL, GOLDEN = SHARED / "data" / "webshop", SHARED / "golden" / "webshop"
@@ -126,11 +144,11 @@ def count_wrong_episodes() -> Iterator[Figure]:
             found = (observation, reward, done, info["admissible_actions"])
             wrong += found != (step["observation"], step["reward"], step["done"], step["available"])
             count += 1
-    yield Figure(f"wrong steps of {count} in 40 recorded episodes", wrong, "", 0)
+    yield Figure("wrong steps of recorded episodes", wrong, note=f"{count} steps of 40 episodes")
     catalog = env.catalog
     cases = read_packed(GOLDEN / "search_cases.jsonl.xz")
     wrong = sum([catalog.product(n).asin for n in catalog.search(case["query"])] != case["top"] for case in cases)
-    yield Figure(f"wrong ordered top 50 of {len(cases)} searches", wrong, "", 0)
+    yield Figure("wrong ordered top 50 of searches", wrong, note=f"of {len(cases)}")
     for name in ("", "human"):
         goals = [Goal.from_row(row) for row in read_packed(GOLDEN / name / "goals.jsonl.xz")]
         cases = read_packed(GOLDEN / name / "reward_cases.jsonl.xz")
@@ -148,10 +166,10 @@ def count_wrong_episodes() -> Iterator[Figure]:
                 catalog.nouns(wanted),
             )
             wrong += any(case[key] != value for key, value in score._asdict().items())
-        yield Figure(f"wrong scores of {len(cases)} {name or 'synthetic'} purchases", wrong, "", 0)
+        yield Figure(f"wrong scores of {name or 'synthetic'} purchases", wrong, note=f"of {len(cases):,}")
     pairs = read_packed(GOLDEN / "fuzzy_cases.jsonl.xz")
     wrong = sum(token_set_ratio(a, str(tuple(b)) if isinstance(b, list) else b) != ratio for a, b, ratio in pairs)
-    yield Figure(f"wrong ratios of {len(pairs)} pairs of texts", wrong, "", 0)
+    yield Figure("wrong ratios of pairs of texts", wrong, note=f"of {len(pairs):,}")
 
 
 def count_wrong_recordings() -> Iterator[Figure]:
@@ -162,7 +180,7 @@ def count_wrong_recordings() -> Iterator[Figure]:
             test_replaying_shows_and_pays_the_same(row)
         except AssertionError:
             wrong += 1
-    yield Figure(f"wrong episodes of {len(ROWS)} recorded on the mini catalogue", wrong, "", 0)
+    yield Figure("wrong episodes recorded on the mini catalogue", wrong, note=f"of {len(ROWS)}")
 
 
 def measure_oracle(quick: bool) -> Iterator[Figure]:
@@ -176,15 +194,16 @@ def measure_oracle(quick: bool) -> Iterator[Figure]:
             env.step(env.parser.respond(action))
         lost += not env.done or env.shop.score is None or env.shop.score.reward != 1.0
         longest = max(longest, env.turn)
-    yield Figure(f"goals of {len(tasks)} that the expert does not win (mini)", lost, "", 0)
-    yield Figure("turns of its longest episode", longest, "", 15)
+    yield Figure("goals that the expert does not win (mini)", lost, note=f"of {len(tasks)}")
+    yield Figure("turns of its longest episode", longest)
 
 
 def measure_start(catalog: str) -> Iterator[Figure]:
     """Importing and opening."""
     command = [sys.executable, "-c", IMPORT]
     imports = [float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(5)]
-    yield Figure("import over spear_envs.core, median of 5", median(imports), "s", 0.3, "7 s")
+    yield Figure("import over spear_envs.core, median of 5", median(imports), "s")
+    yield Figure("import over spear_envs.core, median of 5", 7.0, "s", ORIGINAL, True)
     start = time.process_time()
     make_env(catalog)
     yield Figure("first environment: catalogue and index made in memory", time.process_time() - start, "s")
@@ -193,10 +212,11 @@ def measure_start(catalog: str) -> Iterator[Figure]:
 def measure_play(catalog: str, episodes: int) -> Iterator[Figure]:
     """Resets and steps at 1,000 products."""
     every, searches, resets = average_play(make_env(catalog), episodes)
-    name = f"step and admissible actions, mean of about {12 * episodes:,}"
-    yield Figure(name, every, "ms", 0.3, "18-26 ms")
+    yield Figure("step and admissible actions, mean", every, "ms", note=f"of about {12 * episodes:,}")
+    yield Figure("step and admissible actions, mean", 18.0, "ms", ORIGINAL, True, "18 to 26")
     yield Figure("step with a search", searches, "ms")
-    yield Figure(f"reset, mean of {episodes:,}", resets, "ms", 0.1, "4-12 ms wall")
+    yield Figure("reset, mean", resets, "ms", note=f"of {episodes:,}")
+    yield Figure("reset, mean", 4.0, "ms", ORIGINAL, True, "4 to 12, wall")
 
 
 def average_play(env: WebShopEnv, episodes: int, queries: Sequence[str] = ()) -> tuple[float, float, float]:
@@ -227,17 +247,18 @@ def measure_many(catalog: str) -> Iterator[Figure]:
         rounds.append(time.process_time() - start)
     vector.close()
     yield Figure("256 environments in one process: made", made, "s")
-    yield Figure("256 environments in one process: reset, median of 5", median(rounds), "s", 1.0)
+    yield Figure("256 environments in one process: reset, median of 5", median(rounds), "s")
 
 
 def measure_processes(catalog: str) -> Iterator[Figure]:
     """Memory of whole processes."""
-    for name, code, arguments, bar, original in (
-        ("one process, 50 episodes played", PLAYER, ["50"], 60.0, "742 MB"),
-        ("384 environments in one process, five steps each", MANY, [], 1_000.0, "~280 GB"),
+    for name, code, arguments, original in (
+        ("one process, 50 episodes played", PLAYER, ["50"], 742.0),
+        ("384 environments in one process, five steps each", MANY, [], 280_000.0),
     ):
         with start_process(code, catalog, *arguments) as worker:
-            yield Figure(f"{name}: resident", to_mb(read_memory(worker.pid, "Rss")), "MB", bar, original)
+            yield Figure(f"{name}: resident", to_mb(read_memory(worker.pid, "Rss")), "MB")
+            yield Figure(f"{name}: resident", original, "MB", ORIGINAL, True)
             finish(worker)
 
 
@@ -270,20 +291,10 @@ def measure_growth(catalog: str, episodes: int) -> Iterator[Figure]:
     for part in range(0, episodes, 1_000):
         turns += sum(map(len, play(env, rng, min(1_000, episodes - part))[1:]))
     grown = to_mb(read_memory("self", "Rss") - before)
-    original = f"{turns * 110e3 / 1e9:,.0f} GB at 110 KB a step"
-    yield Figure(f"memory grown over {episodes:,} episodes ({turns:,} steps)", grown, "MB", 2.0, original)
-    yield Figure("episodes of random play in a CPU second", episodes / (time.process_time() - start), "")
-
-
-def measure_large(products: int, folder: Path, rounds: int) -> Iterator[Figure]:
-    """Search over synthetic products."""
-    maker = TextMaker(read_profile())
-    queries = maker.make_queries(rounds)
-    if not folder.is_dir():
-        yield from large.measure_building(maker, products, folder)
-    yield from large.measure_opening(folder)
-    yield from large.measure_memory(folder, queries[:300])
-    yield from large.measure_searches(folder, queries)
+    yield Figure("episodes that memory was watched over", episodes)
+    yield Figure("memory grown over many episodes", grown, "MB", note=f"{turns:,} steps")
+    yield Figure("memory grown over many episodes", turns * 0.11, "MB", ORIGINAL, True, "110 KB a step")
+    yield Figure("episodes of random play in a CPU second", episodes / (time.process_time() - start), "episodes/s")
 
 
 def measure_building(folder: Path, products: int) -> Iterator[Figure]:
@@ -295,10 +306,11 @@ def measure_building(folder: Path, products: int) -> Iterator[Figure]:
     with watch_memory() as samples:
         build_store(find_files(folder), folder / "store")
     minutes, scale = (read_cpu_seconds() - cpu) / 60, products / large.PRODUCTS
-    original = f"index alone: {52 * products / 100_000 / 60:.2g} min wall"
-    yield Figure("store: building, CPU of all processes, on 2 cores", minutes / 2, "min", 15 * scale, original)
+    name = "store: building, on 2 cores and for 1.18 million"
+    yield Figure(name, minutes / 2 / scale, "min", note="CPU of all processes")
+    yield Figure(name, 52 * large.PRODUCTS / 100_000 / 60, "min", ORIGINAL, True, "its index alone, wall")
     yield Figure("store: building, wall, as the machine was", (time.perf_counter() - started) / 60, "min")
-    yield Figure("store: building, memory of all processes at the peak", max(samples, default=0.0), "MiB", 4_096)
+    yield Figure("store: building, memory of all processes at the peak", max(samples, default=0.0), "MiB")
 
 
 def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure]:
@@ -308,81 +320,54 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
     store = str(folder / "store")
     start = time.perf_counter()
     catalog = open_catalog(store)
-    yield Figure("store: opening, wall", time.perf_counter() - start, "s", 1.0, "30-90 s")
+    yield Figure("store: opening, wall", time.perf_counter() - start, "s")
+    yield Figure("store: opening, wall", 30.0, "s", ORIGINAL, True, "30 to 90")
     make_env(store)
     yield Figure("store: opening and the first environment, wall", time.perf_counter() - start, "s")
-    yield Figure("store: products", len(catalog), "")
-    yield Figure("store: goals", len(catalog.goals()), "")
+    yield Figure("store: products", len(catalog))
+    yield Figure("store: goals", len(catalog.goals()))
     size = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
     yield Figure("store: files", size / MIB, "MiB")
     # Instructions of synthetic products are made of their most frequent words; these queries are like recorded ones.
     queries = TextMaker(read_profile()).make_queries(1)
     every, searches, resets = average_play(make_env(store), episodes, queries)
-    yield Figure("store: step and admissible actions, mean", every, "ms", None, "22-26 ms at 100,000")
-    yield Figure("store: step with a search, mean", searches, "ms", 3.0, "not run")
-    yield Figure("store: reset, mean", resets, "ms", None, "4-12 ms wall")
+    yield Figure("store: step and admissible actions, mean", every, "ms")
+    yield Figure("store: step and admissible actions, mean", 22.0, "ms", ORIGINAL, True, "22 to 26, at 100,000")
+    yield Figure("store: step with a search, mean", searches, "ms")
+    yield Figure("store: reset, mean", resets, "ms")
+    yield Figure("store: reset, mean", 4.0, "ms", ORIGINAL, True, "4 to 12, wall")
     with start_process(PLAYER, store, "100") as first, start_process(PLAYER, store, "100") as second:
         unique = to_mb(read_memory(second.pid, "Private_Clean", "Private_Dirty"))
-        yield Figure("store: unique memory of a second process", unique, "MB", 60.0, "12-15 GB")
+        yield Figure("store: unique memory of a second process", unique, "MB")
+        yield Figure("store: unique memory of a second process", 12_000, "MB", ORIGINAL, True, "12 to 15 GB")
         finish(first)
         finish(second)
 
 
-def list_sections(options: argparse.Namespace, catalog: str, stack: ExitStack) -> list[Callable[[], Iterator[Figure]]]:
-    """What is to be measured, in order."""
-    quick = options.quick
-    sections: list[Callable[[], Iterator[Figure]]] = [
-        count_wrong_episodes if GOLDEN.is_dir() and OFFICIAL.is_dir() else count_wrong_recordings,
-        lambda: measure_oracle(quick),
-        lambda: measure_start(catalog),
-        lambda: measure_play(catalog, 300 if quick else 5_000),
-        lambda: measure_many(catalog),
-        lambda: measure_processes(catalog),
-        lambda: measure_growth(catalog, 2_000 if quick else options.episodes),
-    ]
-    if options.large:
-        folder = options.folder or Path(stack.enter_context(TemporaryDirectory())) / "index"
-        sections.append(lambda: measure_large(options.products, folder, 1 if quick else 10))
-    if options.store is not None:
-        sections.append(lambda: measure_store(options.store, options.products, 100 if quick else 2_000))
-    return sections
-
-
-def format_figure(figure: Figure) -> str:
-    """One line, with the bar and whether it holds."""
-    value = f"{figure.value:,.0f}" if figure.value >= 1_000 else f"{figure.value:.4g}"
-    verdict = "" if figure.bar is None else f"  bar <= {figure.bar:,.4g}  {'held' if figure.held else 'NOT HELD'}"
-    original = f"  [original: {figure.original}]" if figure.original else ""
-    return f"{figure.name:62} {value:>10} {figure.unit:4}{verdict}{original}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--episodes", type=int, default=100_000, help="episodes that memory is watched over")
-    parser.add_argument("--large", action="store_true", help="also search over synthetic products (minutes)")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where their index is kept (default: thrown away)")
-    parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="also a whole store of synthetic products, kept there"
-    )
-    parser.add_argument("--products", type=int, default=large.PRODUCTS, help="how many there are (default 1,180,000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args(arguments)
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures."""
+    quick = options.size is Size.QUICK
     catalog = str(OFFICIAL) if OFFICIAL.is_dir() else "mini"
-    what = "official catalogue of 1,000 products" if OFFICIAL.is_dir() else "mini catalogue: no official one at hand"
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}; {what}")
-    figures = []
-    with ExitStack() as stack:
-        for section in list_sections(options, catalog, stack):
-            for figure in section():
-                print(format_figure(figure), flush=True)
-                figures.append(figure)
-    if options.json is not None:
-        rows = [{**asdict(figure), "held": figure.held} for figure in figures]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(figure.held for figure in figures) else 1
+    print("official catalogue of 1,000 products" if OFFICIAL.is_dir() else "mini catalogue: no official one at hand")
+    if GOLDEN.is_dir() and OFFICIAL.is_dir():
+        yield from count_wrong_episodes()
+    yield from count_wrong_recordings()
+    yield from measure_oracle(quick)
+    yield from measure_start(catalog)
+    yield from measure_play(catalog, 300 if quick else 5_000)
+    yield from measure_many(catalog)
+    yield from measure_processes(catalog)
+    yield from measure_growth(catalog, EPISODES[options.size])
+    if options.size is Size.FULL:
+        yield from measure_store(options.work, options.products, 2_000)
+
+
+def main() -> int:
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--products", type=int, default=large.PRODUCTS, help="of the store (default 1,180,000)")
+    return run_benchmark(measure, parser.parse_args(), BARS, ("numpy",))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

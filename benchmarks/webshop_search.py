@@ -2,34 +2,29 @@
 
 The texts are synthetic, with the term statistics of the real products (see `_webshop_texts.py`), since the full
 catalogue cannot be shipped. The original is Lucene behind a JVM; its figures, in brackets, are the ones that were
-measured or reported for it elsewhere, not in this run.
+measured or reported for it elsewhere.
 
-    python -m benchmarks.webshop_search [--products N] [--folder DIR] [--rounds N] [--json FILE]
-
-Times are CPU seconds; memory is what the kernel says in `smaps_rollup`. A finished index in --folder is used again, an
+Times are CPU seconds; memory is what the kernel says in `smaps_rollup`. A finished index in --work is used again, an
 unfinished one is finished.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._webshop_texts import TextMaker, read_profile
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import map_postings
@@ -51,21 +46,18 @@ sys.stdin.readline()
 """
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measurement; ``bar`` is the greatest value that holds."""
-
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-    original: str = ""
-    """What is known of the original."""
-
-    @property
-    def held(self) -> bool:
-        """Whether the bar holds."""
-        return self.bar is None or self.value <= self.bar
+BARS = (
+    Bar("building, on 2 cores and for 1.18 million", "min", at_most=15.0, size="standard"),
+    Bar("building: memory of all processes at the peak", "MiB", at_most=4_096.0, size="standard"),
+    Bar("opening and the first search, wall, median of 5", "ms", at_most=1_000.0, size="standard"),
+    Bar("second process: unique memory, Python included", "MiB", at_most=60.0, size="standard"),
+    Bar("search: mean", "ms", at_most=3.0, size="standard"),
+    Bar("search: percentile 99", "ms", at_most=15.0, size="standard"),
+    Bar("results that differ from the NumPy loop's", at_most=0.0),
+    Bar("documents", at_least=1_180_000.0, size="standard"),
+)
+LUCENE = "Lucene"
+SIZES = {Size.QUICK: 50_000, Size.STANDARD: PRODUCTS, Size.FULL: PRODUCTS}
 
 
 def read_cpu_seconds() -> float:
@@ -129,25 +121,27 @@ def measure_building(maker: TextMaker, products: int, folder: Path) -> Iterator[
         print(file=sys.stderr)
     minutes = (read_cpu_seconds() - cpu) / 60
     scale = products / PRODUCTS
-    original = f"Lucene {52 * products / 100_000 / 60:.2g} min wall"
-    yield Figure("building: CPU of all processes, on 2 cores", minutes / 2, "min", 15 * scale, original)
+    yield Figure("building, on 2 cores and for 1.18 million", minutes / 2 / scale, "min", note="CPU of all processes")
+    lucene = 52 * PRODUCTS / 100_000 / 60
+    yield Figure("building, on 2 cores and for 1.18 million", lucene, "min", LUCENE, True, "wall, on one core")
     yield Figure("building: wall, as the machine was", (time.perf_counter() - started) / 60, "min")
-    yield Figure("building: memory of all processes at the peak", max(samples, default=0.0), "MiB", 4_096)
+    yield Figure("building: memory of all processes at the peak", max(samples, default=0.0), "MiB")
 
 
 def measure_opening(folder: Path) -> Iterator[Figure]:
     """Size and opening."""
     postings = map_postings(folder)
-    yield Figure("documents", len(postings.norms), "")
-    yield Figure("distinct terms", len(postings.starts) - 1, "")
-    yield Figure("postings", len(postings.documents), "")
+    yield Figure("documents", len(postings.norms))
+    yield Figure("distinct terms", len(postings.starts) - 1)
+    yield Figure("postings", len(postings.documents))
     yield Figure("files", sum(path.stat().st_size for path in folder.iterdir()) / MIB, "MiB")
     rounds = []
     for _ in range(5):
         start = time.perf_counter()
         SearchIndex.open(folder).search("black dress")
         rounds.append(time.perf_counter() - start)
-    yield Figure("opening and the first search, wall, median of 5", 1e3 * sorted(rounds)[2], "ms", 1_000, "30-90 s")
+    yield Figure("opening and the first search, wall, median of 5", 1e3 * sorted(rounds)[2], "ms")
+    yield Figure("opening and the first search, wall, median of 5", 30_000, "ms", LUCENE, True, "30 to 90 s")
 
 
 def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
@@ -169,7 +163,8 @@ def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
         resident = read_memory(workers[1].pid, "Rss")
         for worker in workers:
             worker.communicate("\n")
-    yield Figure("second process: unique memory, Python included", unique, "MiB", 60, "12-15 GB")
+    yield Figure("second process: unique memory, Python included", unique, "MiB")
+    yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
     yield Figure("second process: of it written by itself", dirty, "MiB")
     yield Figure("second process: resident, shared pages included", resident, "MiB")
 
@@ -185,56 +180,44 @@ def measure_searches(folder: Path, queries: list[str]) -> Iterator[Figure]:
         index.search(query)
         times.append(1e3 * (time.thread_time() - start))
     compiled = choose_rank() is not rank_with_numpy
-    loop = "compiled" if compiled else "NumPy"
-    yield Figure(f"search, {loop} loop: mean of {len(queries):,}", mean(times), "ms", 3.0, "not run")
-    for percent, bar in ((50, None), (99, 15.0), (100, None)):
-        yield Figure(f"search, {loop} loop: percentile {percent}", float(np.percentile(times, percent)), "ms", bar)
+    loop = "compiled loop" if compiled else "NumPy's loop"
+    yield Figure("search: mean", mean(times), "ms", note=f"{loop}, {len(queries):,} queries")
+    for percent in (50, 99, 100):
+        yield Figure(f"search: percentile {percent}", float(np.percentile(times, percent)), "ms")
     if compiled:
         plain = SearchIndex(map_postings(folder), rank_with_numpy)
         some = queries[:300]
         start = time.thread_time()
         expected = [plain.search(query) for query in some]
         taken = time.thread_time() - start
-        yield Figure(f"search, NumPy loop: mean of {len(some)}", 1e3 * taken / len(some), "ms")
+        yield Figure("search: mean", 1e3 * taken / len(some), "ms", "NumPy's loop")
         wrong = sum(index.search(query) != found for query, found in zip(some, expected, strict=True))
-        yield Figure(f"differing results in {len(some)} queries", wrong, "", 0)
+        yield Figure("results that differ from the NumPy loop's", wrong, note=f"of {len(some)}")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures; building only where there is no finished index."""
+    products = options.products or SIZES[options.size]
+    folder, maker = options.work / "index", TextMaker(read_profile())
+    queries = maker.make_queries(1 if options.size is Size.QUICK else 10)
+    try:
+        found = len(SearchIndex.open(folder))
+    except SpearError:
+        yield from measure_building(maker, products, folder)
+    else:
+        if found != products:
+            raise SpearError(f"{folder} holds {found:,} documents, not {products:,}: name another folder")
+    yield from measure_opening(folder)
+    yield from measure_memory(folder, queries[:300])
+    yield from measure_searches(folder, queries)
 
 
 def main() -> int:
-    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--products", type=int, default=PRODUCTS, help=f"size of the catalogue (default {PRODUCTS:,})")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where the index is kept (default: thrown away)")
-    parser.add_argument("--rounds", type=int, default=10, help="times 300 queries (default 10)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} CPUs")
-    maker = TextMaker(read_profile())
-    queries = maker.make_queries(options.rounds)
-    figures = []
-    with ExitStack() as stack:
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "index"
-        sections = [measure_opening(folder), measure_memory(folder, queries[:300]), measure_searches(folder, queries)]
-        try:
-            found = len(SearchIndex.open(folder))
-        except SpearError:
-            sections.insert(0, measure_building(maker, options.products, folder))
-        else:
-            if found != options.products:
-                parser.error(f"{folder} holds {found:,} documents, not {options.products:,}: name another folder")
-        for section in sections:
-            for figure in section:
-                bar = "" if figure.bar is None else f"  bar <= {figure.bar:,.4g} {figure.unit}"
-                verdict = "" if figure.bar is None else "  held" if figure.held else "  NOT HELD"
-                original = f"  [original: {figure.original}]" if figure.original else ""
-                value = f"{figure.value:,.0f}" if figure.value >= 1_000 else f"{figure.value:.4g}"
-                print(f"{figure.name:52} {value:>12} {figure.unit:4}{bar}{verdict}{original}", flush=True)
-                figures.append(figure)
-    if options.json is not None:
-        rows = [{**asdict(figure), "held": figure.held} for figure in figures]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(figure.held for figure in figures) else 1
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--products", type=int, help="size of the catalogue, instead of what the size says")
+    return run_benchmark(measure, parser.parse_args(), BARS, ("numpy",))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -24,7 +24,7 @@ def bench(context: click.Context, words: tuple[str, ...]) -> Any:
     """Measure what the project costs, beside its peers and its bars: list, run, show, compare."""
     if not (ROOT / MODULE.replace(".", "/")).with_suffix(".py").is_file():
         raise SpearError(
-            "The benchmarks are no part of an installed package: clone the repository and, in it, pip install -e '.[train]'."
+            "An installed package has no benchmarks: clone the repository, and there pip install -e '.[train]'."
         )
     sys.path.insert(0, str(ROOT))
     command: click.Command = importlib.import_module(MODULE).bench

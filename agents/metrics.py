@@ -52,11 +52,9 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
     for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):
         launch: dict[int, dict[str, Any]] = {}
         for line in path.read_bytes().split(b"\n"):
-            try:
-                record = json.loads(line)
-            except ValueError:  # empty, or torn by a kill
-                continue
-            launch.setdefault(int(record["step"]), {}).update(record["data"])
+            record = _read_record(line)
+            if record is not None:
+                launch.setdefault(record[0], {}).update(record[1])
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is no new training step.
             trained = [step for step, data in launch.items() if any(name in data for name in TRAINED)]
@@ -65,3 +63,12 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             for step, data in launch.items():
                 history.setdefault(step, {}).update(data)
     return [{"step": step, **history[step]} for step in sorted(history)]
+
+
+def _read_record(line: bytes) -> tuple[int, dict[str, Any]] | None:
+    """Step and metrics of a line; None for one that is empty, torn by a kill, or of something else."""
+    try:
+        record = json.loads(line)
+        return int(record["step"]), dict(record["data"])
+    except (ValueError, RecursionError, LookupError, TypeError, OverflowError):
+        return None

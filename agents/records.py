@@ -96,7 +96,7 @@ def read_settings(out: Path) -> dict[str, Any]:
     path = out / SETTINGS
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, TypeError) as error:
         raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
 
 

@@ -221,6 +221,6 @@ def _read_detail(response: httpx.Response) -> str:
     """The sentence of an error, or the beginning of whatever came."""
     try:
         detail = json.loads(response.content)["detail"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         detail = response.text
     return " ".join(str(detail).split())[:SHOWN_CHARACTERS]

@@ -187,7 +187,7 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE: write, for instance, boxes=2.")
         try:
             keywords[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             keywords[key] = value
     return keywords
 

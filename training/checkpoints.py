@@ -95,7 +95,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         if found != FORMAT:
             raise SpearError(f"{folder / STATE} has format {found!r}, this code reads {FORMAT}: start a new run folder")
         return _put_tensors(plain, load_file(folder / TENSORS))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
         raise SpearError(
             f"the state in {folder} cannot be read ({type(error).__name__}): "
             "remove the folder to resume from the checkpoint before it"
@@ -188,6 +188,9 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
     state = read_state(folder)
     if resume is Resume.CHANGED:
         return
+    made_by = state.get("code")
+    if not isinstance(state.get("config"), dict) or not isinstance(made_by, dict):
+        raise SpearError(f"{folder / STATE} does not say what it was made by: {_ADVICE}")
     after = json.loads(json.dumps(dict(config)))
     compare_configs(
         folder.parent.parent,
@@ -196,10 +199,10 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
         changeable=changeable,
         advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to go on with the new ones",
     )
-    old, new = state["code"], describe_code()
+    old, new = made_by, describe_code()
     if old != new:
         raise SpearError(
-            f"{folder} was written by other code (version {old['version']}, sources {old['source']}) than this "
+            f"{folder} was written by other code (version {old.get('version')}, sources {old.get('source')}) than this "
             f"(version {new['version']}, sources {new['source']}), so the run would not go on exactly. Resume with "
             f"that code, or add {OVERRIDE} to go on with this"
         )
@@ -235,7 +238,7 @@ def check_files(folder: Path) -> None:
             for name, expected in files.items()
             if not (folder / name).is_file() or _measure(folder / name) != expected
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(f"{folder / MANIFEST} cannot be read: {_ADVICE}") from error
     if wrong:
         raise SpearError(f"{folder / wrong[0]} is missing, torn or changed since it was written: {_ADVICE}")
@@ -288,8 +291,9 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
     """Step, metric and value of the checkpoint that was kept as the best one; None without one."""
     try:
-        return dict(json.loads((checkpoints / BEST / "best.json").read_text("utf-8")))
-    except (OSError, ValueError):
+        found = json.loads((checkpoints / BEST / "best.json").read_text("utf-8"))
+        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
         return None
 
 

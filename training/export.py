@@ -116,6 +116,6 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
                     count += size
                     dtypes.add(str(part.get_dtype()))
         json.loads((folder / "config.json").read_text("utf-8"))
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
     return count, tuple(sorted(dtypes))

@@ -92,5 +92,5 @@ def _read_step(line: str) -> float:
         return float("inf")
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return float("inf")

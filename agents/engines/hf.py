@@ -32,7 +32,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder.  Raises SpearError where there is none or it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise SpearError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
 
@@ -62,7 +62,8 @@ class HFModel:
         loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():
-                model = loader.from_pretrained(folder, dtype=dtype)
+                # Said, not left to defaults: transformers would ask at a terminal, and weights may be pickles.
+                model = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
         self.path = folder

@@ -37,8 +37,8 @@ def has_vision(path: str | Path) -> bool:
         else:
             from transformers import AutoConfig
 
-            config = AutoConfig.from_pretrained(path).to_dict()
-    except (OSError, ValueError):  # no model at all: whoever loads it tells
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
+    except (OSError, ValueError, RecursionError):  # no model at all: whoever loads it tells
         return False
     if "vision_config" not in config:
         return False
@@ -66,7 +66,7 @@ class ImageReader:
         from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
         try:
-            config = AutoConfig.from_pretrained(path)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
         except (OSError, ValueError, KeyError) as error:
             raise SpearError(f"the image processor in {path} cannot be read: {str(error).splitlines()[0]}") from error

@@ -63,7 +63,7 @@ def read_lora_rank(folder: str) -> int:
     path = Path(folder) / "adapter_config.json"
     try:
         rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(f"{folder} holds no LoRA adapter: give a folder with adapter_config.json, as peft writes it"
                          ) from error  # fmt: skip
     room = next((greatest for greatest in _LORA_RANKS if rank <= greatest), None)

@@ -105,7 +105,7 @@ def split_grammar(grammar: str) -> tuple[str, str]:
         raise GameError("its grammar has no rule that says 'Your task is to: …'")
     try:
         sentence = json.loads(f'"{found[2]}"', strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise GameError(f"its grammar's task sentence {found[2]!r} cannot be read") from None
     return sentence, grammar[: found.start(2)] + grammar[found.end(2) :]
 
@@ -185,7 +185,7 @@ def _read_rules(frame: str) -> dict[str, Any]:
     for block in _BLOCK.findall(frame):
         try:
             rules.update(json.loads(block))
-        except (ValueError, TypeError) as error:
+        except (ValueError, RecursionError, TypeError) as error:
             raise GameError(f"its grammar holds a block that is not JSON ({error})") from None
     return rules
 

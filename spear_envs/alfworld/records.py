@@ -147,7 +147,7 @@ class _Memory:
         try:
             data = json.loads(self._path.read_bytes())
             return data["games"] if (data["version"], data["folder"]) == (_VERSION, self._folder) else {}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return {}
 
     def recall(self, name: str, stamp: tuple[int, ...]) -> GameRecord | None:

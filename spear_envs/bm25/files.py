@@ -117,7 +117,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise SpearError(f"{folder} holds no finished search index: {MEND}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SpearError(f"{path} is no manifest of a search index: {MEND}.")

@@ -58,7 +58,7 @@ def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]
             for entry in sorted(entries, key=lambda entry: entry["path"])
             if re.fullmatch(pattern, entry["path"])
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(f"{api.urls[0]} gives no listing of files: is $HF_ENDPOINT right? {api.manual}") from error
     if not files:
         raise SpearError(f"{page} has no file {pattern} any more. {api.manual} Then: --from FOLDER.")

@@ -142,7 +142,7 @@ def _write_parts(listing: Path, parts: Sequence[Part]) -> None:
 def _read_parts(listing: Path) -> list[Part]:
     try:
         return [Part(**part) for part in json.loads(listing.read_text("utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, TypeError) as error:
         raise SpearError(f"{listing} does not say what the parts were: delete it and fetch them again.") from error
 
 

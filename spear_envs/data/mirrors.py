@@ -66,7 +66,7 @@ def _open_mirror(address: str, patience: Patience | None) -> Mirror:
     try:
         entries = [entry for dataset in json.loads(content)["datasets"] for entry in dataset["files"]]
         return Mirror(address, dict(_read_entry(entry) for entry in entries if _is_whole(entry)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(f"{manifest.urls[0]} is not what 'spear data list --json' prints.") from error
 
 

@@ -127,7 +127,7 @@ class Transfer:
         try:
             state = json.loads(self.state_path.read_text("utf-8"))
             origin, validator = state["url"], state["validator"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             origin, validator = None, None
         if origin == url and validator:
             return size, str(validator)

@@ -79,7 +79,7 @@ def check_isolation(command: tuple[str, ...] = (sys.executable, "-m", "spear_env
     done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     try:
         levels = json.loads(done.stdout)["levels"]
-    except (ValueError, KeyError):
+    except (ValueError, RecursionError, KeyError):
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         yield Finding("isolation", Verdict.PROBLEM, said, "Run 'spear sandbox doctor' and do what it says.")
         return

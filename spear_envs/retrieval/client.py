@@ -228,7 +228,7 @@ def _read_detail(response: httpx.Response) -> str:
     """The sentence of an error, or the beginning of whatever came."""
     try:
         detail = json.loads(response.content)["detail"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         detail = response.text
     return str(detail)[:SHOWN_CHARACTERS]
 
@@ -236,7 +236,7 @@ def _read_detail(response: httpx.Response) -> str:
 def _read_fingerprint(response: httpx.Response) -> str | None:
     try:
         fingerprint = json.loads(response.content)["fingerprint"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return None
     return fingerprint if isinstance(fingerprint, str) else None
 

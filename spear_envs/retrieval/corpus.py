@@ -222,7 +222,7 @@ def _read_offsets(path: Path, stat: os.stat_result) -> tuple[npt.NDArray[np.int6
                 return None
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return np.frombuffer(mapped, np.int64, offset=HEADER), str(header["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
 
 

@@ -101,7 +101,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
         content = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise SpearError(_explain_absence(Path(index), part)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("part") != part.value:
         raise SpearError(f"{path} is no manifest of an index: {MEND}.")

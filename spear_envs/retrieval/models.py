@@ -181,6 +181,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): fetch the model again.") from error
     return found if isinstance(found, dict) else {}

@@ -190,7 +190,7 @@ def _read_journal(journal: Path, header: dict[str, Any]) -> list[dict[str, Any]]
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:  # cut off by a kill
+        except (ValueError, RecursionError):  # cut off by a kill
             break
         if not isinstance(entry, dict):
             break

@@ -129,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**{item.name: content[item.name] for item in fields(Manifest)})
     except FileNotFoundError:
         raise SpearError(f"{folder} holds no finished store: {MEND}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from None
     for name, facts in manifest.files.items():
         found = folder / name

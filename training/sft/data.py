@@ -166,7 +166,7 @@ class _Sifter:
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpearError(f"{where} is no JSON: give files that `spear collect` wrote") from error
     if not isinstance(record, dict):
         raise SpearError(f"{where} is no sample: give files that `spear collect` wrote")

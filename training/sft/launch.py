@@ -91,7 +91,7 @@ def read_model(folder: Path) -> ModelFacts:
         text = config | config.get("text_config", {})
         vocabulary = int(text["vocab_size"])
         context = int(text.get("max_position_embeddings") or 2**31)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(
             f"{folder} is no folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
             "download one with `hf download NAME --local-dir DIR`"

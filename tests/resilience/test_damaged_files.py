@@ -1,0 +1,188 @@
+"""Files that people pass to each other, damaged at random: each is read, or refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.metrics import METRICS_FOLDER, read_history
+from agents.records import EPISODES, SETTINGS, read_last, read_settings
+from agents.replay.page import render_page
+from agents.replay.runs import Run
+from agents.trajectory import TokenKind, TrajectoryWriter
+from spear_envs.alfworld.gamefile import read_game
+from spear_envs.alfworld.synthesis.files import write_synthetic_game
+from spear_envs.bm25.build import build_index
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.code.problem_files import read_problems
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+from spear_envs.data.files import read_checksum, record_checksum
+from spear_envs.retrieval.build import build_bm25
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.opening import open_retriever
+from spear_envs.search.question_files import read_questions
+from spear_envs.webshop.mini.files import write_files
+from tests.agents.test_trajectory import make_trajectory
+from tests.resilience.damage import EXAMPLES, damaged
+
+Write = Callable[[Path], None]
+Read = Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What people share, and who reads it."""
+
+    write: Write
+    read: Read
+    files: tuple[str, ...]
+    """Those that are damaged."""
+
+
+def write_run(folder: Path) -> None:
+    with TrajectoryWriter(folder / EPISODES) as writer:
+        for seed in range(2):
+            turns = make_trajectory(count=2, tokens=TokenKind.BYTES, seed=seed, env_id="spear/Sokoban-v0")
+            writer.write(turns)
+    (folder / SETTINGS).write_text(
+        json.dumps({"engine": "expert", "env_kwargs": {"modality": "text"}, "split": "test"})
+    )
+    (folder / METRICS_FOLDER).mkdir()
+    lines = [{"step": step, "data": {"success/all": step / 4, "training/global_step": step}} for step in (1, 2, 3)]
+    (folder / METRICS_FOLDER / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def show_run(folder: Path) -> None:
+    run = Run(folder)
+    summary = run.summarise()
+    render_page(summary, ((row["i"], run.read_episode(row["i"])) for row in summary["episodes"]))
+
+
+def write_rows(name: str, rows: list[Any], folder: Path) -> None:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+PROBLEMS = [
+    {"problem": "1 + 1?", "answer": "2"},
+    {"prompt": [{"role": "user", "content": "2 + 2?"}], "reward_model": {"ground_truth": "4"}},
+]
+QUESTIONS = [
+    {"id": "nq_0", "question": "who?", "golden_answers": ["a", "b"], "metadata": {}},
+    {"data_source": "nq", "prompt": [{"role": "user", "content": "Question: who?"}],
+     "reward_model": {"ground_truth": {"target": ["a"]}}, "extra_info": {"question": "who?"}},
+]  # fmt: skip
+PASSAGES = [{"id": str(n), "contents": f"Title {n}\nthe river number {n} is long"} for n in range(6)]
+
+
+def write_game(folder: Path) -> None:
+    pytest.importorskip("alfworld", reason="writing a game needs the extra 'alfworld'")
+    write_synthetic_game("pick_and_place_simple", 3, folder).rename(folder / "game.tw-pddl")
+
+
+def read_rows_of(read: Callable[[Path], Iterator[Any]], name: str, folder: Path) -> None:
+    assert list(read(folder / name))
+
+
+def play_shop(folder: Path) -> None:
+    env: Any = make_env("spear/WebShop-v0", "test", {"catalog": str(folder)})
+    env.reset(seed=0)
+    env.step(env.parser.respond("search[shoe]"))
+    env.close()
+
+
+def write_index(folder: Path) -> None:
+    write_rows("corpus.jsonl", PASSAGES, folder)
+    build_bm25(Corpus.open(folder / "corpus.jsonl"), folder / "index", processes=1)
+
+
+def search_index(folder: Path) -> None:
+    corpus = Corpus.open(folder / "corpus.jsonl")
+    (hits,) = open_retriever("bm25", corpus, folder / "index").search(["river"], 3)
+    assert [corpus.document(row) for row, _ in hits]
+
+
+def write_checksum(folder: Path) -> None:
+    (folder / "data").write_bytes(b"x")
+    record_checksum(folder / "data", "a" * 64)
+
+
+LOADERS: dict[str, Loader] = {
+    "episodes, figures": Loader(write_run, lambda folder: read_last(folder / EPISODES), (EPISODES,)),
+    "episodes, settings": Loader(write_run, read_settings, (SETTINGS,)),
+    "episodes, metrics": Loader(write_run, read_history, (f"{METRICS_FOLDER}/1.jsonl",)),
+    "episodes, page": Loader(write_run, show_run, (EPISODES, SETTINGS, f"{METRICS_FOLDER}/1.jsonl")),
+    "problems": Loader(
+        partial(write_rows, "p.jsonl", PROBLEMS), partial(read_rows_of, read_problems, "p.jsonl"), ("p.jsonl",)
+    ),
+    "questions": Loader(
+        partial(write_rows, "q.jsonl", QUESTIONS), partial(read_rows_of, read_questions, "q.jsonl"), ("q.jsonl",)
+    ),
+    "corpus": Loader(
+        partial(write_rows, "corpus.jsonl", PASSAGES), lambda folder: Corpus.open(folder / "corpus.jsonl"),
+        ("corpus.jsonl",),
+    ),
+    "index of words": Loader(
+        lambda folder: build_index((row["contents"] for row in PASSAGES), folder / "index", processes=1),
+        lambda folder: SearchIndex.open(folder / "index"),
+        ("index/*",),
+    ),
+    "index": Loader(write_index, search_index, ("index/*", "index/*/*", "corpus.jsonl")),
+    "games": Loader(write_game, lambda folder: read_game(folder / "game.tw-pddl"), ("game.tw-pddl",)),
+    "catalogue": Loader(partial(write_files, products=20), play_shop, ("*.json",)),
+    "checksum": Loader(write_checksum, lambda folder: read_checksum(folder / "data"), ("data.sha256",)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The undamaged files of a loader, made once."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("whole")
+            LOADERS[name].write(made[name])
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_damage_is_told_in_one_sentence(
+    name: str, whole: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    loader = LOADERS[name]
+    folder = tmp_path_factory.mktemp("damaged") / "files"
+    shutil.copytree(whole(name), folder)
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for pattern in loader.files
+        for path in folder.glob(pattern)
+        if path.is_file()
+    )
+    chosen = folder / data.draw(st.sampled_from(names))
+    chosen.write_bytes(data.draw(damaged(chosen.read_bytes())))
+    try:
+        loader.read(folder)
+    except SpearError as error:
+        assert str(error) and len(str(error)) < 2000
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_whole_files_are_read(name: str, whole: Callable[[str], Path]) -> None:
+    """What the damage is done to."""
+    LOADERS[name].read(whole(name))

@@ -1,0 +1,195 @@
+"""What strangers share runs nothing: checkpoints, models, samples and indexes that hold a program."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spear_envs.core.errors import SpearError
+from tests.resilience.damage import EXAMPLES, damaged
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Bomb:
+    """Leaves a folder where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model that loads."""
+    from tests.agents.conftest import save_tiny_model
+
+    return save_tiny_model(tmp_path / "model", hidden=32)
+
+
+def test_weights_are_safetensors_or_none(model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from agents.engines.hf import HFModel
+
+    HFModel(model)
+    (model / "model.safetensors").unlink()
+    for save in (lambda path: torch.save({"a": Bomb(tmp_path / "trace")}, path),
+                 lambda path: path.write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))):  # fmt: skip
+        save(model / "pytorch_model.bin")
+        with pytest.raises(SpearError, match="cannot be loaded") as caught:
+            HFModel(model)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without being told, transformers would ask whoever sits at the terminal."""
+    from agents.engines.hf import HFModel, load_tokenizer
+
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    (model / "evil.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'trace')!r})\nEvil = object\n")
+    content = json.loads((model / file).read_text())
+    names = {"config.json": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}}
+    content["auto_map"] = names.get(file, {"AutoTokenizer": ["evil.Evil", "evil.Evil"]})
+    content.pop("tokenizer_class", None)
+    if file == "config.json":
+        content["model_type"] = "evil"
+    (model / file).write_text(json.dumps(content))
+    with pytest.raises(SpearError, match="cannot be"):
+        if file == "config.json":
+            HFModel(model)
+        else:
+            load_tokenizer(model)
+            raise SpearError("cannot be told from another: it was read without its code")
+    assert not (tmp_path / "trace").exists()
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "name", ["actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt", "data.pt"]
+)
+def test_a_checkpoint_with_a_program_is_neither_exported_nor_resumed(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    import torch
+
+    from tests.training.trainings import save_small_checkpoint
+    from training.checkpoints import check_files, write_manifest
+    from training.export import export_policy
+
+    trace = tmp_path / "trace"
+    folder = save_small_checkpoint(tmp_path / "run", 3)
+    for protocol in (2, 4):
+        torch.save({"weights": Bomb(trace)}, folder / name, pickle_protocol=protocol)
+        write_manifest(folder)  # whoever can change a file can change the list of files
+        for use in (lambda: export_policy(tmp_path / "run", tmp_path / "out"), lambda: check_files(folder)):
+            with pytest.raises(SpearError, match=r"would run|cannot be read"):
+                use()
+    assert not trace.exists() and not (tmp_path / "out").exists()
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_damaged_checkpoints_are_told_in_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    from tests.training.trainings import save_small_checkpoint
+    from training.checkpoints import Resume, check_files, check_origin, read_best, read_state, write_manifest
+
+    folder = save_small_checkpoint(tmp_path_factory.mktemp("run"), 3)
+    (folder.parent / "best").mkdir()
+    (folder.parent / "best" / "best.json").write_text('{"step": 3, "metric": "m", "value": 0.5}')
+    names = ["spear.json", "spear.safetensors", "manifest.json", "actor/model.pt", "data.pt", "../best/best.json"]
+    chosen = folder / data.draw(st.sampled_from(names))
+    chosen.write_bytes(data.draw(damaged(chosen.read_bytes())))
+    if data.draw(st.booleans()) and chosen.name != "manifest.json":
+        write_manifest(folder)
+    uses = (check_files, read_state, lambda path: check_origin(path, {}, Resume.EXACT, changeable=()))
+    for use in (*uses, lambda path: read_best(path.parent)):
+        try:
+            use(folder)
+        except SpearError as error:
+            assert str(error) and len(str(error)) < 2000
+
+
+# ---- arrays and samples ----------------------------------------------------------------------------------------------
+def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
+    from spear_envs.bm25.build import build_index
+    from spear_envs.bm25.index import SearchIndex
+    from training.sft.store import ARRAYS, open_store
+
+    bombs = np.array([Bomb(tmp_path / "trace")], dtype=object)
+    for name in ARRAYS:
+        np.save(tmp_path / f"{name}.npy", bombs, allow_pickle=True)
+    with pytest.raises(SpearError, match="cannot be read"):
+        open_store(tmp_path)
+    build_index(["one river", "two rivers"], tmp_path / "index", processes=1)
+    for path in sorted((tmp_path / "index").iterdir()):
+        if path.suffix != ".json":
+            kept = path.read_bytes()
+            path.write_bytes(pickle.dumps(bombs))
+            with pytest.raises(SpearError):
+                SearchIndex.open(tmp_path / "index")
+            path.write_bytes(kept)
+    SearchIndex.open(tmp_path / "index")
+    assert not (tmp_path / "trace").exists()
+
+
+# ---- the code itself -------------------------------------------------------------------------------------------------
+# What can run a program that it reads. Each place reads only what another process of ours has written for it.
+READERS = ("pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads", "marshal.loads", "torch.load")
+READERS += ("yaml.load", "yaml.unsafe_load", "eval", "exec", "joblib.load", "shelve.open", "np.load", "numpy.load")
+PLACES = {
+    "spear_envs/core/vector/worker.py": "between an environment's process and its parent",
+    "spear_envs/testing/trace.py": "an order to a process that was started for it",
+    "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
+    "sandbox/guest/*": "inside the sandbox",
+    "spear_envs/code/snippets.py": "text of a program for the sandbox",
+}
+
+
+def test_programs_are_read_only_from_our_own_processes() -> None:
+    faults = []
+    for room in ("agents", "sandbox", "spear_envs", "training"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            shown, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+            if not any(reader.rpartition(".")[2] in text for reader in READERS):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if not isinstance(node, ast.Call) or ast.unparse(node.func) not in READERS:
+                    continue
+                pickles = [word for word in node.keywords if word.arg == "allow_pickle"]
+                if ast.unparse(node.func).endswith("np.load") and not pickles:
+                    continue
+                if not any(fnmatch(shown, place) for place in PLACES):
+                    faults.append(f"{shown}:{node.lineno} calls {ast.unparse(node.func)}")
+    assert not faults, "\n" + "\n".join(faults)
+
+
+def test_json_of_any_depth_is_an_error_like_others() -> None:
+    """Python answers JSON that is nested too deeply with RecursionError, which is no ValueError."""
+    faults = []
+    for room in ("agents", "sandbox", "spear_envs", "training"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            text = path.read_text("utf-8")
+            for node in ast.walk(ast.parse(text)) if "json.load" in text else ():
+                if not isinstance(node, ast.Try) or "json.load" not in " ".join(map(ast.unparse, node.body)):
+                    continue
+                caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
+                if "ValueError" in caught and "RecursionError" not in caught:
+                    faults.append(f"{path.relative_to(ROOT)}:{node.lineno} catches {caught}")
+    assert not faults, "\n" + "\n".join(faults)

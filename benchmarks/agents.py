@@ -1,10 +1,10 @@
 """What playing costs beside generating, and what it gains that no episode waits for another.
 
 ``share`` plays each environment with 64 episodes at a time and sets the CPU time of episode loop, environments, prompts
-and parsing against the wall time of the rollout.  ``schedule`` plays the same episodes of ALFWorld in three ways: each asks as soon as it is ready; all in lock-step, where a batch
-takes its turns together and the next batch begins when the last episode has ended; and in lock-step with a response for
-each place of the batch in each turn, ended or not, as the loop of the paper's agent half does.  Without a word both are
-measured.
+and parsing against the wall time of the rollout.  ``schedule`` plays the same episodes of ALFWorld in three ways: each
+asks as soon as it is ready; all in lock-step, where a batch takes its turns together and the next batch begins when the
+last episode has ended; and in lock-step with a response for each place of the batch in each turn, ended or not, as the
+loop of the paper's agent half does.  Without a word both are measured.
 
 The policy is a tiny model of random weights (Qwen3, 4 layers of 96) behind vLLM, with a byte-level tokenizer learnt on
 the environments' prompts.  For each turn it samples as many tokens as the response has that an expert wrote for it, and

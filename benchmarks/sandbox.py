@@ -1,4 +1,4 @@
-"""The sandbox beside a plain subprocess and bubblewrap: CPU time of a run, waits under load, what 10,000 runs leave.
+"""The sandbox beside a plain subprocess, bubblewrap and GEM's tool: CPU time of a run, waits, what 10,000 runs leave.
 
 ``python -m benchmarks.sandbox`` measures two programs, ``print(1 + 1)`` and an equation solved with NumPy and SymPy
 loaded, at 1, 8 and 64 runs asked for at a time. CPU time is that of this process and of all below it, read off a
@@ -18,11 +18,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
+from benchmarks import _gem
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
 from sandbox.cold import BwrapBackend
 from sandbox.installation import Installation, find_installation
@@ -172,6 +174,20 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
             # A home folder of root: bubblewrap runs as another user.
             reachable = replace(installation, interpreter=os.path.realpath(SYSTEM_PYTHON), prefix="/usr")
         runners["bwrap"] = await make_bwrap_runner(reachable)
+    async with AsyncExitStack() as stack:
+        python = _gem.find_python()
+        if python is None:
+            print(_gem.MEND)
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            tool = await stack.enter_async_context(_gem.start_tool(python, Path(folder)))
+            runners[f"{_gem.GEM}, not isolated"] = tool.run
+        async for figure in _compare_runners(group, runners, quick):
+            yield figure
+
+
+async def _compare_runners(group: CpuGroup, runners: Mapping[str, Run], quick: bool) -> AsyncIterator[Figure]:
+    """Each program, at each concurrency, by each runner in turn."""
     for name, code in PROGRAMS.items():
         for place, at_a_time in enumerate(CONCURRENCY):
             spent: dict[str, list[float]] = {runner: [] for runner in runners}

@@ -1,4 +1,4 @@
-"""Sokoban beside gym-sokoban 0.0.6 in one run: speed, mismatches, and how often random play wins.
+"""Sokoban beside gym-sokoban 0.0.6 and GEM in one run: speed, mismatches, and how often random play wins.
 
 Times are CPU seconds of this process. The peer is the original class, fed with the same levels and moves. It reads its
 PNG files with imageio, as it always does; where imageio is not installed, with Pillow, which makes it 2.7 times as fast
@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from benchmarks import _gem
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.sokoban.baselines import measure_random_play
 from spear_envs.sokoban.batch import Batch
@@ -283,6 +284,18 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_random(quick)
     if peer is not None:
         yield from count_mismatches(peer, *COMPARED[options.size])
+    python = _gem.find_python()
+    if python is None:
+        print(_gem.MEND)
+    else:
+        report = _gem.play_sokoban(python, 3_000 if quick else 30_000, options.work)
+        note = f"text alone, {report['episodes']:,} episodes"
+        yield Figure(
+            "env.step through gym.make, modality 'text'", report["steps_per_second"], "steps/s", _gem.GEM, note=note
+        )
+        yield Figure(
+            "env.reset with picture and infos, every level made anew", report["reset_ms"], "ms", _gem.GEM, note=note
+        )
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ import click
 from sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from sandbox.local import LocalExecutor
 from sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
+from sandbox.senders import is_loopback
 from sandbox.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ def serve_runs(
                 limits=limits,
                 body_bytes=max_body_mb << 20,
                 token=token,
+                local=is_loopback(host),
             )
             await _answer(executor, settings, host, port)
         finally:
@@ -163,7 +165,7 @@ def serve_runs(
 
 async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
     from sandbox.server import RunService
-    from sandbox.serving import bind_socket, is_loopback, serve
+    from sandbox.serving import bind_socket, serve
 
     try:
         listener = bind_socket(host, port)

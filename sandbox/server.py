@@ -28,6 +28,7 @@ from sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
+from sandbox.senders import find_stranger
 from sandbox.tally import Tally
 from sandbox.wire import (
     ISOLATION_HEADER,
@@ -71,6 +72,8 @@ class ServiceSettings:
     body_bytes: int = 16 << 20
     token: str | None = field(default=None, repr=False)
     """What ``/run_code`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    local: bool = False
+    """Listens on the loopback interface: requests under the name of another host are refused."""
 
 
 class RunService:
@@ -88,8 +91,10 @@ class RunService:
         self.metrics = MetricsPage(self.tally, self.admission, executor.health)
         self._executor = executor
 
-    def check_token(self, request: Request) -> None:
-        """Refuse a request without the token, if there is one."""
+    def check_sender(self, request: Request) -> None:
+        """Refuse a request of a page of another site, and one without the token, if there is one."""
+        if (stranger := find_stranger(request.headers, self.settings.local)) is not None:
+            raise HTTPException(403, stranger)
         token = self.settings.token
         if token is None:
             return
@@ -114,7 +119,7 @@ class RunService:
         return response
 
     async def _answer(self, request: Request) -> Response:
-        self.check_token(request)
+        self.check_sender(request)
         body = await _read_body(request, self.settings.body_bytes)
         try:
             asked = read_request(body)
@@ -236,7 +241,7 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         service = find_service()
-        service.check_token(request)
+        service.check_sender(request)
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app

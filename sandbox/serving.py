@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import uvicorn
 
 from sandbox.server import RunService, make_app
 
-__all__ = ["bind_socket", "is_loopback", "serve"]
+__all__ = ["bind_socket", "serve"]
 
 BACKLOG = 2048
 KEEPALIVE_S = 75
@@ -48,14 +47,6 @@ def bind_socket(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port} ({reason}): choose another --port, or 0 for a free one."
         ) from None
     return listener
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def serve(service: RunService, listener: socket.socket) -> None:

@@ -107,7 +107,8 @@ def serve_passages(
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
-    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=read_token(TOKEN_VARIABLE))
+    token = read_token(TOKEN_VARIABLE)
+    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token, local=is_loopback(host))
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     _warn_of_open_address(url, host, settings.token)

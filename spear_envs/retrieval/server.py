@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from spear_envs.core.listening import find_stranger
 from spear_envs.core.tasks import canonical_json
 from spear_envs.retrieval.batching import (
     BatchLimits,
@@ -50,6 +51,8 @@ class ServiceSettings:
     cache_bytes: int = 64 << 20
     token: str | None = field(default=None, repr=False)
     """What ``/retrieve`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    local: bool = False
+    """Listens on the loopback interface: requests under the name of another host are refused."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ class RetrievalService:
         else:
             _settle(loop, loaded, None)
 
-    def check_token(self, request: Request) -> None:
-        """Refuse a request without the token, if there is one."""
+    def check_sender(self, request: Request) -> None:
+        """Refuse a request of a page of another site, and one without the token, if there is one."""
+        if (stranger := find_stranger(request.headers, self.settings.local)) is not None:
+            raise HTTPException(403, stranger)
         token = self.settings.token
         if token is None:
             return
@@ -130,7 +135,7 @@ class RetrievalService:
         self.tally.request_seconds.add(time.perf_counter() - start)
 
     async def _retrieve(self, request: Request) -> Response:
-        self.check_token(request)
+        self.check_sender(request)
         try:
             body = await _read_body(request, self.settings.requests.body_bytes)
             asked = read_request(body, self.settings.requests)
@@ -202,13 +207,17 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        service.check_token(request)
+        service.check_sender(request)
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
+    told = f"the body has more than {limit} bytes: send fewer queries in one request."
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise BadRequestError(told)
     chunks, size, is_more = [], 0, True
     while is_more:
         message = await request.receive()
@@ -217,7 +226,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise BadRequestError(f"the body has more than {limit} bytes: send fewer queries in one request.")
+            raise BadRequestError(told)
         chunks.append(chunk)
         is_more = message.get("more_body", False)
     return b"".join(chunks)

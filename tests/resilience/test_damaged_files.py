@@ -177,7 +177,7 @@ def test_damage_is_told_in_one_sentence(
     try:
         loader.read(folder)
     except SpearError as error:
-        assert str(error) and len(str(error)) < 2000
+        assert str(error) and len(str(error)) < 5000
     finally:
         shutil.rmtree(folder.parent)
 

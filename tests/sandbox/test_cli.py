@@ -26,7 +26,8 @@ from sandbox.client import HttpExecutor, Retries
 from sandbox.levels import IsolationRefusedError
 from sandbox.local import LocalExecutor
 from sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
-from sandbox.serving import bind_socket, is_loopback
+from sandbox.senders import is_loopback
+from sandbox.serving import bind_socket
 from sandbox.wire import TOKEN_VARIABLE
 from spear_envs import cli
 from tests.commands import RunningCommand, wait_until

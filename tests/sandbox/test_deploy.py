@@ -1,4 +1,4 @@
-"""What stands in the files for deployment, as far as it can be read; test_container.py runs the image."""
+"""What stands in the files for deployment, as far as it can be read; tests/containers runs the image."""
 
 from __future__ import annotations
 
@@ -87,13 +87,6 @@ class TestKubernetes:
         name, *arguments = container["args"]
         context = sandbox.commands[name].make_context(name, arguments)
         assert context.params["host"] == "0.0.0.0" and context.params["max_running"] == 8
-
-
-def test_the_image_is_not_roots_and_starts_the_command() -> None:
-    lines = (FOLDER / "Dockerfile").read_text("utf-8").splitlines()
-    assert "ARG BASE=python:3.11-slim-bookworm" in lines and "USER 10001:10001" in lines
-    assert lines.index("USER 10001:10001") > max(i for i, line in enumerate(lines) if line.startswith(("COPY", "RUN")))
-    assert 'ENTRYPOINT ["/opt/spear/bin/spear", "sandbox"]' in lines
 
 
 SCRIPT = """

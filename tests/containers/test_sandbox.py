@@ -1,10 +1,9 @@
-"""The image, built and run for real; ``scripts/container_test.sh`` brings what that needs."""
+"""The sandbox's image, run for real and attacked from inside."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,77 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.engine import ROOT, Engine
+
 pytestmark = [pytest.mark.slow, pytest.mark.container]
 
-ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "sandbox" / "deploy" / "seccomp.json"
 ADDED = "Added to Docker's default"
-BASE = "localhost/base:bookworm"
-IMAGE = "localhost/spear-sandbox"
-RUNTIME = "/usr/sbin/runc"
 REFUSED = 78
-# Without limits that are named, podman asks for more than a container of a container may have.
 HARDENED = "--read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges --network none"
-HARDENED += " --memory 6g --pids-limit 2048 --ulimit nofile=4096:4096 --ulimit nproc=4096:4096"
+HARDENED += " --memory 6g --pids-limit 2048"
 OPEN_PROC = "--security-opt unmask=ALL"
 """Docker's ``systempaths=unconfined``: the kernel grants a new /proc only where the old one is not masked."""
 
 
-@dataclass(frozen=True)
-class Engine:
-    """buildah and podman with a store of their own."""
-
-    store: Path
-
-    def call(self, tool: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        driver = "overlay" if self.store.name == "overlay" else "vfs"
-        options = ["--root", str(self.store), "--runroot", str(self.store.parent / "run"), "--storage-driver", driver]
-        options += ["--runtime", RUNTIME] if tool == "podman" else []
-        return subprocess.run(
-            [tool, *options, *arguments], capture_output=True, text=True, check=False, timeout=timeout, cwd=ROOT
-        )
-
-    def do(self, tool: str, *arguments: str, timeout: float = 300) -> str:
-        """As :meth:`call`, but it must succeed."""
-        done = self.call(tool, *arguments, timeout=timeout)
-        assert done.returncode == 0, f"{tool} {' '.join(arguments)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        return done.stdout.strip()
-
-    def run(self, options: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A hardened container that ends by itself."""
-        return self.call("podman", "run", "--rm", *HARDENED.split(), *options.split(), IMAGE, *arguments)
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    missing = [tool for tool in ("buildah", "podman", "runc") if shutil.which(tool) is None]
-    rootfs = os.environ.get("SPEAR_CONTAINER_ROOTFS", "")
-    if missing or os.getuid() != 0 or not Path(rootfs, "usr/bin/python3").exists():
-        pytest.skip("no tools or no base for containers: scripts/container_test.sh brings them (as root)")
-    folder = tmp_path_factory.mktemp("containers")
-    engine = Engine(folder / "overlay")
-    if engine.call("buildah", "from", "scratch").returncode:
-        engine = Engine(folder / "vfs")
-    try:
-        container = engine.do("buildah", "from", "scratch")
-        engine.do("buildah", "add", "-q", container, rootfs, "/")
-        search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        certificates = "PIP_CERT=/etc/ssl/certs/ca-certificates.crt"
-        engine.do("buildah", "config", "--env", f"PATH={search}", "--env", certificates, container)
-        engine.do("buildah", "commit", "-q", "--rm", container, BASE)
-        yield engine
-    finally:
-        engine.call("podman", "rm", "-f", "-a")
-        engine.call("buildah", "rm", "-a")
-        engine.call("buildah", "rmi", "-a", "-f")
-
-
-@pytest.fixture(scope="module")
-def image(engine: Engine) -> str:
-    """The image of ``sandbox/deploy/Dockerfile``, from the files of this checkout."""
-    command = ["bud", "-q", "--isolation", "chroot", "--build-arg", f"BASE={BASE}", "-f", "sandbox/deploy/Dockerfile"]
-    engine.do("buildah", *command, "-t", IMAGE, ".", timeout=600)
-    return IMAGE
+def run(engine: Engine, options: str, image: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A hardened container that ends by itself."""
+    return engine.run(f"{HARDENED} {options}", image, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +67,12 @@ print(urllib.request.urlopen(request, timeout=60).read().decode())
 
 
 @pytest.fixture(scope="module")
-def box(engine: Engine, image: str, request: pytest.FixtureRequest) -> Iterator[Box]:
+def box(engine: Engine, sandbox_image: str) -> Iterator[Box]:
     folder = ROOT.parent / "shared" / "golden" / "sandbox"
     volume = f"-v {folder}:/attacks:ro" if folder.is_dir() else ""
     options = f"{HARDENED} {OPEN_PROC} --security-opt seccomp={PROFILE} {volume}"
     name = f"sandbox-{os.getpid()}"
-    engine.do("podman", "run", "-d", "--name", name, *options.split(), image, "serve", "--host", "127.0.0.1")
+    engine.do("podman", "run", "-d", "--name", name, *options.split(), sandbox_image, "serve", "--host", "127.0.0.1")
     try:
         end = time.monotonic() + 180
         while "ready: isolation namespaces" not in (logs := engine.do("podman", "logs", name)):
@@ -171,25 +115,29 @@ def test_every_attack_is_contained_in_the_container(box: Box) -> None:
     assert box.ask("/health")["status"] == "ok"
 
 
-def test_dockers_default_profile_is_refused_with_the_mend(engine: Engine, image: str, dockers_profile: Path) -> None:
-    done = engine.run(f"{OPEN_PROC} --security-opt seccomp={dockers_profile}", "serve")
+def test_dockers_default_profile_is_refused_with_the_mend(
+    engine: Engine, sandbox_image: str, dockers_profile: Path
+) -> None:
+    done = run(engine, f"{OPEN_PROC} --security-opt seccomp={dockers_profile}", sandbox_image, "serve")
     assert done.returncode == REFUSED and "ready" not in done.stdout
     assert done.stderr.startswith("Error: ") and "seccomp" in done.stderr and "--allow-weak-isolation" in done.stderr
 
 
-def test_a_weak_level_needs_its_flag_and_is_warned_of(engine: Engine, image: str, dockers_profile: Path) -> None:
+def test_a_weak_level_needs_its_flag_and_is_warned_of(
+    engine: Engine, sandbox_image: str, dockers_profile: Path
+) -> None:
     options = f"{OPEN_PROC} --security-opt seccomp={dockers_profile}"
-    done = engine.run(options, "serve", "--self-test-only", "--allow-weak-isolation", "landlock")
+    done = run(engine, options, sandbox_image, "serve", "--self-test-only", "--allow-weak-isolation", "landlock")
     assert done.returncode == 0 and "'landlock' holds" in done.stdout, done.stderr
     assert "Warning: no strong isolation holds here" in done.stderr and "'landlock' only" in done.stderr
 
 
-def test_a_masked_proc_is_refused_with_the_mend(engine: Engine, image: str) -> None:
-    done = engine.run(f"--security-opt seccomp={PROFILE}", "serve")
+def test_a_masked_proc_is_refused_with_the_mend(engine: Engine, sandbox_image: str) -> None:
+    done = run(engine, f"--security-opt seccomp={PROFILE}", sandbox_image, "serve")
     assert done.returncode == REFUSED and "ready" not in done.stdout
     assert done.stderr.startswith("Error: ") and "systempaths=unconfined" in done.stderr
 
 
-def test_the_self_test_alone_tells_a_pipeline(engine: Engine, image: str) -> None:
-    done = engine.run(f"{OPEN_PROC} --security-opt seccomp={PROFILE}", "serve", "--self-test-only")
+def test_the_self_test_alone_tells_a_pipeline(engine: Engine, sandbox_image: str) -> None:
+    done = run(engine, f"{OPEN_PROC} --security-opt seccomp={PROFILE}", sandbox_image, "serve", "--self-test-only")
     assert (done.returncode, done.stderr) == (0, "") and "'namespaces' holds" in done.stdout

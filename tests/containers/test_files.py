@@ -1,0 +1,206 @@
+"""What stands in ``Dockerfile``, ``.dockerignore`` and ``compose.yaml``; the other tests of this folder run it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.containers.engine import ROOT, PipSettings
+
+ROOTS = {"sandbox", "envs", "train-cpu", "gpu"}
+COMMANDS = {"sandbox": "sandbox.cli:sandbox", "retriever": "spear_envs.retrieval.cli:retriever"}
+
+
+def read_stages() -> dict[str, list[str]]:
+    """Name of each stage and its instructions, continued lines joined; the first is FROM."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    instructions = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines)).splitlines()
+    stages: dict[str, list[str]] = {}
+    for line in instructions:
+        if line.startswith("FROM "):
+            current = stages.setdefault(line.partition(" AS ")[2], [])
+        elif not stages:
+            continue
+        current.append(line)
+    return stages
+
+
+def read_pins(name: str) -> dict[str, list[Requirement]]:
+    lines = (ROOT / "constraints" / name).read_text("utf-8").splitlines()
+    pins: dict[str, list[Requirement]] = {}
+    for pin in (Requirement(line) for line in lines if line and not line.startswith("#")):
+        pins.setdefault(canonicalize_name(pin.name), []).append(pin)
+    return pins
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra 'train'")
+    found = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="part of Python 3.11")
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert isinstance(found, dict)
+    return found
+
+
+class TestDockerfile:
+    @pytest.mark.parametrize("name", sorted(ROOTS))
+    def test_an_image_is_the_base_an_environment_and_a_user(self, name: str) -> None:
+        stage = read_stages()[name]
+        assert stage[0] == f"FROM runtime AS {name}"
+        assert [line for line in stage if line.startswith("COPY")] == [
+            next(line for line in stage if line.startswith("COPY --from=") and line.endswith(" /opt/spear /opt/spear"))
+        ]
+        user = stage.index("USER 10001:10001")
+        assert not [line for line in stage[user:] if line.startswith(("COPY", "RUN", "ADD"))]
+        installed = [line for line in stage if "apt-get" in line]
+        assert bool(installed) is (name == "gpu"), "only Triton needs a compiler where it runs"
+
+    def test_every_stage_begins_with_the_base_or_with_one_before(self) -> None:
+        known = {"${BASE}"}
+        for name, (first, *_) in read_stages().items():
+            assert first.split()[1] in known
+            known.add(name)
+        text = (ROOT / "Dockerfile").read_text("utf-8")
+        assert "\nARG BASE=python:3.11-slim-bookworm\n" in text and text.endswith("\nFROM envs\n")
+
+    def test_everything_that_is_installed_is_pinned(self, project: dict[str, Any]) -> None:
+        installs = 0
+        for name, stage in read_stages().items():
+            for command in re.findall(r"pip install [^&]*", "\n".join(stage)):
+                if "--no-deps --force-reinstall /wheel/*.whl" in command:
+                    continue
+                pins = re.search(r"-c constraints/(\w+)\.txt", command)
+                assert pins and pins[1] == ("gpu" if name.startswith("gpu") else "cpu"), f"{name}: {command}"
+                for extras in re.findall(r"'\.\[(.*?)\]'", command):
+                    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+                installs += 1
+        assert installs >= 6
+
+    def test_the_label_has_the_version(self, project: dict[str, Any]) -> None:
+        (version,) = re.findall(r'image\.version="(.+?)"', "\n".join(read_stages()["runtime"]))
+        assert version == project["version"]
+
+    def test_the_pins_for_gpus_are_exact_and_within_the_ranges(self, project: dict[str, Any]) -> None:
+        pins = read_pins("gpu.txt")
+        assert list(pins) == sorted(pins) and all(len(found) == 1 for found in pins.values())
+        extras = project["optional-dependencies"]
+        named = [
+            *project["dependencies"],
+            *(line for name in ("gpu", "train", "sandbox", "data") for line in extras[name]),
+        ]
+        for item in map(Requirement, named):
+            if item.name != "spear-envs":
+                (pin,) = pins[canonicalize_name(item.name)]
+                (exact,) = pin.specifier
+                assert exact.operator == "==" and item.specifier.contains(exact.version), item
+
+    def test_what_git_ignores_and_git_itself_stay_outside(self) -> None:
+        lines = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()]
+        left_out = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+        wanted = {".git", *(line for line in lines if line and not line.startswith("#"))}
+        assert {line for line in wanted if line not in left_out and f"**/{line}" not in left_out} == set()
+
+
+class TestCompose:
+    def test_its_images_are_stages_with_the_arguments_that_these_know(self, compose: dict[str, Any]) -> None:
+        stages, text = read_stages(), (ROOT / "Dockerfile").read_text("utf-8")
+        known = set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+        for service in compose["services"].values():
+            build = service["build"]
+            assert build["target"] in stages and service["image"] == f"spear-{build['target']}"
+            assert build["context"] == "." and set(build["args"]) <= known
+            assert build["args"]["BASE"] == "${BASE:-python:3.11-slim-bookworm}"
+
+    def test_ports_are_published_on_loopback_only(self, compose: dict[str, Any]) -> None:
+        ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
+        assert {name for name, found in ports.items() if found} == {"sandbox", "retriever"}
+        assert all(port.startswith("127.0.0.1:") for found in ports.values() for port in found)
+        assert not [service for service in compose["services"].values() if "network_mode" in service]
+
+    def test_no_container_has_rights(self, compose: dict[str, Any]) -> None:
+        for service in compose["services"].values():
+            assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+            assert "no-new-privileges:true" in service["security_opt"]
+            assert not {"privileged", "cap_add", "devices", "user", "pid", "ipc"} & set(service)
+
+    def test_the_sandbox_has_its_profile_and_a_proc_of_its_own(self, compose: dict[str, Any]) -> None:
+        options = dict(option.split("=") for option in compose["services"]["sandbox"]["security_opt"] if "=" in option)
+        assert options["systempaths"] == "unconfined"
+        profile = PurePosixPath(options["seccomp"])
+        assert not profile.is_absolute() and (ROOT / profile).is_file()
+        others = [name for name, service in compose["services"].items() if "seccomp" in str(service["security_opt"])]
+        assert others == ["sandbox"], "the others keep the engine's own profile"
+
+    def test_the_trainer_waits_until_both_are_healthy(self, compose: dict[str, Any]) -> None:
+        services = compose["services"]
+        assert all(service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL") for service in services.values())
+        assert services["trainer"]["depends_on"] == {
+            name: {"condition": "service_healthy"} for name in ("sandbox", "retriever")
+        }
+        for name, port in (("sandbox", 8080), ("retriever", 8000)):
+            assert f"127.0.0.1:{port}/health" in services[name]["healthcheck"]["test"][-1]
+            assert services[name]["ports"] == [f"127.0.0.1:${{SPEAR_{name.upper()}_PORT:-{port}}}:{port}"]
+
+    def test_what_is_mounted_is_declared(self, compose: dict[str, Any]) -> None:
+        mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
+        assert {mount.partition(":")[0] for mount in mounts} == set(compose["volumes"])
+
+    @pytest.mark.parametrize("service", sorted(COMMANDS))
+    def test_its_arguments_are_the_commands(self, compose: dict[str, Any], service: str) -> None:
+        module, _, name = COMMANDS[service].partition(":")
+        group = getattr(importlib.import_module(module), name)
+        if service == "sandbox":
+            (line,) = (line for line in read_stages()["sandbox"] if line.startswith("CMD "))
+            first, *arguments = re.findall(r'"(.*?)"', line)
+        else:
+            of, first, *arguments = compose["services"][service]["command"]
+            assert of == service
+        context = group.commands[first].make_context(first, list(arguments))
+        assert context.params["host"] == "0.0.0.0"
+        assert context.params["port"] == {"sandbox": 8080, "retriever": 8000}[service]
+
+    def test_the_trainers_overrides_compose(self, compose: dict[str, Any]) -> None:
+        pytest.importorskip("verl", reason="the extra 'train' is not installed")
+        from pathlib import Path
+
+        from training.launch import compose_config
+
+        command, *arguments = compose["services"]["trainer"]["command"]
+        assert command == "train" and arguments[-2] == "--out"
+        config = compose_config(arguments[:-2], Path(arguments[-1]), check=False)
+        assert config.spear.env.kwargs.sandbox == "http://sandbox:8080"
+
+
+class TestPipSettings:
+    def test_the_environment_wins_and_folders_are_found(self) -> None:
+        settings = PipSettings.parse(
+            ":env:.find-links='/srv/wheels'\n"
+            ":env:.disable-pip-version-check='1'\n"
+            "global.cert='/etc/ssl/certs/ca-certificates.crt'\n"
+            "global.extra-index-url='file:///srv/index/simple https://index.example.org/simple'\n"
+            "global.find-links='/srv/old'\n"
+        )
+        assert settings.folders == ("/srv/index", "/srv/wheels")
+        assert settings.text.splitlines() == [
+            "[global]",
+            "cert = /etc/ssl/certs/ca-certificates.crt",
+            "extra-index-url = file:///srv/index/simple https://index.example.org/simple",
+            "find-links = /srv/wheels",
+        ]
+
+    def test_a_machine_without_settings(self) -> None:
+        assert PipSettings.parse("") == PipSettings("[global]\n", ())

@@ -1,0 +1,82 @@
+"""What is in the images and what is not, and the environments at work in theirs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.containers.engine import ROOT, Engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.container]
+
+HARDENED = "--read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges --network none"
+OWN_NAMESPACES = f"--security-opt seccomp={ROOT / 'sandbox' / 'deploy' / 'seccomp.json'} --security-opt unmask=ALL"
+PACKAGES = """
+import importlib.metadata, json, shutil
+tools = [tool for tool in ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "pip") if shutil.which(tool)]
+packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+import spear_envs.bm25._scatter
+print(json.dumps({"tools": tools, "packages": packages}))
+"""
+LARGEST_MB = {"sandbox_image": 750, "envs_image": 800, "train_image": 4000}
+LARGE = pytest.mark.large
+IMAGES = ["sandbox_image", "envs_image", pytest.param("train_image", marks=LARGE)]
+
+
+def inspect(engine: Engine, image: str) -> dict[str, Any]:
+    (found,) = json.loads(engine.do("podman", "image", "inspect", image))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """Name and the size that it may have, in MB."""
+    return request.getfixturevalue(request.param), LARGEST_MB[request.param]
+
+
+def test_an_image_is_small_labelled_and_not_roots(engine: Engine, image: tuple[str, int]) -> None:
+    name, largest = image
+    found = inspect(engine, name)
+    assert found["Size"] < largest * 1e6
+    assert found["Config"]["User"] == "10001:10001"
+    labels = found["Config"]["Labels"]
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert {"title", "version", "description"} <= {label.rpartition(".")[2] for label in labels}
+
+
+def test_an_image_has_the_pinned_packages_and_no_tools_to_build_more(engine: Engine, image: tuple[str, int]) -> None:
+    done = engine.run(f"{HARDENED} --entrypoint python3", image[0], "-c", PACKAGES)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tools"] == []
+    lines = (ROOT / "constraints" / "cpu.txt").read_text("utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    allowed = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins}
+    installed = {(canonicalize_name(name), version.partition("+")[0]) for name, version in found["packages"].items()}
+    ours = {name for name, _ in installed - allowed}
+    assert ours == {"spear-envs"} and len(installed) > 20
+
+
+def test_the_sandboxs_image_says_how_it_fares(engine: Engine, sandbox_image: str) -> None:
+    found = inspect(engine, sandbox_image)
+    assert "/health" in json.dumps(found.get("Healthcheck") or found.get("HealthCheck") or found["Config"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("spear/Sokoban-v0", ""),
+        # Programs run in a sandbox of the environment's own process; a thousand resets are a thousand programs.
+        ("spear/CodeInterpreter-v0 --resets 50 --train-tasks 4", OWN_NAMESPACES),
+    ],
+)
+def test_an_environment_keeps_the_contract_in_the_image(
+    engine: Engine, envs_image: str, arguments: str, options: str
+) -> None:
+    done = engine.run(f"{HARDENED} {options}", envs_image, "check", *arguments.split(), timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

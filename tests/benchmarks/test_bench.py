@@ -1,0 +1,216 @@
+"""``spear bench``: runs that finish, fail, hang and are interrupted, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _cli, _compare, _registry, _running
+from benchmarks._figures import Figure, Size, Status, make_parser, run_benchmark
+from benchmarks._results import Verdict, judge, read_result, read_results, read_summary
+from spear_envs import bench, cli
+from spear_envs.core.errors import SpearError
+from tests.benchmarks.scripts import write_script
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout whose benchmarks are those that a test writes."""
+    place = tmp_path / "checkout" / "benchmarks"
+    place.mkdir(parents=True)
+    for path in ROOT.glob("benchmarks/_*.py"):
+        (place / path.name).symlink_to(path)
+    known = _registry.find_benchmarks
+    monkeypatch.setattr(_cli, "find_benchmarks", lambda: known(place))
+    monkeypatch.setattr(_cli, "BASELINES", place / "baseline")
+    monkeypatch.setattr(_running, "ROOT", place.parent)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(_running, "PATIENCE", tuple((number, 2.0) for number, _ in _running.PATIENCE))
+    return place
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``spear bench run`` into the folder ``out``; the exit code."""
+
+    def call(*words: str, command: str = "run") -> int:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["bench", command, "--out", str(tmp_path / "out"), *words])
+        return int(caught.value.code or 0)
+
+    previous = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+    yield call  # type: ignore[misc]
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_run(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_script(folder, "good")
+    write_script(folder, "other")
+    assert run("--quick") == 0
+    shown = capsys.readouterr().out
+    assert "6 bars: 4 held, 0 NOT HELD, 2 not measured" in shown and "needs --full" in shown and "peer: 40 ms" in shown
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} >= {"bench.json", "bench.md", "good.json", "good.log", "other.log"}
+    assert "| `good` | step | ≤ 2 ms | 1 ms | held |" in (out / "bench.md").read_text("utf-8")
+    if (out / "bars.png").exists():  # matplotlib comes with the extra 'train'
+        assert (out / "bars.png").read_bytes()[:4] == (out / "peers.png").read_bytes()[:4] == b"\x89PNG"
+    result = read_summary(out)["good"]
+    assert result.versions["no-such-package"] == "not installed" and result.hardware["cores"] > 0
+    assert len(result.load) == len(result.calibration) == 2 and not (out / "work" / "good").exists()
+    verdicts = json.loads((out / "bench.json").read_text("utf-8"))["bars"]
+    assert [row["verdict"] for row in verdicts[:3]] == ["held", "held", "not measured"]
+
+
+def test_what_has_finished_is_not_run_again(run: Run, folder: Path, tmp_path: Path) -> None:
+    counter = tmp_path / "count"
+    write_script(folder, "good", f"open({str(counter)!r}, 'a').write('x')\nyield Figure('step', 1.0, 'ms')")
+    for words, count in (((), 1), ((), 1), (("--again",), 2), (("--quick",), 3), (("--quick",), 3), ((), 4)):
+        assert run(*words) == 0
+        assert len(counter.read_text()) == count, words
+
+
+def test_one_that_fails_stops_no_other(
+    run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_script(folder, "a_bad", "yield Figure('step', 1.0, 'ms')\nraise OSError('the moon is full')")
+    write_script(folder, "b_slow", "yield Figure('step', 3.0, 'ms')")
+    write_script(folder, "c_out", "raise LeftOut('it needs the moon')\nyield")
+    write_script(folder, "d_good")
+    assert run() == 1
+    captured = capsys.readouterr()
+    assert "1 bars do not hold; failed: a_bad." in captured.err
+    assert "the moon is full" in (tmp_path / "out" / "a_bad.log").read_text()
+    results = read_results(tmp_path / "out", _cli.find_benchmarks())
+    assert [results[name].status for name in sorted(results)] == [
+        Status.RUNNING,
+        Status.FINISHED,
+        Status.LEFT_OUT,
+        Status.FINISHED,
+    ]
+    known = {one.name: one for one in _cli.find_benchmarks()}
+    assert next(judge(known["b_slow"], results["b_slow"])).verdict is Verdict.NOT_HELD
+    assert next(judge(known["c_out"], results["c_out"])).reason == "it needs the moon"
+    bad = list(judge(known["a_bad"], results["a_bad"]))
+    assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
+
+
+def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stubborn = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nif not os.fork(): time.sleep(600)\n"
+        "yield Figure('step', 1.0, 'ms')\ntime.sleep(600)"
+    )
+    write_script(folder, "hangs", stubborn)
+    start = time.monotonic()
+    assert run("--limit", "0.1") == 1
+    assert time.monotonic() - start < 60 and "longer than it may" in capsys.readouterr().out
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path / "out" / "hangs.json")], capture_output=True).stdout
+
+
+def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    counter = tmp_path / "count"
+    write_script(folder, "a_good", f"open({str(counter)!r}, 'a').write('x')\nyield Figure('step', 1.0, 'ms')")
+    waits = f"{counter}-waits"
+    write_script(folder, "b_waits", f"if not os.path.exists({waits!r}):\n  open({waits!r}, 'w')\n  time.sleep(600)\n"
+                                    "yield Figure('gain', 2.0, 'times')")  # fmt: skip
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from benchmarks import _cli, _registry, _running\n"
+        "find = _registry.find_benchmarks; place = Path(sys.argv[2])\n"
+        "_cli.find_benchmarks = lambda: find(place); _running.ROOT = place.parent\n"
+        "from spear_envs.cli import main; main(sys.argv[3:])"
+    )
+    command = [sys.executable, "-c", code, str(ROOT), str(folder), "bench", "run", "--out", str(tmp_path / "out")]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 60
+        while not os.path.exists(waits) and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode != 0 and "the same command goes on" in error, error
+        assert read_result(tmp_path / "out" / "a_good.json").status is Status.FINISHED  # type: ignore[union-attr]
+        os.unlink(waits)
+    Path(waits).touch()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert counter.read_text() == "x", "the finished one was not run again"
+
+
+def test_comparing_with_a_baseline(
+    run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_script(folder, "good")
+    baseline = folder / "baseline" / "standard.json"
+    assert run() == 0 and run("--baseline", str(baseline), command="show") == 0
+    assert '"cpu": ""' in baseline.read_text("utf-8")
+    assert run(command="compare") == 0 and "0 worse" in capsys.readouterr().out
+    write_script(folder, "good", "yield Figure('step', 1.9, 'ms')")
+    assert run("--again") == 0
+    monkeypatch.setattr(_compare, "fmean", lambda values: 1.0)  # the cores are as fast as they were
+    assert run(command="compare") == 1
+    captured = capsys.readouterr()
+    assert "1.9" in captured.out and "missing" in captured.out and "1 figures are worse" in captured.err
+    assert run("--tolerance", "2", command="compare") == 0
+    assert run(str(baseline), "--tolerance", "2", command="compare") == 0
+
+
+def test_ratios_follow_the_speed_of_the_cores(run: Run, folder: Path, tmp_path: Path) -> None:
+    write_script(folder, "good", "yield Figure('step', 1.0, 'ms')\nyield Figure('rate', 8.0, 'steps/s')\n"
+                                 "yield Figure('memory', 30.0, 'MB')\nyield Figure('rows', 5.0)")  # fmt: skip
+    assert run() == 0
+    before = read_summary(tmp_path / "out")
+    data = before["good"].describe()
+    data["calibration"] = [2 * value for value in data["calibration"]]
+    values = {"step": 2.0, "rate": 4.0, "memory": 30.0, "rows": 50.0}
+    data["figures"] = [{**row, "value": values[row["name"]]} for row in data["figures"]]
+    now = {"good": type(before["good"]).read(data)}
+    found = {one.name: one for one in _compare.compare_results(_cli.find_benchmarks(), before, now, 1.2)}
+    assert {name: one.ratio for name, one in found.items()} == pytest.approx({"step": 1, "rate": 1, "memory": 1})
+    data["figures"][0]["value"] = 3.0
+    now = {"good": type(before["good"]).read(data)}
+    (step, *_) = _compare.compare_results(_cli.find_benchmarks(), before, now, 1.2)
+    assert step.ratio == pytest.approx(1.5) and step.change is _compare.Change.WORSE
+
+
+def test_what_a_user_can_mend_is_one_line(
+    run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_script(folder, "good")
+    assert run("bad") == 1 and "no benchmark 'bad'" in capsys.readouterr().err
+    assert run(command="show") == 1 and "spear bench run writes them" in capsys.readouterr().err
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "good.json").write_text("{}")
+    assert run(command="show") == 1 and "remove it" in capsys.readouterr().err
+    broken = tmp_path / "broken.json"
+    broken.write_text("[]")
+    with pytest.raises(SpearError, match="no result of spear bench"):
+        read_summary(broken)
+
+
+def test_without_a_checkout_the_command_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "list"])
+    assert caught.value.code == 1 and "clone the repository" in capsys.readouterr().err
+
+
+def test_a_bar_in_another_unit_is_refused(tmp_path: Path) -> None:
+    from benchmarks._figures import Bar
+
+    options = make_parser("x").parse_args(["--quick"])
+    with pytest.raises(ValueError, match="its bar is in 'ms'"):
+        run_benchmark(lambda _: [Figure("step", 1.0, "s")], options, (Bar("step", "ms", at_most=1.0),))
+    assert options.size is Size.QUICK

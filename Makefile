@@ -37,8 +37,8 @@ lint: setup  ## ruff and mypy
 bench: setup  ## every benchmark, each beside its peer
 	set -e; for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(PY) -m benchmarks.$$name; done
 
-docs: setup  ## API reference as HTML: build/docs/
-	$(PY) -m pdoc -o build/docs spear_envs spear_envs.core spear_envs.testing spear_envs.sokoban spear_envs.alfworld spear_envs.webshop spear_envs.search spear_envs.code spear_envs.bm25 spear_envs.retrieval spear_envs.data sandbox agents training.algorithms training.presets
+docs: setup  ## the site, with an API reference and an episode of each environment: build/docs/
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 clean:  ## remove build products and caches (.venv and runs/ stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from spear_envs.cli import SUMMARIES
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"spear_envs", "agents", "training", "sandbox"}
 EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"} | {
+    "docs",
     "env-server",
     "trl",
 }

@@ -1,0 +1,103 @@
+"""The fenced code blocks of our pages, and how they are run: in the order of the page, in one folder, in one process.
+
+Run as a program it does that: ``python -m tests.docs.blocks PAGE`` with the numbers of the blocks' lines.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = ("python", "bash")
+TEXT = ("", "text", "console", "json", "yaml", "bibtex")
+SHELL_SECONDS = 240
+
+_FENCE = re.compile(r"( *)(`{3,})(\w*)(?: +title=\"([^\"]+)\")?\s*")
+_MARK = re.compile(r" *<!-- (slow|quickstart|not run: (.+)) -->")
+
+
+class Turn(Enum):
+    """When a block is run."""
+
+    FAST = "fast"
+    """With the fast tests: it has no mark."""
+    SLOW = "slow"
+    """With the slow ones: ``<!-- slow -->`` in the line before."""
+    NEVER = "never"
+    """Not by these tests, ``<!-- not run: REASON -->``; or by scripts/quickstart.sh, ``<!-- quickstart -->``."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    title: str
+    """Name of the file that the reader is to save it as; empty if it is to be run."""
+    code: str
+    turn: Turn
+    reason: str
+    """Why it is not run."""
+
+
+def read_blocks(page: Path) -> Iterator[Block]:
+    """The blocks of a page, in order."""
+    lines = page.read_text("utf-8").splitlines()
+    number = 0
+    while number < len(lines):
+        opening = _FENCE.fullmatch(lines[number])
+        if opening is None:
+            number += 1
+            continue
+        _, ticks, language, title = opening.groups()
+        end = number + 1
+        while not re.fullmatch(rf" *{ticks}`*\s*", lines[end]):
+            end += 1
+        mark = _MARK.fullmatch(lines[number - 1]) if number else None
+        turn, reason = Turn.FAST, ""
+        if mark is not None:
+            turn = Turn.SLOW if mark[1] == "slow" else Turn.NEVER
+            reason = mark[2] or ("scripts/quickstart.sh runs it" if mark[1] == "quickstart" else "")
+        code = textwrap.dedent("\n".join(lines[number + 1 : end]))
+        yield Block(page, number + 1, language, title or "", code, turn, reason)
+        number = end + 1
+
+
+def list_code(page: Path) -> list[Block]:
+    """The blocks of a page that are programs."""
+    return [block for block in read_blocks(page) if block.language in CODE]
+
+
+def run_blocks(page: Path, numbers: list[int]) -> None:
+    """Run the blocks of a page that begin at these lines; names of Python blocks are known to later ones."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    sys.path.insert(0, "")
+    for block in list_code(page):
+        if block.line not in numbers:
+            continue
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        print(f"== {where}", flush=True)
+        if block.title:
+            Path(block.title).write_text(block.code + "\n", "utf-8")
+        elif block.language == "python":
+            # The lines of the page, so that a traceback names them.
+            exec(compile("\n" * block.line + block.code, where, "exec"), namespace)
+        else:
+            script = ["bash", "-euo", "pipefail", "-c", block.code]
+            done = subprocess.run(script, stdin=subprocess.DEVNULL, timeout=SHELL_SECONDS, check=False)
+            if done.returncode:
+                sys.exit(f"{where}: exit code {done.returncode}")
+
+
+if __name__ == "__main__":
+    run_blocks(ROOT / sys.argv[1], [int(number) for number in sys.argv[2:]])

@@ -1,0 +1,91 @@
+"""The site: what is generated for it, and the whole of it, as a reader without a network gets it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts" / "docs"
+
+
+@pytest.fixture(scope="module")
+def episodes() -> ModuleType:
+    return load("episodes")
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["alfworld.md", "code.md", "search.md", "sokoban.md", "webshop.md"])
+def test_environments_describe_themselves(episodes: ModuleType, page: str) -> None:
+    text = episodes.describe_environment(episodes.PAGES[page])
+    assert "The episode is won after" in text
+    assert text.count("**Turn ") == text.count('!!! quote "Observation"') - 1 >= 1
+    assert re.search(r"\| `train` \| [\d,]+ \||\| `train` \| made on demand \|", text)
+    assert "| `max_turns` |" in text and ":class:" not in text
+    assert ("data:image/png;base64," in text) is (page == "sokoban.md")
+
+
+def test_every_environment_has_a_page(episodes: ModuleType) -> None:
+    from spear_envs.core.registration import ENVIRONMENTS
+
+    assert {source.id for source in episodes.PAGES.values()} == {entry.id for entry in ENVIRONMENTS}
+    assert all((ROOT / "docs" / page).is_file() for page in episodes.PAGES)
+
+
+def test_equations_become_mathml() -> None:
+    pytest.importorskip("latex2mathml", reason="needs the extra 'docs'")
+    page = load("equations").convert_equations(
+        r'<p><span class="arithmatex">\(\hat A &gt; \tfrac12 R_{tool}\)</span> and <code>\(x\)</code></p>'
+    )
+    assert "arithmatex" not in page and r"<code>\(x\)</code>" in page
+    assert '<mover accent="true"><mi>A</mi>' in page and "<mfrac><mrow><mn>1</mn></mrow>" in page
+    assert "<mtext>tool</mtext>" in page or '<mi mathvariant="normal">t</mi>' in page
+
+
+def test_roles_become_links() -> None:
+    pytest.importorskip("griffe", reason="needs the extra 'docs'")
+    link = load("roles").link_roles
+    assert link("see :class:`~a.b.C`") == 'see <autoref optional identifier="a.b.C"><code>C</code></autoref>'
+    assert "<code>a.f</code>" in link(":func:`a.f`")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra 'docs'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    # No name resolves and no proxy answers: a build that asks the network would fail.
+    offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **offline}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr[-3000:]
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert {"index.html", "sokoban.html", "algorithms.html", "contributing.html"} <= {page.name for page in pages}
+    for page in pages:
+        html = page.read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"(https?:[^\"]+)", html)
+        loaded += re.findall(
+            r"<link[^>]+rel=\"(?:stylesheet|preconnect|preload|icon)\"[^>]+href=\"(https?:[^\"]+)", html
+        )
+        assert not loaded, f"{page.name} would fetch {loaded}"
+        assert "arithmatex" not in html and '"mermaid"' not in html
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"url\(['\"]?https?:", sheet.read_text("utf-8")), sheet
+    algorithms = (tmp_path / "site" / "algorithms.html").read_text("utf-8")
+    assert algorithms.count("<math ") > 30
+    assert 'href="api/training.algorithms.html#training.algorithms.policy_loss"' in algorithms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -142,6 +143,10 @@ def spear() -> None:
     """Environments for language agents, and SPEAR to train them."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system answers where nothing more fits."""
+
+
 def main(args: list[str] | None = None) -> None:
     """Run ``spear``. What a user can mend becomes one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
     try:
@@ -161,9 +166,12 @@ def main(args: list[str] | None = None) -> None:
         _say(f"Error: {explain_missing(error)}")
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
+        if error.errno in FULL:  # a write, which does not know the name of its file
+            _say(f"Error: {error.strerror}: free the disk, or name a folder on another, and give the command again.")
+        elif error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
             raise
-        _say(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
+        else:
+            _say(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -27,6 +28,8 @@ def act_up(how: str) -> None:
         raise SpearError("The level has no door: add one.")
     if how == "interrupt":
         raise KeyboardInterrupt
+    if how == "full":
+        raise OSError(errno.ENOSPC, "No space left on device")
     if how == "file":
         Path("/no/such/folder/file").write_text("x")
     if how == "bug":
@@ -89,6 +92,8 @@ class TestGroup:
 
     def test_what_a_user_can_mend_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(capsys, "act", "spear") == (1, "", "Error: The level has no door: add one.\n")
+        code, _, err = run(capsys, "act", "full")
+        assert code == 1 and err.startswith("Error: No space left on device: free the disk") and err.count("\n") == 1
         code, _, err = run(capsys, "act", "file")
         assert code == 1 and err.startswith("Error: No such file or directory: /no/such/folder/file. Check the path")
         assert err.count("\n") == 1

@@ -12,7 +12,7 @@ from agents.replay.play import Game, Stage
 from agents.replay.runs import Run
 from agents.trajectory import read_trajectories
 from tests.agents.replay.chromium import Chromium
-from tests.agents.replay.conftest import HOSTILE, serve
+from tests.agents.replay.conftest import HOSTILE, serve, write_hostile
 from tests.agents.test_metrics import train, write_launch
 
 READY_SECONDS = 2.0
@@ -53,6 +53,27 @@ def test_hostile_texts_are_shown_and_do_not_run(page: Chromium) -> None:
     assert page.evaluate("typeof window.owned") == "undefined"
     assert count(page, "#detail script, #detail svg, #detail img, #rows script, #rows img") == 0
     assert page.evaluate("document.title").endswith("· SPEAR")
+
+
+def test_names_of_folders_and_metrics_are_texts_too(browser: Chromium, tmp_path: Path) -> None:
+    name = "<img src=x onerror=window.owned=1>"
+    run = tmp_path / f"{name}&{{{{data}}}}"
+    for training in (run, run / f"<script>window.owned=2<{chr(0x2215)}script>"):
+        write_launch(training, 0, train(1, **{f"{name}metric": 0.5, "success/all": 0.5}))
+    write_hostile(run / name / "episodes.jsonl")
+    browser.console.clear()
+    with serve(Run(run)) as server:
+        for address in (server.address, "exported"):
+            if address == "exported":
+                export_page(Run(run), tmp_path / "page.html")
+                address = f"file://{tmp_path}/page.html"
+            browser.open(f"{address}#curves")
+            browser.wait("document.body.dataset.ready && document.querySelectorAll('figcaption').length > 2")
+            shown = browser.evaluate("document.body.textContent")
+            assert f"{name}metric" in shown and browser.evaluate("document.title").startswith(name)
+            assert browser.evaluate("typeof window.owned") == "undefined"
+            assert count(browser, "main img, main script, #curves img, #title img, #rows img") == 0
+    assert not [line for line in browser.console if "Content Security" in line]
 
 
 def test_the_policy_stops_scripts_that_are_not_the_page_s_own(page: Chromium) -> None:

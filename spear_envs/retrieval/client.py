@@ -28,6 +28,8 @@ REFUSALS = frozenset({400, 413, 422})
 LOCKED = frozenset({401, 403})
 PASSING = frozenset({502, 503})
 SHOWN_CHARACTERS = 200
+LONGEST_BY_DATE_S = 60.0
+"""Most that a server is left out because it names a time of day: its clock, or ours, may be wrong by hours."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,6 @@ def _read_retry_after(response: httpx.Response) -> float | None:
     if value.isdecimal():
         return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
     except (ValueError, TypeError):
         return None

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 
 import click
 
-from spear_envs.doctor.findings import Check, Finding, Verdict, examine
+from spear_envs.core.errors import suggest_name
+from spear_envs.doctor.findings import Check, Finding, Verdict, examine, name_check
 
 __all__ = ["doctor"]
 
+CHECK_GROUP = "spear.checks"
+"""Checks of other rooms, and of other packages: functions without arguments that give findings."""
 COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[CHECK]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def doctor(as_json: bool) -> None:
+def doctor(names: tuple[str, ...], as_json: bool) -> None:
     """Look at this installation and this machine, and say what to do where something is wrong.
 
-    Exit code 1 if there is a problem; a note is none. Nothing is installed or changed.
+    With names, only these checks are made: python, versions, extras, torch, import, names, isolation, disk, memory,
+    graphics, data, verl. Exit code 1 if there is a problem; a note is none. Nothing is installed or changed.
     """
-    findings = [finding for check in list_checks() for finding in examine(check)]
+    checks = list_checks()
+    for name in names:
+        if name not in checks:
+            raise click.UsageError(f"There is no check {name!r}.{suggest_name(name, list(checks))}")
+    findings = [finding for name in names or checks for finding in examine(checks[name])]
     problems = sum(finding.verdict is Verdict.PROBLEM for finding in findings)
     if as_json:
         click.echo(json.dumps({"ok": not problems, "findings": [finding.describe() for finding in findings]}))
@@ -31,21 +42,36 @@ def doctor(as_json: bool) -> None:
         sys.exit(1)
 
 
-def list_checks() -> list[Check]:
-    """All checks, in the order of the report."""
+def list_checks() -> dict[str, Check]:
+    """All checks by name, in the order of the report: ours, then those of the entry-point group ``spear.checks``."""
     from spear_envs.doctor import machine, packages
 
-    return [
+    ours: tuple[Check, ...] = (
         packages.check_python,
         packages.check_versions,
+        packages.check_extras,
         packages.check_torch,
+        packages.check_import,
         packages.check_names,
         machine.check_isolation,
         machine.check_disk,
         machine.check_memory,
         machine.check_graphics,
         machine.check_data,
-    ]
+    )
+    checks = {name_check(check): check for check in ours}
+    return checks | {point.name: _defer(point) for point in sorted(entry_points(group=CHECK_GROUP))}
+
+
+def _defer(point: EntryPoint) -> Check:
+    """A check that is imported when it is made, so that one that cannot be is a finding like any other."""
+
+    def check() -> Iterable[Finding]:
+        found: Iterable[Finding] = point.load()()
+        return found
+
+    check.__name__ = f"check_{point.name}"
+    return check
 
 
 def _show(findings: list[Finding]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Check", "Finding", "Verdict", "examine"]
+__all__ = ["Check", "Finding", "Verdict", "examine", "name_check"]
 
 
 class Verdict(str, Enum):
@@ -45,11 +45,16 @@ Check = Callable[[], Iterable[Finding]]
 """Looks at one thing and says what it found. One that raises has found a problem itself."""
 
 
+def name_check(check: Check) -> str:
+    """What a check is called on the command line."""
+    return check.__name__.removeprefix("check_")
+
+
 def examine(check: Check) -> list[Finding]:
     """The findings of a check, whatever happens in it."""
     try:
         return list(check())
     except Exception as error:
-        name = check.__name__.removeprefix("check_").replace("_", " ")
+        name = name_check(check).replace("_", " ")
         mend = "This is a fault of the check: please report it with this line."
         return [Finding(name, Verdict.PROBLEM, f"the check failed: {type(error).__name__}: {error}", mend)]

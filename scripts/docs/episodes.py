@@ -100,7 +100,10 @@ def _describe_class(source: PageSource) -> str:
         default = ", ".join(dict.fromkeys(f"`{_quote(defaults[name])}`" for name in names if name in defaults))
         lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |")
     if errors.strip():
-        lines += ["", "Errors: " + "; ".join(f"`{name}`: {meaning}" for name, meaning in _read_items(errors))]
+        lines += [
+            "",
+            "Errors: " + "; ".join(f"`{name}`: {meaning.rstrip('.')}" for name, meaning in _read_items(errors)),
+        ]
     return "\n".join(lines)
 
 

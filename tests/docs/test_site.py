@@ -50,10 +50,11 @@ def test_every_environment_has_a_page(episodes: ModuleType) -> None:
 def test_equations_become_mathml() -> None:
     pytest.importorskip("latex2mathml", reason="needs the extra 'docs'")
     page = load("equations").convert_equations(
-        r'<p><span class="arithmatex">\(\hat A &gt; \tfrac12 R_{tool}\)</span> and <code>\(x\)</code></p>'
+        r'<p><span class="arithmatex">\(\hat A &gt; \tfrac12 R_{tool} - \bar R\)</span> and <code>\(x\)</code></p>'
     )
     assert "arithmatex" not in page and r"<code>\(x\)</code>" in page
     assert '<mover accent="true"><mi>A</mi>' in page and "<mfrac><mrow><mn>1</mn></mrow>" in page
+    assert '<mrow class="bar"><mi>R</mi></mrow>' in page
     assert "<mtext>tool</mtext>" in page or '<mi mathvariant="normal">t</mi>' in page
 
 

@@ -94,6 +94,8 @@ def test_missing_packages(tmp_path: Path) -> None:
         'no-such-part; extra == "begun"',
         'no-such-thing; extra == "not-begun"',
     )
+    points = "[spear.commands]\ndoctor = spear_envs.doctor.cli:doctor\n"
+    (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
     code, found = ask(tmp_path, "extras")
     assert code == 1 and set(found) == {"base packages", "extra begun", "extras"}
     assert found["base packages"]["found"] == "no-such-base is missing"
@@ -140,7 +142,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     code, found = ask(tmp_path, "disk", SPEAR_DATA=str(small_disk / "data"))
-    assert code == 1 and "SPEAR_DATA" in found["disk"]["mend"] and "KB left" in found["disk"]["found"]
+    assert code == 1 and "SPEAR_DATA" in found["disk"]["mend"] and "kB left" in found["disk"]["found"]
 
 
 def test_checks_of_other_packages(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ lint: setup  ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: setup  ## every benchmark, each beside its peer
-	set -e; for file in benchmarks/[a-z]*.py; do name=$$(basename $$file .py); echo "== $$name"; $(PY) -m benchmarks.$$name; done
+bench: setup  ## every benchmark beside its peers and bars: runs/bench/ (ARGS=--quick for minutes)
+	$(VENV)/bin/spear bench run $(ARGS)
 
 docs: setup  ## the site, with an API reference and an episode of each environment: build/docs/
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

@@ -141,7 +141,8 @@ def measure_opening(folder: Path) -> Iterator[Figure]:
         SearchIndex.open(folder).search("black dress")
         rounds.append(time.perf_counter() - start)
     yield Figure("opening and the first search, wall, median of 5", 1e3 * sorted(rounds)[2], "ms")
-    yield Figure("opening and the first search, wall, median of 5", 30_000, "ms", LUCENE, True, "30 to 90 s")
+    if len(postings.norms) >= PRODUCTS:
+        yield Figure("opening and the first search, wall, median of 5", 30_000, "ms", LUCENE, True, "30 to 90 s")
 
 
 def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
@@ -164,7 +165,8 @@ def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
         for worker in workers:
             worker.communicate("\n")
     yield Figure("second process: unique memory, Python included", unique, "MiB")
-    yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
+    if len(map_postings(folder).norms) >= PRODUCTS:
+        yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
     yield Figure("second process: of it written by itself", dirty, "MiB")
     yield Figure("second process: resident, shared pages included", resident, "MiB")
 

@@ -10,14 +10,15 @@ import sys
 import time
 
 
-def play_sokoban(steps):
+def play_sokoban(steps: int) -> dict[str, float]:
     """Random moves in rooms of 6 x 6 with one box, 15 turns; what our environment's default is."""
     from gem.envs.game_env.sokoban.sokoban import SokobanEnv
 
     chance = random.Random(0)
     env = SokobanEnv(dim_room=(6, 6), num_boxes=1, max_turns=15)
     moves = [f"\\boxed{{{chance.choice(('up', 'down', 'left', 'right'))}}}" for _ in range(steps)]
-    spent, resets = 0.0, []
+    spent = 0.0
+    resets: list[float] = []
     done = True
     for move in moves:
         if done:
@@ -31,7 +32,7 @@ def play_sokoban(steps):
     return {"steps_per_second": steps / spent, "reset_ms": 1e3 * sum(resets) / len(resets), "episodes": len(resets)}
 
 
-def serve_python():
+def serve_python() -> None:
     """One program after the other, unisolated: the tool's default."""
     from gem.tools.python_code_tool import PythonCodeTool
 

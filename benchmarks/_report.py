@@ -41,17 +41,17 @@ def show_results(known: Sequence[Benchmark], results: Mapping[str, Result], cons
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{benchmark.name}: {benchmark.summary}")
         for column in ("figure", "ours", "others", "bar", "verdict"):
             table.add_column(column, overflow="fold", justify="right" if column == "ours" else "left")
-        for row in _list_rows(benchmark, result):
-            *cells, verdict = row
-            table.add_row(*map(Text, cells), Text(verdict, style=COLOURS.get(_read_verdict(verdict), "")))
+        for name, ours, others, bar, verdict in _list_rows(benchmark, result):
+            shown = Text(verdict, style=COLOURS[Verdict(verdict)] if verdict else "")
+            table.add_row(Text(name), Text(ours), Text(others), Text(bar), shown)
         console.print(Group(Text(""), table, Text(describe_result(result), style="dim")))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title="bars")
     for column in ("benchmark", "figure", "bar", "measured", "verdict"):
         table.add_column(column, overflow="fold")
     judgements = list_judgements(known, results)
     for one in judgements:
-        verdict = Text(one.verdict.value + (f" ({one.reason})" if one.reason else ""), style=COLOURS[one.verdict])
-        table.add_row(*map(Text, (one.benchmark, one.bar.name, str(one.bar), _show_value(one))), verdict)
+        told = Text(one.verdict.value + (f" ({one.reason})" if one.reason else ""), style=COLOURS[one.verdict])
+        table.add_row(*map(Text, (one.benchmark, one.bar.name, str(one.bar), _show_value(one))), told)
     console.print(Group(Text(""), table))
     console.print(f"{len(judgements)} bars: {count_verdicts(judgements)}", highlight=False)
 
@@ -127,7 +127,3 @@ def _show_value(one: Judgement) -> str:
 
 def _make_row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _read_verdict(text: str) -> Verdict:
-    return Verdict(text) if text else Verdict.NOT_MEASURED

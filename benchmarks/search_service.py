@@ -135,8 +135,13 @@ def start_server(arguments: Sequence[str]) -> Iterator[Server]:
 def make_request(*queries: str) -> bytes:
     """One HTTP request as bytes, so that the load costs the machine little."""
     body = json.dumps({"queries": queries, "topk": 3, "return_scores": True}).encode()
-    head = f"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    lines = (
+        "POST /retrieve HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 async def send_all(port: int, requests: Sequence[bytes], concurrency: int) -> tuple[list[float], int]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """``spear bench run`` into the folder ``out``; the exit code."""
 
     def call(*words: str, command: str = "run") -> int:
@@ -51,7 +51,7 @@ def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     previous = signal.getsignal(signal.SIGTERM)
     monkeypatch.chdir(tmp_path)
-    yield call  # type: ignore[misc]
+    yield call
     signal.signal(signal.SIGTERM, previous)
 
 

@@ -100,12 +100,13 @@ class Engine:
         for driver in ("overlay", "vfs"):
             places = {"store": self.folder / driver, "run": self.folder / "run"}
             (self.folder / "storage.conf").write_text(STORAGE.format(driver=driver, **places), "utf-8")
-            if self.call("buildah", "from", "scratch").returncode == 0:
+            if (made := self.call("buildah", "from", "scratch")).returncode == 0:
                 break
-        self.call("buildah", "rm", "-a")
+        assert made.returncode == 0, made.stderr
+        container = made.stdout.strip()
         if self.call("podman", "image", "exists", BASE).returncode == 0:
+            self.do("buildah", "rm", container)
             return
-        container = self.do("buildah", "from", "scratch")
         self.do("buildah", "add", "-q", container, rootfs, "/")
         certificates = "PIP_CERT=/etc/ssl/certs/ca-certificates.crt"
         self.do("buildah", "config", "--env", f"PATH={SEARCH}", "--env", certificates, container)

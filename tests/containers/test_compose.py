@@ -20,7 +20,7 @@ from tests.containers.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.container]
 
-TOKEN = "a token of the tests"
+TOKEN = "token-of-the-tests"
 EPISODES = """
 import gymnasium as gym
 

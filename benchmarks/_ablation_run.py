@@ -25,6 +25,7 @@ from agents.settings import EvalSettings
 from agents.statistics import average_by_task
 from agents.trajectory import Trajectory
 from benchmarks._ablation_plan import TUNING_SEED, Scenario, Trial, list_trials
+from spear_envs.core.errors import SpearError
 from training.environments import EnvironmentSettings
 from training.launch import CONFIG_FILE, compose_config, quote_value
 from training.warmstart import train_policy
@@ -151,7 +152,7 @@ class Ablation:
 
     def _find_open(self, scenario: Scenario) -> Iterator[Trial]:
         for trial in self._list(scenario):
-            if read_result(self.results, scenario, trial.name) is None and trial.name not in self.failed:
+            if read_result(self.results, scenario, trial.name) is None and _name(trial) not in self.failed:
                 yield trial
 
     def _work_on(self, scenario: Scenario, deadline: float) -> bool:
@@ -164,7 +165,10 @@ class Ablation:
         for trial in self._find_open(scenario):
             with self._claim(scenario, trial.name) as free:
                 if free and read_result(self.results, scenario, trial.name) is None:
-                    self._do(trial, deadline)
+                    try:
+                        self._do(trial, deadline)
+                    except SpearError as error:  # the others go on
+                        self.failed[_name(trial)] = str(error)
                     return True
         return False
 
@@ -196,9 +200,8 @@ class Ablation:
             self.console.print(f"{scenario.name}: making the warm start")
             train_policy(scenario.warm_start, folder, overwrite=folder.exists())
         self.console.print(f"{scenario.name}: evaluating the warm start")
-        config = compose_config(
-            Trial(scenario, scenario.arms[0], scenario.rates[0], TUNING_SEED).list_overrides(_quote(folder)), self.out
-        )
+        trial = Trial(scenario, scenario.arms[0], scenario.rates[0], TUNING_SEED)  # any: all have the same environment
+        config = compose_config(trial.list_overrides(_quote(folder)), self.out)
         record = {
             "scenario": scenario.name,
             "warm_start": json.loads((folder / "warmstart.json").read_text(encoding="utf-8")),
@@ -214,12 +217,12 @@ class Ablation:
             before = _count_steps(folder)
             if before >= scenario.steps:
                 break
-            self.console.print(f"{scenario.name}/{trial.name}: training from step {before} of {scenario.steps}")
+            self.console.print(f"{_name(trial)}: training from step {before} of {scenario.steps}")
             self._train(overrides, folder, deadline)
             if before < _count_steps(folder) < scenario.steps:
                 return  # it got on, so it is tried again
         if _count_steps(folder) < scenario.steps:
-            self.failed[f"{scenario.name}/{trial.name}"] = f"no step beyond {_count_steps(folder)}, see {folder}.log"
+            self.failed[_name(trial)] = f"no step beyond {_count_steps(folder)}, see {folder}.log"
             return
         self._record(trial, folder, overrides)
 
@@ -241,7 +244,7 @@ class Ablation:
 
     def _record(self, trial: Trial, folder: Path, overrides: Sequence[str]) -> None:
         scenario = trial.scenario
-        self.console.print(f"{scenario.name}/{trial.name}: evaluating")
+        self.console.print(f"{_name(trial)}: evaluating")
         history = read_history(folder)
         steps = [record for record in history if "training/global_step" in record]
         config = OmegaConf.load(folder / CONFIG_FILE)
@@ -263,7 +266,6 @@ class Ablation:
         }
         write_json(self.results / scenario.name / f"{trial.name}.json", record)
         shutil.rmtree(where)  # the figures are recorded; episodes of all trials would take gigabytes
-        shutil.rmtree(folder / "checkpoints" / f"global_step_{scenario.steps}", ignore_errors=True)
 
     def _evaluate(self, scenario: Scenario, policy: Path, config: Any, where: Path, *, test: bool) -> dict[str, Any]:
         """Whole panels: ``valid_panel``, and ``test_panel`` if asked for."""
@@ -306,6 +308,10 @@ def _play_panel(settings: EvalSettings, where: Path) -> dict[str, Any]:
         "faults": part.faults,
         "won": {task: _round(share) for task, share in sorted(won.items())},
     }
+
+
+def _name(trial: Trial) -> str:
+    return f"{trial.scenario.name}/{trial.name}"
 
 
 def _count_steps(folder: Path) -> int:

@@ -85,17 +85,19 @@ async def play_episode(
     stop = StopReason.CONTEXT_LIMIT
     fault_kind: str | None = None
     for number in range(1, core.max_turns + 1):
-        text = text_of(observation)
+        text, picture = text_of(observation), image_of(observation)
         prompt = dialogue.next(
             instruction=info["instruction"],
             observation=text,
             admissible_actions=info["admissible_actions"],
             turn=number,
             max_turns=core.max_turns,
+            picture=picture,
         )
         if prompt is None:
             break
-        images = _show_images(images, observation, prompt, prompts.layout)
+        picture = picture if prompt.shows_image else None
+        images = _show_images(images, picture, prompts.layout)
         try:
             generation = await _generate(engine, prompt, sampling, images, task_id, seed, number)
         except ContextExceededError:
@@ -112,7 +114,9 @@ async def play_episode(
                 observation, reward, terminated, truncated, info = env.step(response)
         except Exception as error:
             raise SpearError(f"{env_id}, task {task_id}, turn {number}: the environment broke: {error!r}") from error
-        record.add(prompt, generation, response, text, anchor, float(reward), info)
+        # What a local model read belongs to its training rows; other engines leave pictures to the replay.
+        read = picture if prompts.mark_image is not None else None
+        record.add(prompt, generation, response, text, anchor, float(reward), info, read)
         if terminated or truncated:
             stop = _find_stop(info, terminated)
             break
@@ -197,9 +201,8 @@ def _describe(error: Exception) -> str:
     return str(error) if isinstance(error, SpearError) else repr(error)
 
 
-def _show_images(images: list[np.ndarray], observation: Any, prompt: Prompt, layout: Layout) -> list[np.ndarray]:
+def _show_images(images: list[np.ndarray], picture: np.ndarray | None, layout: Layout) -> list[np.ndarray]:
     """The pictures that go with a prompt: the present one, in a conversation after all earlier ones."""
-    picture = image_of(observation) if prompt.shows_image else None
     if picture is None:
         return images if layout is Layout.CONVERSATION else []
     return [*images, picture] if layout is Layout.CONVERSATION else [picture]
@@ -255,6 +258,7 @@ class _Record:
         anchor: object,
         reward: float,
         info: Mapping[str, Any],
+        picture: np.ndarray | None,
     ) -> None:
         before = self.info["reward_terms"]["native_return"]
         self.info = info
@@ -274,5 +278,6 @@ class _Record:
                 finish=generation.finish,
                 served=generation.served,
                 dropped_turns=prompt.dropped_turns,
+                picture=picture,
             )
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from agents.baselines.forms import Method, make_form, wrap_reader
 from agents.engines.base import Engine
@@ -68,6 +69,7 @@ def open_policy(
         history=settings.history,
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
+        mark_image=opened.mark_image,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 
@@ -84,6 +86,7 @@ class _OpenEngine:
     max_prompt_tokens: int | None = None
     """What the model's context leaves for a prompt; None where it is not known."""
     aclose: Callable[[], Awaitable[None]] = _close_nothing
+    mark_image: Callable[[np.ndarray], str] | None = None
 
 
 def _open_engine(
@@ -102,7 +105,8 @@ def _open_engine(
                              "give --max-tokens")  # fmt: skip
         local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
         stack.callback(local.close)
-        return _OpenEngine(lambda env: local, tokenizer, limit, left)
+        mark_image = model.reader.mark if model.reader is not None else None
+        return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
         remote = OpenAIEngine(settings.server)

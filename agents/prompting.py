@@ -10,6 +10,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
 from agents.trajectory import Layout
@@ -92,6 +94,9 @@ class PromptBuilder:
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
         overlong: what happens to a prompt beyond ``max_prompt_tokens``.
+        mark_image: the text that stands for a picture in a local model's sequence
+            (:meth:`agents.engines.vision.ImageReader.mark`); None leaves ``<image>`` in its place, as engines that send
+            messages want it.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class PromptBuilder:
         max_row_tokens: int | None = None,
         stop_token_ids: Sequence[int] = (),
         overlong: Overlong | str = Overlong.END,
+        mark_image: Callable[[np.ndarray], str] | None = None,
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
@@ -117,6 +123,7 @@ class PromptBuilder:
         self.history = history
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
+        self.mark_image = mark_image
         self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
         self._encode = _cache_short(_make_encoder(tokenizer))
         self._marks = _find_marks(tokenizer)
@@ -148,23 +155,31 @@ class PromptBuilder:
         """The prompt of a single message, outside an episode."""
         return self._encode(self._render([{"role": "user", "content": self._disarm(text)}]))
 
-    def first(self, context: PromptContext) -> Prompt:
+    def first(self, context: PromptContext, picture: np.ndarray | None = None) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
-        text = self._disarm(self.template.render(context))
+        text, shown = self._set_picture(self._disarm(self.template.render(context)), picture)
         ids = self._encode(self._set_in(self._opening, self._system, "", text))
-        return Prompt(ids, ids, "<image>" in text)
+        return Prompt(ids, ids, shown)
 
-    def follow_up(self, context: PromptContext, finish: Finish) -> Prompt:
+    def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
-        text = self._disarm(self.template.follow_up(context))
+        text, shown = self._set_picture(self._disarm(self.template.follow_up(context)), picture)
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
-            return Prompt(ids, ids, "<image>" in text)
+            return Prompt(ids, ids, shown)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
             added = added.removeprefix(self._end_mark)
         ids = self._encode(added)
-        return Prompt(ids, ids, "<image>" in text)
+        return Prompt(ids, ids, shown)
+
+    def _set_picture(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
+        """The text with ``picture`` in its place, and whether a picture is shown."""
+        shown = "<image>" in text
+        if not shown or picture is None or self.mark_image is None:
+            return text, shown
+        # Once: a second placeholder is something the environment wrote, and has no picture.
+        return text.replace("<image>", self.mark_image(picture), 1), True
 
     def _disarm(self, text: str) -> str:
         """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
@@ -240,8 +255,12 @@ class Dialogue:
         admissible_actions: Sequence[str] | None,
         turn: int,
         max_turns: int,
+        picture: np.ndarray | None = None,
     ) -> Prompt | None:
-        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it."""
+        """The prompt of turn ``turn`` (from 1), or None if there is no room for it or for a response to it.
+
+        ``picture`` is what the observation shows besides its text, uint8 [height, width, 3].
+        """
         builder = self._builder
         history = self._past[-builder.history :] if builder.history else []
         context = PromptContext(
@@ -253,10 +272,11 @@ class Dialogue:
             max_turns=max_turns,
         )
         if builder.layout is Layout.PER_TURN or self._finish is None:
-            prompt = self._shorten(context) if builder.overlong is Overlong.DROP_HISTORY else builder.first(context)
+            drop = builder.overlong is Overlong.DROP_HISTORY
+            prompt = self._shorten(context, picture) if drop else builder.first(context, picture)
             self._opening = len(prompt.ids)
         else:
-            added = builder.follow_up(context, self._finish)
+            added = builder.follow_up(context, self._finish, picture)
             prompt = replace(added, ids=self._ids + added.new_ids)
         limited = builder.layout is Layout.CONVERSATION and builder.max_row_tokens is not None
         checked = self._opening if limited else len(prompt.ids)
@@ -270,11 +290,11 @@ class Dialogue:
         self._ids = prompt.ids
         return prompt
 
-    def _shorten(self, context: PromptContext) -> Prompt:
+    def _shorten(self, context: PromptContext, picture: np.ndarray | None) -> Prompt:
         """The prompt with as many of the latest turns as fit; without any where even that is too long."""
         limit = self._builder.max_prompt_tokens
         for dropped in range(len(context.history) + 1):
-            prompt = self._builder.first(replace(context, history=context.history[dropped:]))
+            prompt = self._builder.first(replace(context, history=context.history[dropped:]), picture)
             if limit is None or len(prompt.ids) <= limit:
                 break
         return replace(prompt, dropped_turns=dropped)

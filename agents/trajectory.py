@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from agents.engines.base import Finish, Served
 from agents.files import explain_unwritable
@@ -71,6 +73,8 @@ class Turn:
         finish: whether the response stopped by itself.
         served: what a server said about the response; None where no server was asked.
         dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
+        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
+            is for training rows and is not written: a record shows pictures by playing its responses again.
     """
 
     prompt_ids: tuple[int, ...]
@@ -86,6 +90,7 @@ class Turn:
     finish: Finish
     served: Served | None = None
     dropped_turns: int = 0
+    picture: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Row:
     response_mask: tuple[int, ...]
     log_probs: tuple[float, ...]
     turn_index: int
+    pictures: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,14 @@ class Trajectory:
         """
         if self.layout is Layout.PER_TURN:
             return [
-                Row(turn.prompt_ids, turn.response_ids, (1,) * len(turn.response_ids), turn.log_probs, index)
+                Row(
+                    turn.prompt_ids,
+                    turn.response_ids,
+                    (1,) * len(turn.response_ids),
+                    turn.log_probs,
+                    index,
+                    _list_pictures([turn]),
+                )
                 for index, turn in enumerate(self.turns)
             ]
         if not self.turns:
@@ -162,12 +175,15 @@ class Trajectory:
             ids += turn.response_ids
             mask += [1] * len(turn.response_ids)
             log_probs += turn.log_probs
-        return [Row(self.turns[0].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), 0)]
+        pictures = _list_pictures(self.turns)
+        return [Row(self.turns[0].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), 0, pictures)]
 
     def to_json(self) -> str:
         """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
         # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
+        for turn in turns:
+            del turn["picture"]
         if self.tokens is TokenKind.BYTES:
             turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
@@ -197,6 +213,10 @@ class Trajectory:
             "memory": tuple(data.pop("memory", ())),
         }
         return cls(turns=turns, **read, **data)
+
+
+def _list_pictures(turns: Sequence[Turn]) -> tuple[np.ndarray, ...]:
+    return tuple(turn.picture for turn in turns if turn.picture is not None)
 
 
 _ID_KEYS = ("prompt_ids", "response_ids")

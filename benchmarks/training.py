@@ -37,7 +37,7 @@ def measure(policy: Path, out: Path, steps: int, overrides: tuple[str, ...]) -> 
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     )
-    run_training("demo", (*common, *overrides), out, Console(stderr=True))
+    run_training(("preset=demo", *common, *overrides), out, Console(stderr=True))
     history = [record for record in read_history(out) if record["step"] > WARM_UP]
     names = {"step": "perf/step_seconds", "rollout": "timing_s/gen", "log-probs": "timing_s/old_log_prob"}
     names |= {"update": "timing_s/update_actor", "driver share": "perf/spear_driver_share"}

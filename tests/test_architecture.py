@@ -72,7 +72,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "alfworld": ("spear_envs/alfworld/*",),
     "textworld": ("spear_envs/alfworld/*",),
     "torch": ("spear_envs/retrieval/*", "agents/engines/*", "training/*"),
-    "transformers": ("spear_envs/retrieval/encoders.py", "agents/engines/hf.py", "training/warmstart*"),
+    "transformers": (
+        "spear_envs/retrieval/encoders.py",
+        "agents/engines/hf.py",
+        "agents/engines/vision.py",
+        "training/warmstart*",
+    ),
     "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "agents/replay/tokens.py", "training/warmstart*"),
     "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
     "vllm": ("agents/engines/vllm.py",),

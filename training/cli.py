@@ -6,28 +6,30 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--config",
-    "name",
-    default="cpu",
-    show_default=True,
-    help="A configuration of training/config: spear (GPU), cpu, demo, alfworld, code, search or webshop.",
-)
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
+@click.option("--list", "list_only", is_flag=True, help="Print the choices of each group and stop.")
 @click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-def train(name: str, out: Path | None, print_config: bool, overrides: tuple[str, ...]) -> None:
-    """Train a policy with SPEAR, through verl.
+@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...")
+def train(out: Path | None, list_only: bool, print_config: bool, overrides: tuple[str, ...]) -> None:
+    """Train a policy with SPEAR or an algorithm it is compared with, through verl.
 
-    KEY=VALUE changes any key of verl's configuration or of the spear node, as in Hydra:
+    Groups are preset (an experiment), algorithm, model, cluster and environment. KEY=VALUE changes any key of verl's
+    configuration or of the spear node, as in Hydra:
 
-      spear train --config demo --out runs/first actor_rollout_ref.model.path=runs/demo/warmstart spear.seed=1
+    \b
+      spear train preset=demo actor_rollout_ref.model.path=runs/demo/warmstart spear.seed=1 --out runs/first
+      spear train preset=alfworld_qwen2.5_7b algorithm=grpo cluster=8gpu --out runs/grpo
+      spear train preset=alfworld_qwen2.5_7b model=tiny --out runs/dry     # two real steps on a CPU
 
     The same command resumes a run that was stopped.
     """
+    if list_only:
+        _print_choices(Console())
+        return
     from omegaconf import OmegaConf
 
     from training.launch import compose_config
@@ -35,13 +37,23 @@ def train(name: str, out: Path | None, print_config: bool, overrides: tuple[str,
     if out is None and not print_config:
         raise click.UsageError("name a run folder: --out runs/NAME")
     if print_config:
-        config = compose_config(name, overrides, out or Path("runs/run"), check=False)
+        config = compose_config(overrides, out or Path("runs/run"), check=False)
         click.echo(OmegaConf.to_yaml(config))
         return
     assert out is not None
     from training.runs import run_training
 
-    run_training(name, overrides, out, Console())
+    run_training(overrides, out, Console())
+
+
+def _print_choices(console: Console) -> None:
+    from training.choices import GROUPS, list_choices
+
+    for group in GROUPS:
+        console.print(f"[bold]{group}[/bold]")
+        for name, title in list_choices(group).items():
+            console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
+    console.print("A preset of the paper as the authors' code has it: preset=official/NAME")
 
 
 @click.command("demo")

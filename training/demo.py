@@ -22,7 +22,7 @@ from agents.statistics import Comparison, Estimate, Part
 from agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError
 from training.launch import quote_value
-from training.runs import run_training
+from training.runs import make_policy, run_training
 
 ENV_ID = "spear/Sokoban-v0"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
@@ -57,7 +57,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
         f"trainer.total_training_steps={steps}",
         f"spear.seed={seed}",
     )
-    run_training("demo", overrides, out / "train", console)
+    run_training(("preset=demo", *overrides), out / "train", console)
     trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
 
     if not trained.is_dir():
@@ -91,17 +91,9 @@ def _bar(console: Console) -> Progress:
 
 
 def _make_policy(folder: Path, console: Console) -> None:
-    from training.warmstart import choose_recipe, train_policy
+    from training.warmstart import choose_recipe
 
-    with _bar(console) as progress:
-        tasks: dict[str, Any] = {}
-
-        def observe(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done, total=total)
-
-        train_policy(choose_recipe(ENV_ID), folder, observer=observe, overwrite=folder.exists())
+    make_policy(choose_recipe(ENV_ID), folder, console)
 
 
 def _settings(model: Path, temperature: float) -> EvalSettings:

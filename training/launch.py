@@ -19,19 +19,26 @@ from agents.files import explain_unwritable, write_json, write_text
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import PromptContext
+from training.algorithms.choices import Estimator
 from training.algorithms.settings import SpearSettings
+from training.choices import GROUPS, check_choice
 from training.environments import EnvironmentSettings, make_environment
+from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
-RUN_KEYS = ("env", "seed", "deterministic")
+ROOT = "spear"
+"""The configuration that all others are choices in."""
+POLICY = "policy"
+"""Folder of a run's own warm start, where its configuration asks for one."""
+RUN_KEYS = ("env", "seed", "deterministic", "warm_start")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
-    "actor_rollout_ref.actor.use_kl_loss": (False, "the trainer runs no reference policy"),
-    "algorithm.use_kl_in_reward": (False, "the trainer runs no reference policy"),
-    "critic.enable": (False, "the trainer runs no critic"),
+    "algorithm.use_kl_in_reward": (False, "set spear.kl.coefficient, which weighs it in the loss"),
+    "critic.cliprange_value": (0.5, "set spear.critic.clip"),
+    "trainer.critic_warmup": (0, "set spear.critic.warmup"),
     "actor_rollout_ref.actor.entropy_coeff": (0, "the trainer has no entropy bonus"),
     "actor_rollout_ref.actor.clip_ratio": (0.2, "set spear.clip.low and spear.clip.high"),
     "actor_rollout_ref.actor.clip_ratio_low": (0.2, "set spear.clip.low"),
@@ -89,38 +96,43 @@ def read_settings(node: Any) -> SpearSettings:
     return SpearSettings.from_mapping({key: value for key, value in plain.items() if key not in RUN_KEYS})
 
 
-def list_configs() -> list[str]:
-    """Names that ``--config`` takes: the YAML files of ``training/config``."""
-    return sorted(path.stem for path in (Path(__file__).parent / "config").glob("*.yaml"))
-
-
-def compose_config(name: str, overrides: Sequence[str], out: Path, *, check: bool = True) -> DictConfig:
-    """Compose configuration ``name`` with Hydra-style ``overrides`` for the run folder ``out``.
+def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -> DictConfig:
+    """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
 
     With ``check`` it must also be complete (name a model) and make sense.
 
     Raises:
-        SpearError: no such configuration or key, a value of the wrong kind; one line that names the nearest valid key.
+        SpearError: no such choice or key, a value of the wrong kind; one line that names the nearest valid one.
     """
-    if name not in list_configs():
-        raise SpearError(f"there is no configuration {name!r}; choose {', '.join(list_configs())}")
-    ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
+    store = ConfigStore.instance()
+    store.store(group="spear", name="defaults", node=SpearSettings().to_mapping())
     GlobalHydra.instance().clear()
     search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    for group, _, choice in (choice.partition("=") for choice in choices):
+        check_choice(group, choice)
+        flavour, _, name = choice.rpartition("/")
+        if group == "preset" and name in list_presets():
+            node = build_configuration(load_preset(name, flavour or FLAVOURS[0]))
+            store.store(group=f"preset/{flavour}".rstrip("/"), name=name, node=node, package="_global_")
     with initialize_config_module("training.config", version_base=None):
-        base = compose(name, overrides=[search])
-        checked = [_check_override(override, base) for override in overrides]
         try:
-            config = compose(name, overrides=[search, *checked])
+            config = compose(ROOT, overrides=[search, *choices])
+            others = [_check_override(override, config) for override in overrides if override not in choices]
+            if others:
+                config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
+    settings = read_settings(config.spear)
     with open_dict(config):
+        for key, needed, _ in _list_derived(settings):
+            OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
         config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
         if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
             # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
         if check:
-            config.actor_rollout_ref.model.path = _resolve_model(config)
+            config.actor_rollout_ref.model.path = _resolve_model(config, out)
             if isinstance(config.spear.env, DictConfig):
                 config.spear.env.valid_split = _read_environment(config).valid_split
             check_config(config)
@@ -132,11 +144,14 @@ def quote_value(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
-def _resolve_model(config: DictConfig) -> str:
+def _resolve_model(config: DictConfig, out: Path) -> str:
     name = config.actor_rollout_ref.model.path
+    if name is None and config.spear.warm_start is not None:
+        return str((out / POLICY).resolve())
     if name is None:
         raise SpearError(
-            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes)"
+            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
+            "or model=tiny for a dry run"
         )
     path = Path(str(name)).expanduser()
     if path.is_dir():
@@ -144,8 +159,13 @@ def _resolve_model(config: DictConfig) -> str:
             raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
         return str(path.resolve())
     is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
-    if is_hub_id and config.trainer.device != "cpu":  # on a CPU the rollouts read a folder
+    if is_hub_id and config.trainer.device != "cpu":
         return str(name)
+    if is_hub_id and not path.parent.exists():
+        raise SpearError(
+            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: choose cluster=1gpu, 8gpu or "
+            "4x8gpu, or model=tiny for a dry run here"
+        )
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
@@ -190,6 +210,14 @@ def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _list_keys(node, f"{path}.")
 
 
+def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
+    """Switches of verl that follow from our settings: key, value, and how to change it."""
+    return (
+        ("actor_rollout_ref.actor.use_kl_loss", settings.kl.coefficient > 0, "set spear.kl.coefficient"),
+        ("critic.enable", settings.advantage.estimator is Estimator.GAE, "set spear.advantage.estimator=gae"),
+    )
+
+
 def check_config(config: DictConfig) -> None:
     """Check what can be checked without starting anything.
 
@@ -200,10 +228,9 @@ def check_config(config: DictConfig) -> None:
     for key, (value, advice) in WITHOUT_EFFECT.items():
         if OmegaConf.select(config, key) != value:
             raise SpearError(f"{key} can only be {value!r} here: {advice}")
-    if settings.kl.coefficient > 0:
-        raise SpearError(
-            "spear.kl.coefficient > 0 needs a reference policy, which this trainer does not run yet: set it to 0"
-        )
+    for key, needed, advice in _list_derived(settings):
+        if OmegaConf.select(config, key) != needed:
+            raise SpearError(f"{key} can only be {needed!r} here: {advice}")
     if settings.loss.aggregation.value == "sum-norm":
         raise SpearError(
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
@@ -214,10 +241,34 @@ def check_config(config: DictConfig) -> None:
         least = 0 if key == "spear.seed" else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    _check_hardware(config)
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     environment = _read_environment(config)
     _check_environment(environment, config.data.train_batch_size)
+
+
+def _check_hardware(config: DictConfig) -> None:
+    """Whether ranks divide as asked, and the longest row fits into a micro-batch."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    sequence = actor.ulysses_sequence_parallel_size
+    for key, size in (
+        ("rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size),
+        ("actor.ulysses_sequence_parallel_size", sequence),
+    ):
+        if ranks % size:
+            raise SpearError(f"actor_rollout_ref.{key}={size} does not divide the {ranks} ranks of the cluster")
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    for key, tokens in (
+        ("actor.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu),
+        ("rollout.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu),
+    ):
+        if tokens * sequence < longest:
+            raise SpearError(
+                f"a row may have {longest} tokens and a micro-batch takes {tokens * sequence}: "
+                f"set actor_rollout_ref.{key}={-(-longest // sequence)} or more"
+            )
 
 
 def _read_environment(config: DictConfig) -> EnvironmentSettings:
@@ -314,22 +365,23 @@ def repair_tracker(checkpoints: Path) -> int | None:
     return whole[-1]
 
 
+def flatten_config(config: Any) -> dict[str, Any]:
+    """Values of a configuration by dotted key, interpolations as they stand."""
+    flat: dict[str, Any] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{prefix}{key}.")
+        else:
+            flat[prefix[:-1]] = node
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+    return flat
+
+
 def _compare(old: Any, new: DictConfig, out: Path) -> None:
-    def flatten(config: DictConfig) -> dict[str, Any]:
-        plain = OmegaConf.to_container(config, resolve=False)
-        flat: dict[str, Any] = {}
-
-        def walk(node: Any, prefix: str) -> None:
-            if isinstance(node, dict) and node:
-                for key, value in node.items():
-                    walk(value, f"{prefix}{key}.")
-            else:
-                flat[prefix[:-1]] = node
-
-        walk(plain, "")
-        return flat
-
-    before, after = flatten(old), flatten(new)
+    before, after = flatten_config(old), flatten_config(new)
     changed = [
         key
         for key in sorted(before.keys() | after.keys())

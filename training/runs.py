@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agents.files import explain_unwritable
 from agents.metrics import read_history
-from training.launch import compose_config, prepare_run
+from training.dry_run import choose_warm_start, show_cuts
+from training.launch import POLICY, compose_config, prepare_run
 from training.plots import plot_curves
 from training.supervise import Observer, supervise_training
+
+if TYPE_CHECKING:
+    from training.warmstart import WarmStartSettings
 
 RESUME_HINT = "the same command resumes it"
 
@@ -51,13 +55,33 @@ def show_progress(console: Console, total: int) -> Iterator[Observer]:
         yield observe
 
 
-def run_training(name: str, overrides: tuple[str, ...], out: Path, console: Console) -> None:
-    """Compose, check, train with a progress bar, and draw the curves.
+def make_policy(settings: WarmStartSettings, folder: Path, console: Console) -> None:
+    """Make a tiny policy with a progress bar, in the place of what ``folder`` holds.
+
+    Raises:
+        SpearError: a setting without a valid value, or ``folder`` cannot be written.
+    """
+    from training.warmstart import train_policy  # imports torch and transformers
+
+    columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, Any] = {}
+
+        def observe(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+
+
+def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> None:
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first where there is none.
 
     Raises:
         SpearError: anything a user can mend.
     """
-    config = compose_config(name, overrides, out)
+    config = compose_config(overrides, out)
     total = int(config.trainer.total_training_steps)
     checkpoint = prepare_run(config, out)
     if checkpoint is not None and checkpoint >= total:
@@ -65,6 +89,10 @@ def run_training(name: str, overrides: tuple[str, ...], out: Path, console: Cons
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
+        if config.spear.warm_start is not None:
+            show_cuts(overrides, console)
+            if not (out / POLICY / "config.json").is_file():
+                make_policy(choose_warm_start(config), out / POLICY, console)
         try:
             with show_progress(console, total) as observe:
                 supervise_training(out, config.trainer.device, observe)

@@ -1,6 +1,6 @@
 """Engines: anything that turns prompt token ids into response token ids.
 
 ``base`` has the seam, ``batching`` gathers concurrent calls, ``hf`` runs transformers models, ``scripted`` runs
-policies written in Python, ``bytes`` is a tokenizer for policies that need none.  Only ``hf`` imports transformers,
-only ``hf`` and ``sampling`` torch.
+policies written in Python, ``bytes`` is a tokenizer for policies that need none, ``vision`` prepares pictures for
+Qwen2.5-VL.  Only ``hf`` and ``vision`` import transformers, only ``hf`` and ``sampling`` torch.
 """

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from agents.engines.base import Finish, Generation, Request
 from agents.engines.batching import MicroBatcher
 from agents.engines.sampling import draw_tokens, uniform_at
 from agents.engines.stops import StopFinder
+from agents.engines.vision import ImageReader, has_vision, read_rows
 from spear_envs.core.errors import SpearError
 
 _COMPACT_BELOW = 0.75
@@ -45,7 +46,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 class HFModel:
-    """A causal language model that answers batches of requests.
+    """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
+
+    ``reader`` is the image side of such a model, else None.
 
     Args:
         path: folder with config.json and weights.
@@ -63,9 +66,11 @@ class HFModel:
         folder = _require_folder(path, "config.json")
         if threads is not None:
             torch.set_num_threads(threads)
+        self.reader = ImageReader(folder) if has_vision(folder) else None
+        loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+                model = loader.from_pretrained(folder, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
         self.path = folder
@@ -95,7 +100,7 @@ class HFModel:
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and response together."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0)) or 2**31
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
 
     def load_state(self, state: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies weights in.  Tied weights may be left out.  Raises SpearError where names are missing or unknown."""
@@ -113,14 +118,19 @@ class HFModel:
 
     @torch.inference_mode()
     def log_probs(
-        self, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float = 1.0
+        self,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        temperature: float = 1.0,
+        images: Sequence[np.ndarray] = (),
     ) -> tuple[float, ...]:
         """Natural-log probability of each response token, from one plain forward pass without a cache."""
         if not response_ids:
             return ()
         ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
         count = len(response_ids)
-        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count).logits[0]
+        feed = self._look(ids[:, :-1], None, [images]) if self.reader is not None else {}
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed).logits[0]
         logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
         return tuple(logp.gather(-1, ids[0, -count:, None])[:, 0].tolist())
 
@@ -132,19 +142,28 @@ class HFModel:
         mask is built.  A row stops at a stop token, at a stop string or at its own ``max_tokens``.
 
         Raises:
-            SpearError: a request carries images, an empty prompt, or does not fit the model's context.
+            SpearError: a request carries pictures that the model cannot read or that do not fit its image tokens, an
+                empty prompt, or does not fit the model's context.
         """
         if not requests:
             return []
         self._check(requests)
         finders = [self._find_stops(request.sampling.stop_strings) for request in requests]
         batch = _Batch(requests, self.stop_token_ids, self._seeds, finders)
-        prompts: dict[tuple[int, ...], int] = {}
-        source = [prompts.setdefault(tuple(request.prompt_ids), len(prompts)) for request in requests]
-        ids, mask = _pad_left(list(prompts), self.model.device)
+        prompts: dict[tuple[tuple[int, ...], bytes], int] = {}
+        source = [
+            prompts.setdefault((tuple(request.prompt_ids), _name_pictures(request.images)), len(prompts))
+            for request in requests
+        ]
+        ids, mask = _pad_left([prompt for prompt, _ in prompts], self.model.device)
         feed: dict[str, Any] = {"input_ids": ids}
         position = None
-        if mask is not None:
+        if self.reader is not None:
+            shown = {place: request.images for place, request in zip(source, requests, strict=True)}
+            seen = self._look(ids, mask, [shown[place] for place in range(len(prompts))])
+            position = seen["position_ids"]
+            feed |= seen if mask is None else {**seen, "attention_mask": mask}
+        elif mask is not None:
             position = (mask.cumsum(-1) - 1).clamp(min=0)
             feed |= {"attention_mask": mask, "position_ids": position}
         output = self.model(**feed, use_cache=True, logits_to_keep=1)
@@ -153,8 +172,8 @@ class HFModel:
             rows = torch.tensor(source, device=logits.device)
             cache.batch_select_indices(rows)
             logits = logits[rows]
-            if mask is not None and position is not None:
-                mask, position = mask[rows], position[rows]
+            mask = mask[rows] if mask is not None else None
+            position = position[..., rows, :] if position is not None else None
         while True:
             tokens, keep = batch.draw(logits.cpu())
             if batch.finished:
@@ -164,22 +183,45 @@ class HFModel:
                 kept = keep.to(ids.device)
                 cache.batch_select_indices(kept)
                 tokens = tokens[kept]
-                if mask is not None and position is not None:
-                    mask, position = mask[kept], position[kept]
+                mask = mask[kept] if mask is not None else None
+                position = position[..., kept, :] if position is not None else None
             feed = {"input_ids": tokens[:, None]}
-            if mask is not None and position is not None:
+            if mask is not None:
                 mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
-                position = position[:, -1:] + 1
-                feed |= {"attention_mask": mask, "position_ids": position}
+                feed["attention_mask"] = mask
+            if position is not None:
+                position = position[..., -1:] + 1
+                feed["position_ids"] = position
             output = self.model(**feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
             logits = output.logits[:, -1]
 
+    def _look(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]
+    ) -> dict[str, Any]:
+        """What a model with a vision tower reads besides ids [N, L]: patches of all pictures, and positions [3, N, L].
+
+        The last position of a prompt is the same in all three; those of its response go on from there.
+        """
+        assert self.reader is not None
+        features = read_rows(self.reader, images)
+        positions = torch.ones((3, *ids.shape), dtype=torch.long, device=ids.device)
+        for row, feature in enumerate(features):
+            on = mask[row].bool() if mask is not None else torch.ones_like(ids[row], dtype=torch.bool)
+            grids = feature.get("image_grid_thw")
+            positions[:, row, on] = self.reader.find_positions(ids[row, on].cpu(), grids).to(ids.device)
+        feed: dict[str, Any] = {"position_ids": positions}
+        for name in ("pixel_values", "image_grid_thw"):
+            parts = [feature[name] for feature in features if name in feature]
+            if parts:
+                feed[name] = torch.cat(parts).to(ids.device)
+        return feed
+
     def _check(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if len(request.images):
+            if len(request.images) and self.reader is None:
                 raise SpearError(
-                    f"{request.request_id}: the transformers engine is for text models; "
-                    'make the environment with modality="text"'
+                    f"{request.request_id}: {self.path} is a text model and cannot read pictures; "
+                    'make the environment with modality="text", or take a vision-language model'
                 )
             if not len(request.prompt_ids):
                 raise SpearError(f"{request.request_id}: the prompt is empty")
@@ -312,6 +354,11 @@ def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Te
     stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
     width = max(1, *map(len, stops))
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
+
+
+def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
+    """Equal for equal pictures."""
+    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
 
 
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -14,3 +14,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_vision_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2.5-VL of 0.35 M parameters that knows a little of the form of Sokoban's responses."""
+    pytest.importorskip("transformers", reason="needs the extra 'train'")
+    from training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
+
+    folder = tmp_path_factory.mktemp("vision") / "policy"
+    make_tiny_vision_policy(TinyVisionSettings(episodes=30, steps=25, batch=8), folder)
+    return folder

@@ -40,13 +40,22 @@ def test_help_names_the_configurations(capsys: pytest.CaptureFixture[str]) -> No
     assert code == 0 and "KEY=VALUE" in out and "demo" in out
 
 
+def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "train", "--list")
+    assert code == 0
+    for name in ("webshop_qwen2.5_1.5b", "drbot_gigpo_spear", "tiny", "4x8gpu", "official/NAME"):
+        assert name in out
+    described = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
+    assert all(len(line) == 2 for line in described), "each file begins with a sentence about it"
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (("spear.sil.gama=cosine",), "did you mean spear.sil.gamma?"),
         (
-            ("--config", "cup"),
-            "there is no configuration 'cup'; choose alfworld, code, cpu, demo, search, spear, webshop",
+            ("cluster=cup",),
+            "there is no cluster 'cup'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu",
         ),
         ((), "no model: pass actor_rollout_ref.model.path=FOLDER"),
         ((f"{MODEL}=/no/such",), "the model folder /no/such does not exist"),
@@ -71,13 +80,15 @@ def test_a_mistake_is_one_line_and_exit_code_1(
 
 def test_a_taken_place_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, model_folder: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    code, _, err = call(capsys, "train", "--config", "demo", "--out", str(tmp_path / "file"), f"{MODEL}={model_folder}")
+    code, _, err = call(capsys, "train", "preset=demo", "--out", str(tmp_path / "file"), f"{MODEL}={model_folder}")
     assert code == 1 and "cannot be written" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["cpu", "demo", "spear"])
-def test_the_configuration_can_be_printed_without_a_model(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    code, out, _ = call(capsys, "train", "--config", name, "--print-config", "spear.seed=7")
+@pytest.mark.parametrize("choices", [(), ("preset=demo",), ("preset=math_qwen3_32b_16k", "cluster=4x8gpu")])
+def test_the_configuration_can_be_printed_without_a_model(
+    capsys: pytest.CaptureFixture[str], choices: tuple[str, ...]
+) -> None:
+    code, out, _ = call(capsys, "train", *choices, "--print-config", "spear.seed=7")
     assert code == 0
     config = yaml.safe_load(out)
     assert config["spear"]["seed"] == 7
@@ -143,7 +154,7 @@ def run(tmp_path: Path, model_folder: Path, *overrides: str) -> str:
     console, path = open_console(tmp_path)
     given = (f"{MODEL}={model_folder}", "trainer.total_training_steps=2", *overrides)
     try:
-        runs.run_training("demo", given, tmp_path / "run", console)
+        runs.run_training(("preset=demo", *given), tmp_path / "run", console)
     finally:
         console.file.close()
     return path.read_text()

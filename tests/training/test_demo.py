@@ -39,8 +39,8 @@ class Stage:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
 
-    def run_training(self, name: str, overrides: tuple[str, ...], out: Path, console: Console) -> None:
-        config = compose_config(name, overrides, out)
+    def run_training(self, overrides: tuple[str, ...], out: Path, console: Console) -> None:
+        config = compose_config(overrides, out)
         assert Path(config.actor_rollout_ref.model.path) == out.resolve().parent / "warmstart"
         self.trainings.append(overrides)
         steps = int(config.trainer.total_training_steps)
@@ -83,7 +83,7 @@ def test_the_demo_leaves_a_table_curves_and_a_picture(tmp_path: Path, stage: Sta
     assert [line.split()[0] for line in text.splitlines() if line[1:3] == "/5"] == [f"{n}/5" for n in range(1, 6)]
     for name in ("curves.png", "episode.gif", "results.md"):
         assert (out / name).is_file() and name in text
-    assert stage.trainings[0][1:] == ("trainer.total_training_steps=3", "spear.seed=1")
+    assert stage.trainings[0][2:] == ("trainer.total_training_steps=3", "spear.seed=1")
 
     results = json.loads((out / "results.json").read_text())
     assert results["steps"] == 3 and results["step_seconds_median"] == 2.0
@@ -127,7 +127,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, stage: Stage, name: str) -> 
 
 
 def test_the_settings_of_an_evaluation_are_those_of_the_training(tmp_path: Path) -> None:
-    config = compose_config("demo", (), tmp_path, check=False)
+    config = compose_config(("preset=demo",), tmp_path, check=False)
     settings = demo._settings(tmp_path, 1.0)
     env = config.spear.env
     assert (settings.env_id, settings.env_kwargs) == (env.id, env.kwargs)

@@ -28,13 +28,13 @@ SMALLER = (
 
 
 @pytest.mark.parametrize(
-    ("config", "env_id", "epochs", "loss", "subtasks"),
+    ("preset", "env_id", "epochs", "loss", "subtasks"),
     [
         # Of 5.7, 4.9, 5.4 and 6.8 nats before: it knows the form of a response.
-        ("alfworld", "spear/ALFWorld-v0", 1, 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        ("alfworld_tiny", "spear/ALFWorld-v0", 1, 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
         # A conversation is one row where the others have ten.
         (
-            "code",
+            "code_tiny",
             "spear/CodeInterpreter-v0",
             12,
             2.5,
@@ -43,12 +43,12 @@ SMALLER = (
                 *("remainders", "factorials", "common_multiples", "coprime", "loops"),
             },
         ),
-        ("search", "spear/SearchR1-v0", 12, 2.5, {"1hop", "2hop", "3hop"}),
-        ("webshop", "spear/WebShop-v0", 1, 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
+        ("search_tiny", "spear/SearchR1-v0", 12, 2.5, {"1hop", "2hop", "3hop"}),
+        ("webshop_tiny", "spear/WebShop-v0", 1, 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
     ],
 )
 def test_a_warm_started_policy_trains(
-    config: str, env_id: str, epochs: int, loss: float, subtasks: set[str], tmp_path: Path
+    preset: str, env_id: str, epochs: int, loss: float, subtasks: set[str], tmp_path: Path
 ) -> None:
     from training.warmstart import RECIPES, train_policy
 
@@ -58,7 +58,7 @@ def test_a_warm_started_policy_trains(
     report = train_policy(recipe, policy)
     assert report.loss < loss
 
-    finish(start_training(config, policy, out, *SMALLER), out)
+    finish(start_training(preset, policy, out, *SMALLER), out)
     steps = get_steps(out)
     assert sorted(steps) == list(range(1, STEPS + 1))
     for metrics in steps.values():

@@ -20,7 +20,6 @@ from training.launch import (
     WITHOUT_EFFECT,
     check_config,
     compose_config,
-    list_configs,
     prepare_run,
     read_settings,
     repair_tracker,
@@ -30,10 +29,14 @@ from training.supervise import LOCK_FILE, hold_lock
 MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"
 """Sokoban shows a picture unless asked for text."""
-ON_SOKOBAN = ("cpu", "demo", "spear")
-ON_TEXTS = {"alfworld": "valid_seen", "code": "valid", "search": "valid", "webshop": "eval"}
-"""Configurations of the environments that are text anyway, with the split they validate on."""
-CONFIGS = (*ON_SOKOBAN, *ON_TEXTS)
+ON_TEXTS = {"alfworld_tiny": "valid_seen", "code_tiny": "valid", "search_tiny": "valid", "webshop_tiny": "eval"}
+"""Presets of the environments that are text anyway, with the split they validate on."""
+CONFIGS: dict[str, tuple[str, ...]] = {
+    "none": (TEXT,),
+    "1gpu": ("cluster=1gpu", TEXT),
+    "demo": ("preset=demo",),
+    **{name: (f"preset={name}",) for name in ON_TEXTS},
+}
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -41,10 +44,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 def composed(model_folder: Path) -> dict[str, Any]:
     """Each configuration once; tests that change one take a copy."""
     model = f"{MODEL}={model_folder}"
-    return {
-        name: compose_config(name, (model, TEXT) if name in ON_SOKOBAN else (model,), Path("runs/x"))
-        for name in list_configs()
-    }
+    return {name: compose_config((model, *overrides), Path("runs/x")) for name, overrides in CONFIGS.items()}
 
 
 def change(config: Any, **values: Any) -> Any:
@@ -55,19 +55,15 @@ def change(config: Any, **values: Any) -> Any:
     return copy
 
 
-def fail(*overrides: str, name: str = "cpu", check: bool = False) -> str:
+def fail(*overrides: str, check: bool = False) -> str:
     """The message of the error that ``overrides`` end in, which is one line."""
     with pytest.raises(SpearError) as caught:
-        compose_config(name, overrides, Path("runs/x"), check=check)
+        compose_config(overrides, Path("runs/x"), check=check)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
-def test_there_are_the_configurations_that_the_help_names() -> None:
-    assert list_configs() == sorted(CONFIGS)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], model_folder: Path, name: str) -> None:
     config = composed[name]
@@ -80,13 +76,13 @@ def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], m
 
 
 def test_every_setting_of_spear_is_in_the_configuration_with_its_default(composed: dict[str, Any]) -> None:
-    assert read_settings(composed["spear"].spear) == SpearSettings()
+    assert read_settings(composed["none"].spear) == SpearSettings()
     assert read_settings({"seed": 3, "env": {}, "deterministic": True}) == SpearSettings()
     assert read_settings(composed["demo"].spear).replay.capacity == 1024
 
 
 def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
-    config = composed["cpu"]
+    config = composed["none"]
     assert config.trainer.device == "cpu" and config.actor_rollout_ref.rollout.name == "spear_hf"
     assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node == 1, "logical ones"
 
@@ -104,7 +100,6 @@ def test_verls_own_check_accepts_each_configuration(composed: dict[str, Any], na
 
 def test_overrides_reach_every_corner(model_folder: Path) -> None:
     config = compose_config(
-        "cpu",
         (
             f"{MODEL}={model_folder}",
             "spear.sil.warmup_steps=3",
@@ -124,7 +119,7 @@ def test_overrides_reach_every_corner(model_folder: Path) -> None:
 
 
 def test_keywords_of_an_environment_need_no_plus() -> None:
-    whole = compose_config("cpu", ("spear.env.kwargs={modality: text, max_turns: 7}",), Path("x"), check=False)
+    whole = compose_config(("spear.env.kwargs={modality: text, max_turns: 7}",), Path("x"), check=False)
     assert whole.spear.env.kwargs == {"modality": "text", "max_turns": 7}
 
 
@@ -132,7 +127,7 @@ def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    config = compose_config("cpu", (f"{MODEL}=~/model", TEXT), Path("x"))
+    config = compose_config((f"{MODEL}=~/model", TEXT), Path("x"))
     assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
 
 
@@ -161,10 +156,19 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
     assert expected in fail(override)
 
 
-def test_an_unknown_configuration_is_told_with_all_there_are() -> None:
-    assert (
-        fail(name="cup") == "there is no configuration 'cup'; choose alfworld, code, cpu, demo, search, spear, webshop"
-    )
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("cluster=cpuu", "there is no cluster 'cpuu'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu"),
+        ("cluster=tpu-pod", "there is no cluster 'tpu-pod'; choose 1gpu, 4x8gpu, 8gpu, cpu"),
+        ("preset=alfworld_qwen2.5_72b", "did you mean alfworld_qwen2.5_7b? There are alfworld, alfworld_qwen2.5_1.5b,"),
+        ("preset=official/demo", "there is no preset 'official/demo'; did you mean demo?"),
+        ("model=", "there is no model ''; choose qwen2.5_1.5b"),
+        ("algorithm=drbot_sper", "there is no algorithm 'drbot_sper'; did you mean drbot_spear?"),
+    ],
+)
+def test_an_unknown_choice_is_told_with_those_there_are(choice: str, expected: str) -> None:
+    assert expected in fail(choice)
 
 
 # ---- errors of models ------------------------------------------------------------------------------------------------
@@ -185,10 +189,11 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_is_left_to_verl() -> None:
-    config = compose_config("spear", (f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
+    config = compose_config(("cluster=1gpu", f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT), Path("x"))
     assert config.actor_rollout_ref.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
     # The transformers rollouts of a CPU read a folder.
-    assert "does not exist" in fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
+    message = fail(f"{MODEL}=Qwen/Qwen2.5-1.5B-Instruct", TEXT, check=True)
+    assert "choose cluster=1gpu, 8gpu or 4x8gpu, or model=tiny for a dry run here" in message
 
 
 # ---- errors of settings ----------------------------------------------------------------------------------------------
@@ -202,7 +207,14 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.sill", {}, "spear.sill is not a setting; did you mean spear.sil?"),
         ("spear.filter.void", "maybe", "spear.filter.void cannot be 'maybe'"),
         ("spear.cov.bounds", "fixed", "needs spear.cov.lower and spear.cov.upper"),
-        ("spear.kl.coefficient", 0.01, "spear.kl.coefficient > 0 needs a reference policy"),
+        ("critic.enable", True, "critic.enable can only be False here: set spear.advantage.estimator=gae"),
+        ("actor_rollout_ref.actor.use_kl_loss", True, "can only be False here: set spear.kl.coefficient"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2, "=2 does not divide the 1 ranks of the cluster"),
+        (
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+            99,
+            "set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+        ),
         ("spear.loss.aggregation", "sum-norm", "take seq-mean-token-sum-norm"),
         ("spear.env.template", "fancy", "no prompt template 'fancy': this environment has compact, default"),
         ("spear.env.layout", "flat", "spear.env.layout cannot be 'flat'; choose per_turn, conversation"),
@@ -227,7 +239,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
 def test_a_setting_that_cannot_be_is_told_before_anything_starts(
     composed: dict[str, Any], key: str, value: Any, expected: str
 ) -> None:
-    config = composed["cpu"].copy()
+    config = composed["none"].copy()
     OmegaConf.update(config, key, value, merge=False, force_add=True)
     with pytest.raises(SpearError) as caught:
         check_config(config)
@@ -240,7 +252,7 @@ def test_a_key_of_verl_that_would_have_no_effect_is_refused(composed: dict[str, 
     for config in composed.values():
         assert OmegaConf.select(config, key) == allowed
     other = {bool: not allowed, float: 0.3, int: 0.01}.get(type(allowed), "other")
-    config = composed["cpu"].copy()
+    config = composed["none"].copy()
     OmegaConf.update(config, key, other, merge=False)
     with pytest.raises(SpearError) as caught:
         check_config(config)
@@ -261,8 +273,8 @@ def save_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path:
 
 def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, composed: dict[str, Any]) -> None:
     out = tmp_path / "deep" / "run"
-    assert prepare_run(composed["cpu"], out) is None
-    assert OmegaConf.load(out / CONFIG_FILE) == composed["cpu"]
+    assert prepare_run(composed["none"], out) is None
+    assert OmegaConf.load(out / CONFIG_FILE) == composed["none"]
     names = {path.name for path in out.iterdir()}
     assert names == {CONFIG_FILE, TASKS_FILE, LOCK_FILE}, "nothing else, no test file, no temporary one"
     tasks = json.loads((out / TASKS_FILE).read_text())
@@ -280,7 +292,7 @@ def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name
 
 
 def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: dict[str, Any]) -> None:
-    config = composed["cpu"]
+    config = composed["none"]
     prepare_run(config, tmp_path)
     save_checkpoint(tmp_path, 4)
     before = (tmp_path / CONFIG_FILE).read_text()
@@ -296,23 +308,23 @@ def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: di
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
-    prepare_run(composed["cpu"], tmp_path)
+    prepare_run(composed["none"], tmp_path)
     save_checkpoint(tmp_path, 4)
-    assert prepare_run(change(composed["cpu"], **{key.replace(".", "__"): 17}), tmp_path) == 4
+    assert prepare_run(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
 
 
 def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare_run(composed["cpu"], tmp_path)
-    assert prepare_run(change(composed["cpu"], spear__seed=9), tmp_path) is None
+    prepare_run(composed["none"], tmp_path)
+    assert prepare_run(change(composed["none"], spear__seed=9), tmp_path) is None
     assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
 
 
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare_run(composed["cpu"], tmp_path)
+    prepare_run(composed["none"], tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
     with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
-        prepare_run(change(composed["cpu"], spear__seed=9), tmp_path)
+        prepare_run(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
 
 
@@ -321,7 +333,7 @@ def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
         if place == "there":
             (tmp_path / "here").rename(tmp_path / "there")
         out = tmp_path / place
-        config = compose_config("cpu", (f"{MODEL}={model_folder}", TEXT), out)
+        config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
         assert prepare_run(config, out) == (None if place == "here" else 4)
         if place == "here":
             save_checkpoint(out, 4)
@@ -332,7 +344,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
     taken.write_text("mine")
     for out in (taken, taken / "run"):
         with pytest.raises(SpearError, match=r"cannot be written.*choose another folder"):
-            prepare_run(composed["cpu"], out)
+            prepare_run(composed["none"], out)
     assert taken.read_text() == "mine"
 
 
@@ -340,7 +352,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
 def test_a_read_only_folder_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(SpearError, match="cannot be written"):
-        prepare_run(composed["cpu"], tmp_path / "run")
+        prepare_run(composed["none"], tmp_path / "run")
 
 
 # ---- trackers --------------------------------------------------------------------------------------------------------

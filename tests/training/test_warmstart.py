@@ -336,12 +336,12 @@ def test_settings_out_of_range_are_refused(changes: dict[str, object], words: st
         replace(SMALL, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["demo", "alfworld", "search", "webshop"])
+@pytest.mark.parametrize("name", ["demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny"])
 def test_a_recipe_is_made_for_the_environment_of_its_training(name: str) -> None:
     pytest.importorskip("verl")
     from training.launch import compose_config
 
-    env = compose_config(name, (), Path("x"), check=False).spear.env
+    env = compose_config((f"preset={name}",), Path("x"), check=False).spear.env
     recipe = RECIPES[env.id]
     assert dict(env.kwargs) == recipe.env_kwargs
     assert (env.template, env.layout, env.history) == (recipe.template, recipe.layout.value, recipe.history)

@@ -12,9 +12,9 @@ UNSTABLE = ("timing_s/", "perf/", "val/seconds")
 """Metrics that hold times, which no two runs share."""
 
 
-def start_training(config: str, policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
+def start_training(preset: str, policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
     """``spear train`` in a process of its own."""
-    command = [sys.executable, "-m", "training", "--config", config, "--out", str(out)]
+    command = [sys.executable, "-m", "training", f"preset={preset}", "--out", str(out)]
     command += [f"actor_rollout_ref.model.path={policy}", *overrides]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -26,7 +26,7 @@ from training.algorithms.choices import (
     VoidFilter,
 )
 from training.algorithms.covariance import calibrate_covariance_bounds, covariance, covariance_clip_mask
-from training.algorithms.critic import gae_advantages, value_loss
+from training.algorithms.critic import episode_advantages, gae_advantages, value_loss, whiten_advantages
 from training.algorithms.entropy import sequence_entropy, token_entropy
 from training.algorithms.errors import SettingsError, StateMismatchError
 from training.algorithms.filters import has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
@@ -46,6 +46,7 @@ from training.algorithms.settings import (
     BaselineSettings,
     ClipSettings,
     CovarianceSettings,
+    CriticSettings,
     FilterSettings,
     KlSettings,
     LossSettings,
@@ -66,6 +67,7 @@ __all__ = [
     "Coupling",
     "CovarianceScope",
     "CovarianceSettings",
+    "CriticSettings",
     "Curriculum",
     "Estimator",
     "FilterSettings",
@@ -100,6 +102,7 @@ __all__ = [
     "covariance",
     "covariance_clip_mask",
     "discounted_returns",
+    "episode_advantages",
     "gae_advantages",
     "gigpo_advantages",
     "group_advantages",
@@ -117,4 +120,5 @@ __all__ = [
     "tool_call_reward",
     "value_loss",
     "void_turn_mask",
+    "whiten_advantages",
 ]

@@ -101,6 +101,8 @@ class Estimator(str, Enum):
     """Reward minus the mean of the other trajectories of the group."""
     GIGPO = "gigpo"
     """Group mean over episodes plus group mean over steps with equal anchors."""
+    GAE = "gae"
+    """Generalised advantage estimation with a learned critic: PPO (``sec:ppogrpo``)."""
 
 
 class GroupWeight(str, Enum):

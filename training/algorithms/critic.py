@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,11 +50,75 @@ def gae_advantages(
     advantages = torch.where(on, advantages, 0.0)
     returns = torch.where(on, advantages + state_values, 0.0)
     if whiten:
-        advantages = _whiten(advantages, on)
+        advantages = whiten_advantages(advantages, on)
     return advantages, returns
 
 
-def _whiten(values: Tensor, on: Tensor) -> Tensor:
+def episode_advantages(
+    values: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    episodes: Sequence[int],
+    rewards: Sequence[float],
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`gae_advantages` over whole episodes, whose tokens may lie in several rows (one for each turn).
+
+    The rows of an episode, in their order, are one sequence: the last token of the policy in a turn looks ahead to the
+    first of the next turn, as if the prompt between them were an observation. So the layout of the rows changes
+    nothing. The reward stands on the last token of the policy; after it nothing follows, also where the turn limit
+    ended the episode (the limit belongs to the task).
+
+    Args:
+        values: [S] float, concatenated over N rows.
+        mask: [S], on where the policy wrote the token.
+        lengths: N row lengths with sum S.
+        episodes: N episode numbers from 0; the rows of an episode stand in order of time.
+        rewards: the reward of each episode.
+
+    Returns:
+        advantages (not whitened) and returns, each [S], 0 off the mask.
+
+    Raises:
+        ValueError: lengths do not fit.
+    """
+    sizes, numbers = torch.as_tensor(lengths, dtype=torch.int64), torch.as_tensor(episodes, dtype=torch.int64)
+    if (
+        values.dim() != 1
+        or values.shape != mask.shape
+        or sizes.shape != numbers.shape
+        or int(sizes.sum()) != len(values)
+    ):
+        raise ValueError(
+            f"values {tuple(values.shape)}, mask {tuple(mask.shape)}, {len(sizes)} lengths (sum {int(sizes.sum())}) "
+            f"and {len(numbers)} episode numbers do not describe the same rows"
+        )
+    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
+    where = (mask > 0).nonzero().flatten()
+    if not where.numel():
+        return advantages, returns
+    owner = torch.repeat_interleave(numbers, sizes).to(values.device)[where]
+    by_episode = torch.argsort(owner, stable=True)
+    where, owner = where[by_episode], owner[by_episode]
+    counts = torch.bincount(owner, minlength=len(rewards))
+    place = torch.arange(len(where), device=values.device) - (counts.cumsum(0) - counts)[owner]
+    table = values.new_zeros(len(rewards), int(counts.max()))
+    paid, on = table.clone(), torch.zeros_like(table)
+    table[owner, place] = values.detach()[where]
+    on[owner, place] = 1.0
+    present = counts > 0
+    paid[present, counts[present] - 1] = torch.as_tensor(rewards, dtype=values.dtype, device=values.device)[present]
+    found = gae_advantages(paid, table, on, gamma=gamma, lam=lam, whiten=False)
+    advantages[where], returns[where] = (result[owner, place] for result in found)
+    return advantages, returns
+
+
+def whiten_advantages(values: Tensor, mask: Tensor) -> Tensor:
+    """Shift and scale ``values`` to mean 0 and (unbiased) variance 1 over the tokens on ``mask``; 0 elsewhere."""
+    on = mask > 0
+    values = torch.where(on, values, 0.0)
     count = on.sum().clamp(min=1)
     centred = torch.where(on, values - values.sum() / count, 0.0)
     variance = centred.square().sum() / (count - 1).clamp(min=1)

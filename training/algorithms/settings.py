@@ -6,7 +6,7 @@ Defaults are the library's own choices; the presets of the paper and of the auth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spear_envs.core.rewards import Schedule, constant, cosine, cosine_warmup, none
@@ -180,8 +180,28 @@ class AdvantageSettings(Record):
     """GiGPO: discount of step returns."""
 
     def check(self) -> None:
-        if self.estimator is Estimator.RLOO and self.normalize_std:
-            raise SettingsError("spear.advantage.normalize_std has no meaning with estimator rloo: set it to false")
+        if self.estimator in (Estimator.RLOO, Estimator.GAE) and self.normalize_std:
+            raise SettingsError(
+                f"spear.advantage.normalize_std has no meaning with estimator {self.estimator.value}: set it to false"
+            )
+
+
+@dataclass(frozen=True)
+class CriticSettings(Record):
+    """PPO's critic, there with estimator ``gae`` alone (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
+
+    PATH: ClassVar[str] = "spear.critic"
+
+    gamma: float = number(1.0, at_least=0, at_most=1)
+    """Discount from one token of the policy to the next."""
+    lam: float = number(1.0, at_least=0, at_most=1)
+    """lambda of the estimator: 1 compares the whole return with the value, 0 one step."""
+    whiten: bool = True
+    """Shift and scale the advantages of a step to mean 0 and variance 1 over its loss tokens."""
+    clip: float | None = number(0.5, above=0)
+    """Largest change of a value that still has a gradient; ``null`` switches the clip off."""
+    warmup: int = number(0, at_least=0)
+    """Steps at the start in which the critic learns alone."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +245,15 @@ class SpearSettings(Record):
     kl: KlSettings = field(default_factory=KlSettings)
     advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
     loss: LossSettings = field(default_factory=LossSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
     filter: FilterSettings = field(default_factory=FilterSettings)
+
+    def check(self) -> None:
+        if self.kl.coefficient > 0 and self.sil.enabled and self.sil.coupling is Coupling.FOLDED:
+            raise SettingsError(
+                "spear.sil.coupling=folded puts gamma into the advantages, where it cannot weigh the KL term: "
+                "set spear.sil.coupling=sequential or spear.kl.coefficient=0"
+            )
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
         """A copy in which the settings of a nested mapping replace these.
@@ -237,36 +265,6 @@ class SpearSettings(Record):
         for node, values in mapping.items():
             merged[node] = {**merged[node], **values} if node in merged and isinstance(values, Mapping) else values
         return SpearSettings.from_mapping(merged)
-
-    @classmethod
-    def for_algorithm(cls, name: str, *, estimator: Estimator | str = Estimator.GRPO) -> SpearSettings:
-        """Settings of SPEAR or of one of the algorithms it is compared with (``tab:ALFWorldwebshop``).
-
-        Args:
-            name: ``spear``; ``drbot`` (no replay, no tool-call reward); ``grpo`` (besides: division by the deviation,
-                clip 0.2 on both sides, token mean, no filters); or ``rloo`` (as ``grpo`` with a leave-one-out mean).
-            estimator: ``grpo`` or ``gigpo``; the last of the four names sets its own.
-
-        Raises:
-            SettingsError: the name or the estimator is unknown.
-        """
-        spear = cls().override({"advantage": {"estimator": estimator}})
-        drbot = replace(spear, sil=SilSettings(enabled=False), reward=RewardSettings(mu=Curriculum.NONE))
-        if name == "spear":
-            return spear
-        if name == "drbot":
-            return drbot
-        if name not in ("grpo", "rloo"):
-            raise SettingsError(f"unknown algorithm {name!r}; there are spear, drbot, grpo, rloo")
-        chosen = Estimator.RLOO if name == "rloo" else spear.advantage.estimator
-        return replace(
-            drbot,
-            cov=CovarianceSettings(ratio=0.0),
-            clip=ClipSettings(high=0.2),
-            advantage=AdvantageSettings(estimator=chosen, normalize_std=chosen is not Estimator.RLOO),
-            loss=LossSettings(aggregation=Aggregation.TOKEN_MEAN),
-            filter=FilterSettings(groups=1.0, overlong=False, void=VoidFilter.OFF, repetition=False),
-        )
 
 
 def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:

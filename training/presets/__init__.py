@@ -1,5 +1,6 @@
-"""Hyper-parameters of the paper's experiments: one YAML file for each environment, read by :func:`load_preset`."""
+"""Hyper-parameters of the paper's experiments: one YAML file a row, read by :func:`load_preset`."""
 
-from training.presets.loader import list_presets, load_preset, make_settings
+from training.presets.configuration import build_configuration
+from training.presets.loader import FLAVOURS, list_presets, load_preset
 
-__all__ = ["list_presets", "load_preset", "make_settings"]
+__all__ = ["FLAVOURS", "build_configuration", "list_presets", "load_preset"]

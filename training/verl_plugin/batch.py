@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from training.algorithms import Aggregation
+from training.verl_plugin.vision import PICTURES
 
 FORWARD_COLUMNS = ("input_ids", "position_ids", "loss_mask")
 """What a worker reads for a forward pass. TransferQueue moves each row of each column by itself: every column costs."""
@@ -26,12 +27,16 @@ TOKEN_COLUMNS = (*FORWARD_COLUMNS, "rollout_log_probs")
 
 @dataclass(frozen=True)
 class RowTokens:
-    """Tokens of one row: ids of prompt [P] and response [R], loss mask [R] (1: the policy's tokens), log-probs [R]."""
+    """Tokens of one row: ids of prompt [P] and response [R], loss mask [R] (1: the policy's tokens), log-probs [R].
+
+    ``pictures``: see :data:`~training.verl_plugin.vision.PICTURES`; None where the model has no vision tower.
+    """
 
     prompt_ids: Sequence[int] | np.ndarray
     response_ids: Sequence[int] | np.ndarray
     loss_mask: Sequence[int] | np.ndarray
     log_probs: Sequence[float] | np.ndarray
+    pictures: np.ndarray | None = None
 
 
 def _nest(rows: Sequence[Sequence[float] | np.ndarray], dtype: torch.dtype) -> torch.Tensor:
@@ -52,10 +57,10 @@ def nest_flat(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
 
 
 def build_columns(rows: Sequence[RowTokens]) -> TensorDict:
-    """Columns :data:`TOKEN_COLUMNS` of N rows as jagged tensors, in verl's layout without padding."""
+    """Columns :data:`TOKEN_COLUMNS` of N rows as jagged tensors, in verl's layout without padding, and pictures."""
     sequences = [[*row.prompt_ids, *row.response_ids] for row in rows]
     positions = [range(len(sequence)) for sequence in sequences]
-    return TensorDict(
+    columns = TensorDict(
         {
             "input_ids": _nest(sequences, torch.int64),
             "position_ids": _nest(positions, torch.int64),
@@ -64,6 +69,10 @@ def build_columns(rows: Sequence[RowTokens]) -> TensorDict:
         },
         batch_size=len(rows),
     )
+    pictures = [row.pictures for row in rows if row.pictures is not None]
+    if pictures:
+        columns[PICTURES] = _nest(pictures, torch.uint8)
+    return columns
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,26 @@ import torch
 from tensordict import TensorDict
 from verl.utils.metric import AggregationType, Metric
 
-from training.algorithms import covariance_clip_mask, policy_loss
+from training.algorithms import Estimator, covariance_clip_mask, kl_divergence, policy_loss
 from training.algorithms.settings import SpearSettings
 from training.verl_plugin.batch import find_predictions, nest_flat
 
 STEERING = "spear_row"
 """Column [N, 4]: advantage of the row, its weight in the loss, 1 if it is replayed, a seed of the random choice."""
+ADVANTAGES = "advantages"
+"""Column of response tokens, where they have advantages of their own (PPO); else the row's counts for all of them."""
+REFERENCE = "ref_log_probs"
+"""Column of response tokens: log-probs under the reference policy, where there is a KL term."""
+
+
+def list_token_columns(settings: SpearSettings) -> tuple[str, ...]:
+    """Columns of response tokens that the loss reads besides those of a forward pass."""
+    columns = ["old_log_probs"]
+    if settings.advantage.estimator is Estimator.GAE:
+        columns.append(ADVANTAGES)
+    if settings.kl.coefficient > 0:
+        columns.append(REFERENCE)
+    return tuple(columns)
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,8 @@ class RowLoss:
     clipped: torch.Tensor
     dual_clipped: torch.Tensor
     covariance_clipped: torch.Tensor
+    kl: torch.Tensor
+    """Sum over tokens of the KL divergence to the reference, before its coefficient; 0 without a reference."""
 
 
 def compute_row_loss(
@@ -42,10 +58,13 @@ def compute_row_loss(
     mask: torch.Tensor,
     steering: torch.Tensor,
     bounds: tuple[float, float],
+    *,
+    advantages: torch.Tensor | None = None,
+    ref_log_probs: torch.Tensor | None = None,
 ) -> RowLoss:
     """Clipped loss of on-policy rows (``eq:grpo_vanilla``) and covariance-clipped loss of replayed ones.
 
-    The latter is ``eq:grpo_sal_reg``.
+    The latter is ``eq:grpo_sal_reg``. Both have the KL term, where there is a reference (``eq:silvanilladetail``).
 
     Args:
         settings: ``spear`` node.
@@ -53,9 +72,12 @@ def compute_row_loss(
         mask: [B, T], true on the policy's tokens.
         steering: :data:`STEERING` [B, 4]; gamma is already in the weights of replayed rows.
         bounds: covariance bounds (lower, upper) of replayed rows.
+        advantages: [B, T] instead of those in ``steering``.
+        ref_log_probs: [B, T], needed where ``kl.coefficient`` is above 0.
     """
     weight, replay = steering[:, 1:2], steering[:, 2] > 0
-    advantages = steering[:, :1].expand_as(log_probs)
+    if advantages is None:
+        advantages = steering[:, :1].expand_as(log_probs)
     clip, cov = settings.clip, settings.cov
     options: dict[str, Any] = dict(
         clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual, max_log_ratio=clip.max_log_ratio
@@ -85,7 +107,16 @@ def compute_row_loss(
         keep &= covariance_clip_mask(
             *inputs, fresh_mask, ratio=cov.on_policy_ratio, lower=lower, upper=upper, **choice
         ).to(keep.device)
-    token_loss = torch.where(mask & keep, losses.loss, torch.zeros_like(losses.loss)) * weight
+    token_loss = torch.where(mask & keep, losses.loss, torch.zeros_like(losses.loss))
+    divergence = torch.zeros_like(losses.loss)
+    if settings.kl.coefficient > 0:
+        if ref_log_probs is None:
+            raise ValueError("spear.kl.coefficient above 0 needs the reference policy's log-probs")
+        # Blank off the mask: what stands there must not overflow, not even in the gradient.
+        current, reference = (torch.where(mask, values, 0.0) for values in (log_probs, ref_log_probs))
+        divergence = kl_divergence(current, reference)
+        token_loss = token_loss + settings.kl.coefficient * divergence
+    token_loss = token_loss * weight
     on_policy = token_loss[~replay].sum()
     self_imitation = token_loss[replay].sum()
     return RowLoss(
@@ -97,6 +128,7 @@ def compute_row_loss(
         clipped=(losses.clipped & mask).sum(),
         dual_clipped=(losses.dual_clipped & mask).sum(),
         covariance_clipped=(mask & ~keep).sum(),
+        kl=divergence.detach().sum(),
     )
 
 
@@ -112,7 +144,8 @@ def actor_loss(
     prompts = data["input_ids"].offsets().diff() - lengths
     where = find_predictions(prompts.cpu().numpy(), lengths.cpu().numpy()).to(lengths.device)
     log_probs = nest_flat(model_output["log_probs"].values()[where], lengths.tolist()).to_padded_tensor(0.0)
-    columns = data.select("loss_mask", "old_log_probs", STEERING).to_padded_tensor()
+    names = list_token_columns(settings)
+    columns = data.select("loss_mask", STEERING, *names).to_padded_tensor()
     result = compute_row_loss(
         settings,
         log_probs,
@@ -120,6 +153,8 @@ def actor_loss(
         columns["loss_mask"] > 0,
         columns[STEERING],
         (float(data["cov_lower"]), float(data["cov_upper"])),
+        advantages=columns[ADVANTAGES] if ADVANTAGES in names else None,
+        ref_log_probs=columns[REFERENCE] if REFERENCE in names else None,
     )
     counts = {
         "on_policy": result.on_policy,
@@ -129,6 +164,7 @@ def actor_loss(
         "clipped": result.clipped,
         "dual_clipped": result.dual_clipped,
         "covariance_clipped": result.covariance_clipped,
+        "kl": result.kl,
     }
     # verl averages such sums over ranks. Counts are only read as shares of each other; the loss is a sum over ranks.
     scale = {"on_policy": data["dp_size"], "self_imitation": data["dp_size"]}

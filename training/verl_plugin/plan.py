@@ -64,6 +64,7 @@ class PlannedRow:
     episode: EpisodeRecord
     reward: float
     advantage: float
+    """0 with PPO until the critic has been asked."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ def _estimate(
     groups = [records[i].group for i, _ in pairs]
     trajectories = [records[i].trajectory_id for i, _ in pairs]
     valid = torch.tensor([counted[i] for i, _ in pairs], dtype=torch.bool)
+    if choice.estimator is Estimator.GAE:
+        return [0.0] * len(pairs)  # the critic has not been asked yet
     if choice.estimator is Estimator.RLOO:
         return rloo_advantages(
             rewards, groups, trajectory_ids=trajectories, singleton=choice.singleton.value, valid=valid

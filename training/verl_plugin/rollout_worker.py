@@ -18,11 +18,13 @@ import numpy as np
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
 from agents.engines.base import Engine, Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
 from agents.engines.stops import Decoder, StopFinder
+from agents.engines.vision import ImageReader, has_vision, pack_pictures
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
@@ -113,7 +115,7 @@ class ServerEngine:
             request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
             prompt_ids=list(prompt_ids),
             sampling_params=parameters,
-            image_data=list(images) or None,
+            image_data=[Image.fromarray(image) for image in images] or None,
         )
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
@@ -135,6 +137,8 @@ class RolloutWorker(AgentLoopWorker):
         self._find_repetition = bool(spear["filter"]["repetition"])
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
+        path = self.model_config.local_path
+        self._reader = ImageReader(path) if has_vision(path) else None
         engine: Engine
         if config.actor_rollout_ref.rollout.name == rollout_hf.NAME:
             engine = MicroBatcher(
@@ -178,6 +182,7 @@ class RolloutWorker(AgentLoopWorker):
             max_prompt_tokens=self.rollout_config.prompt_length,
             max_row_tokens=self.rollout_config.response_length,
             stop_token_ids=self._find_end_ids(),
+            mark_image=self._reader.mark if self._reader is not None else None,
         )
 
     def _take_environment(self, split: str) -> gym.Env:
@@ -218,7 +223,16 @@ class RolloutWorker(AgentLoopWorker):
                 rows += trajectory.rows()
         for start in range(0, len(rows), ROWS_PER_WRITE):
             part = rows[start : start + ROWS_PER_WRITE]
-            tokens = [RowTokens(row.prompt_ids, row.response_ids, row.response_mask, row.log_probs) for row in part]
+            tokens = [
+                RowTokens(
+                    row.prompt_ids,
+                    row.response_ids,
+                    row.response_mask,
+                    row.log_probs,
+                    pack_pictures(row.pictures) if self._reader is not None else None,
+                )
+                for row in part
+            ]
             await tq.async_kv_batch_put(
                 keys=keys[start : start + ROWS_PER_WRITE],
                 partition_id=PARTITION,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,23 @@ from typing import Any
 import ray
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.debug import marked_timer
 
 from agents.engines.base import Sampling, derive_seed
+from agents.engines.vision import has_vision
 from training.environments import EnvironmentSettings
 from training.launch import read_settings
+from training.verl_plugin.critic import CriticUpdater, critic_loss
 from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
 from training.verl_plugin.plan import plan_update
+from training.verl_plugin.queue import StepQueue
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
 from training.verl_plugin.state import SpearState
 from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
-from training.verl_plugin.workers import SpearActorRolloutRefWorker
+from training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
 NAME = "spear"
 
@@ -58,13 +63,19 @@ class SpearTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            self.role_worker_mapping[role] = ray.remote(SpearActorRolloutRefWorker)
+            worker = SpearCriticWorker if role is Role.Critic else SpearActorRolloutRefWorker
+            self.role_worker_mapping[role] = ray.remote(worker)
 
     def on_init_end(self) -> None:
-        """Install the loss and push the (loaded) weights to the rollout engine."""
+        """Install the losses and push the (loaded) weights to the rollout engine."""
         super().on_init_end()
+        self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
+        shared = (self.config, self.settings, self.state, self.queue)
         self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings))
-        self.updater = ActorUpdater(self.actor_rollout_wg, self.config, self.settings, self.state, self.tokenizer)
+        self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)
+        if self.use_critic:
+            self.critic_wg.set_loss_fn(partial(critic_loss, self.settings.critic))
+            self.critic = CriticUpdater(self.critic_wg, *shared)
 
     @property
     def rollouts(self) -> RolloutManager:
@@ -127,10 +138,17 @@ class SpearTrainer(PPOTrainerSync):
         if plan.rows:
             with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs by the actor
                 fresh = self.updater.recompute_log_probs(plan.rows, metrics)
+            if self.use_critic:  # 7. with PPO, advantages are of tokens
+                with marked_timer("values", timing_raw):
+                    fresh, targets = self.critic.estimate(fresh, metrics)
+                    plan = replace(plan, rows=fresh.rows)
+                with marked_timer("update_critic", timing_raw):
+                    self.critic.update(fresh, targets, metrics)
             with driver:  # 9. replay
                 replay = self._draw(t, metrics) if settings.sil.enabled else Replay.empty()
-            with marked_timer("update_actor", timing_raw):  # 10. on-policy and self-imitation updates
-                self.updater.update(fresh, replay, gamma, metrics)
+            if not self.use_critic or t > settings.critic.warmup:
+                with marked_timer("update_actor", timing_raw):  # 10. on-policy and self-imitation updates
+                    self.updater.update(fresh, replay, gamma, metrics)
             with driver:  # 11. this step's rows, so that what is replayed is always older
                 if settings.sil.enabled and (settings.sil.always_add or not replay.entries):
                     self._add(fresh, t, metrics)
@@ -144,7 +162,7 @@ class SpearTrainer(PPOTrainerSync):
         metrics["rollout/generations"] = float(rollout.generations)
         # Every response asked for must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(record.turns for record in records))
-        keys = self.updater.take_keys([row.key for record in records if record.fault is None for row in record.rows])
+        keys = self.queue.take_keys([row.key for record in records if record.fault is None for row in record.rows])
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
 
     def _draw(self, t: int, metrics: dict[str, Any]) -> Replay:

@@ -9,30 +9,27 @@ from typing import Any
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
 
-from training.algorithms import Coupling, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
+from training.algorithms import Coupling, Estimator, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
 from training.algorithms.settings import SpearSettings
 from training.verl_plugin.batch import (
-    FORWARD_COLUMNS,
     RowTokens,
     build_columns,
     deal_rows,
     find_predictions,
-    nest_flat,
     weigh_rows,
 )
-from training.verl_plugin.loss import STEERING
+from training.verl_plugin.loss import ADVANTAGES, REFERENCE, STEERING, list_token_columns
 from training.verl_plugin.plan import PlannedRow
-from training.verl_plugin.rollout_worker import PARTITION
+from training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows, pad_rows
 from training.verl_plugin.state import SpearState
+from training.verl_plugin.vision import PICTURES
 
-TRAIN_COLUMNS = (*FORWARD_COLUMNS, "old_log_probs", STEERING)
+STEERING_WIDTH = 4
 SEED_RANGE = 2**20
 """Seeds of rows in the steering column stay whole numbers in float32, also when thousands are added up in float64."""
 
@@ -47,12 +44,20 @@ class FreshRows:
     old_log_probs: np.ndarray
     tokens: tuple[tuple[np.ndarray, np.ndarray], ...]
     """Ids of prompt and response of each row."""
+    ref_log_probs: np.ndarray | None = None
+    """Under the reference policy, where there is a KL term."""
+    advantages: np.ndarray | None = None
+    """Of each token, where they differ inside a row (PPO); the rows' own are then means over their loss tokens."""
+    pictures: tuple[np.ndarray, ...] | None = None
+    """Of each row, where the model has a vision tower."""
 
     def to_entries(self, step: int) -> tuple[list[ReplayEntry], int]:
         """Entries for the replay buffer, and how many rows had no positive advantage."""
         entries = []
         ends = np.cumsum(self.lengths)
-        for planned, (prompt, response), end, length in zip(self.rows, self.tokens, ends, self.lengths, strict=True):
+        pictures = self.pictures or (None,) * len(self.rows)
+        columns = zip(self.rows, self.tokens, pictures, ends, self.lengths, strict=True)
+        for planned, (prompt, response), seen, end, length in columns:
             if planned.advantage <= 0:
                 continue
             part = slice(end - length, end)
@@ -67,6 +72,7 @@ class FreshRows:
                     step=step,
                     trajectory_id=f"{step}/{planned.episode.trajectory_id}",
                     tool_calls=planned.episode.tool_calls,
+                    extra=None if seen is None else {PICTURES: seen},
                 )
             )
         return entries, len(self.rows) - len(entries)
@@ -102,11 +108,12 @@ class ActorUpdater:
     """Brings rows to the actor workers: writes their columns into TransferQueue and calls the worker group.
 
     Args:
-        worker_group: verl's actor worker group.
+        worker_group: verl's actor worker group, which holds the reference policy too.
         config: whole configuration.
         settings: ``spear`` node.
         state: holds the covariance bounds and the dealer's stream.
-        tokenizer: gives the id padding rows are made of.
+        queue: the step's rows.
+        reference_in_actor: the reference is the actor without its LoRA adapter.
     """
 
     def __init__(
@@ -115,17 +122,20 @@ class ActorUpdater:
         config: DictConfig,
         settings: SpearSettings,
         state: SpearState,
-        tokenizer: Any,
+        queue: StepQueue,
+        *,
+        reference_in_actor: bool = False,
     ) -> None:
         self._workers = worker_group
         self._config = config
         self._settings = settings
         self._state = state
-        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._queue = queue
+        self._reference_in_actor = reference_in_actor
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self._rows_per_minibatch = actor.ppo_mini_batch_size * rollout.n
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
-        self._step_keys: list[str] = []
+        self._token_columns = list_token_columns(settings)
         self._replay_watch = Stopwatch()
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
@@ -134,7 +144,7 @@ class ActorUpdater:
         keys = [planned.row.key for planned in rows]
         fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
-            fields.append("input_ids")
+            fields += [name for name in self._queue.forward_columns if name in ("input_ids", PICTURES)]
         prompts = np.asarray([planned.row.prompt_length for planned in rows])
         lengths = np.asarray([planned.row.response_length for planned in rows])
         data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
@@ -143,34 +153,65 @@ class ActorUpdater:
         mask = data["loss_mask"].values().bool()
         rollout = data["rollout_log_probs"].values()
         self._log_agreement(log_probs[mask], rollout[mask], metrics)
-        padded = _pad(entropy, lengths)
-        padded_mask = _pad(mask, lengths)
+        padded = pad_rows(entropy, lengths)
+        padded_mask = pad_rows(mask, lengths)
         norm = sequence_entropy(padded, padded_mask, loss_scale_factor=self._scale_factor)
         metrics["entropy/seq-mean-token-sum-norm"] = float(norm)
         metrics["entropy/seq-mean-token-sum"] = float(norm) * self._scale_factor
         metrics["entropy/token-mean"] = float(entropy[mask].mean())
         tokens: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+        pictures = None
         if self._settings.sil.enabled:
             ids = data["input_ids"].values().numpy().astype(np.int32)
             with self._replay_watch:
                 sequences = np.split(ids, np.cumsum(prompts + lengths)[:-1])
                 tokens = tuple((row[:prompt], row[prompt:]) for row, prompt in zip(sequences, prompts, strict=True))
-        return FreshRows(tuple(rows), tuple(lengths.tolist()), mask.numpy(), log_probs.numpy(), tokens)
+                if self._queue.vision:
+                    column = data[PICTURES]
+                    pictures = tuple(np.split(column.values().numpy(), column.offsets()[1:-1].tolist()))
+        reference = self._ask_reference(keys, prompts, lengths)
+        return FreshRows(
+            tuple(rows),
+            tuple(lengths.tolist()),
+            mask.numpy(),
+            log_probs.numpy(),
+            tokens,
+            reference,
+            pictures=pictures,
+        )
 
     def _forward(
-        self, keys: list[str], lengths: np.ndarray, fields: list[str], *, calculate_entropy: bool
+        self,
+        keys: list[str],
+        lengths: np.ndarray,
+        fields: list[str],
+        *,
+        calculate_entropy: bool = False,
+        reference: bool = False,
     ) -> TensorDict:
         """One forward pass over the rows ``keys`` of ``lengths``; returns ``fields`` of these rows, in their order."""
-        padding = self._add_padding(-len(keys) % self._ranks())
-        meta = self._meta([*keys, *padding], FORWARD_COLUMNS)
-        meta.extra_info = {
+        ranks, rollout = self._ranks(), self._config.actor_rollout_ref.rollout
+        padding = self._queue.add_padding(-len(keys) % ranks)
+        info: dict[str, Any] = {
             "calculate_entropy": calculate_entropy,
             "compute_loss": False,
-            "temperature": self._config.actor_rollout_ref.rollout.temperature,
-            **self._cut(lengths, self._config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu),
+            "temperature": rollout.temperature,
+            **cut_rows(int(lengths.max()), len(keys), ranks, rollout.log_prob_max_token_len_per_gpu),
         }
-        self._workers.compute_log_prob(meta)
-        return tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
+        ask = self._workers.compute_log_prob
+        if reference and self._reference_in_actor:
+            info["no_lora_adapter"] = True
+        elif reference:
+            ask = self._workers.compute_ref_log_prob
+        ask(name_rows([*keys, *padding], self._queue.forward_columns, info))
+        return self._queue.get(keys, fields)
+
+    def _ask_reference(self, keys: list[str], prompts: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+        """Log-probs of response tokens under the reference policy; None without a KL term."""
+        if self._settings.kl.coefficient == 0:
+            return None
+        data = self._forward(keys, prompts + lengths, ["log_probs"], reference=True)
+        return data["log_probs"].values()[find_predictions(prompts, lengths)].float().numpy()
 
     @staticmethod
     def _log_agreement(actor: torch.Tensor, rollout: torch.Tensor, metrics: dict[str, Any]) -> None:
@@ -187,8 +228,9 @@ class ActorUpdater:
             replay_keys = self._write_replay(replay) if gamma > 0 else []
         if replay_keys and self._state.bounds is None and self._settings.cov.ratio > 0:
             self._state.bounds = self._measure_bounds(replay_keys, replay)
+        reference = self._ask_reference(replay_keys, *_measure_entries(replay.entries)) if replay_keys else None
         batch = _Batch.of_fresh(fresh)
-        drawn = _Batch.of_replay(replay if replay_keys else Replay.empty(), replay_keys)
+        drawn = _Batch.of_replay(replay if replay_keys else Replay.empty(), replay_keys, self._settings, reference)
         weight, bounds = gamma, self._state.bounds or (0.0, 0.0)
         if coupling is Coupling.FOLDED:
             # gamma moves from the loss into the advantages; covariances shrink by it, so the bounds must too.
@@ -234,13 +276,11 @@ class ActorUpdater:
         weights[replay] *= replay_weight
         seeds = self._state.rng.integers(SEED_RANGE, size=len(batch.keys))
         self._write_columns(batch, weights, seeds)
-        padding = iter(self._add_padding(deal.padding, train=True))
+        padding = iter(self._queue.add_padding(deal.padding, self._token_columns, {STEERING: STEERING_WIDTH}))
         keys = [batch.keys[row] if row >= 0 else next(padding) for row in deal.order(self._ranks())]
         actor = self._config.actor_rollout_ref.actor
-        meta = self._meta(keys, TRAIN_COLUMNS)
-        longest = np.full(deal.size, max(batch.sequence_lengths))
-        meta.extra_info = {
-            **self._cut(longest, actor.ppo_max_token_len_per_gpu),
+        info = {
+            **cut_rows(max(batch.sequence_lengths), deal.size, self._ranks(), actor.ppo_max_token_len_per_gpu),
             "calculate_entropy": False,
             "distillation_use_topk": False,
             "distillation_only": False,
@@ -254,16 +294,18 @@ class ActorUpdater:
             "cov_upper": bounds[1],
             "hold_learning_rate": hold_learning_rate,
         }
-        output = tu.get(self._workers.update_actor(meta), "metrics")
+        columns = (*self._queue.forward_columns, *self._token_columns, STEERING)
+        output = tu.get(self._workers.update_actor(name_rows(keys, columns, info)), "metrics")
         self._log_update(reduce_metrics(dict(output)), bool(replay.any()), metrics)
         return len(deal.minibatches) * actor.ppo_epochs
 
-    @staticmethod
-    def _log_update(reduced: dict[str, Any], with_replay: bool, metrics: dict[str, Any]) -> None:
+    def _log_update(self, reduced: dict[str, Any], with_replay: bool, metrics: dict[str, Any]) -> None:
         tokens = max(1.0, float(reduced["tokens"]))
         metrics["loss/on_policy"] = float(reduced["on_policy"])
         metrics["clip/ppo_fraction"] = float(reduced["clipped"]) / tokens
         metrics["clip/dual_fraction"] = float(reduced["dual_clipped"]) / tokens
+        if self._settings.kl.coefficient > 0:
+            metrics["kl/reference"] = float(reduced["kl"]) / tokens
         if with_replay:
             metrics["loss/sil"] = float(reduced["self_imitation"])
             metrics["clip/cov_fraction"] = float(reduced["covariance_clipped"]) / max(
@@ -281,11 +323,10 @@ class ActorUpdater:
         Covariances of replayed rows are an order smaller than those of a fresh batch, whose advantages have both signs:
         bounds taken from the latter leave nothing to clip.
         """
-        prompts = np.asarray([len(entry.prompt_ids) for entry in replay.entries])
-        lengths = np.asarray([len(entry.response_ids) for entry in replay.entries])
-        data = self._forward(keys, prompts + lengths, ["log_probs"], calculate_entropy=False)
-        log_probs = _pad(data["log_probs"].values()[find_predictions(prompts, lengths)].float(), lengths)
-        mask = _pad(
+        prompts, lengths = _measure_entries(replay.entries)
+        data = self._forward(keys, prompts + lengths, ["log_probs"])
+        log_probs = pad_rows(data["log_probs"].values()[find_predictions(prompts, lengths)].float(), lengths)
+        mask = pad_rows(
             torch.from_numpy(np.concatenate([np.asarray(e.response_mask) for e in replay.entries])).bool(), lengths
         )
         cov = self._settings.cov
@@ -299,76 +340,44 @@ class ActorUpdater:
             return []
         keys = [f"replay_{number}_0" for number in range(len(replay.entries))]
         rows = [
-            RowTokens(entry.prompt_ids, entry.response_ids, entry.response_mask, entry.old_log_probs)
+            RowTokens(
+                entry.prompt_ids,
+                entry.response_ids,
+                entry.response_mask,
+                entry.old_log_probs,
+                entry.extra[PICTURES] if self._queue.vision else None,
+            )
             for entry in replay.entries
         ]
-        self._put(keys, build_columns(rows).exclude("rollout_log_probs"))
+        self._queue.put(keys, build_columns(rows).exclude("rollout_log_probs"))
         return keys
 
     def _write_columns(self, batch: _Batch, weights: np.ndarray, seeds: np.ndarray) -> None:
         steering = np.stack(
             [np.asarray(batch.advantages), weights, np.asarray(batch.replay, dtype=np.float64), seeds], axis=1
         )
-        columns = {
-            "old_log_probs": nest_flat(torch.from_numpy(np.ascontiguousarray(batch.old_log_probs)), batch.lengths),
-            STEERING: torch.from_numpy(steering.astype(np.float32)),
-        }
-        self._put(list(batch.keys), TensorDict(columns, batch_size=len(batch.keys)))
-
-    def _add_padding(self, count: int, *, train: bool = False) -> list[str]:
-        """Write ``count`` rows without a loss token, which make a batch divisible."""
-        if not count:
-            return []
-        keys = [f"padding_{number}_0" for number in range(count)]
-        columns = build_columns([RowTokens([self._pad_id], [self._pad_id], [0], [0.0])] * count).exclude(
-            "rollout_log_probs"
-        )
-        if train:
-            zeros = nest_flat(torch.zeros(count), [1] * count)
-            columns.update({"old_log_probs": zeros, STEERING: torch.zeros(count, 4)})
-        self._put(keys, columns)
-        return keys
-
-    def _put(self, keys: list[str], columns: TensorDict) -> None:
-        self._step_keys += keys
-        tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=columns, tags=[{} for _ in keys])
+        self._queue.put_tokens(batch.keys, batch.lengths, batch.columns, {STEERING: steering})
 
     def take_replay_seconds(self) -> float:
         """Seconds spent on bringing rows into and out of the replay buffer's form since the last call."""
         seconds, self._replay_watch.seconds = self._replay_watch.seconds, 0.0
         return seconds
 
-    def take_keys(self, rollout_keys: Sequence[str]) -> list[str]:
-        """Keys of all rows of this step, which verl clears from TransferQueue at the end of the step (never none)."""
-        keys = list(dict.fromkeys([*rollout_keys, *self._step_keys])) or self._add_padding(1)
-        self._step_keys = []
-        return keys
-
-    @staticmethod
-    def _meta(keys: list[str], fields: Sequence[str]) -> KVBatchMeta:
-        return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys], fields=list(fields))
-
-    def _cut(self, lengths: np.ndarray, max_tokens: int) -> dict[str, Any]:
-        """How a worker cuts its rows: not at all where they fit the token limit together, else as verl is configured.
-
-        verl's balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.
-        """
-        rows = -(-len(lengths) // self._ranks())
-        if rows * int(lengths.max()) > max_tokens:
-            return {}
-        return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows}
-
     def _ranks(self) -> int:
-        """Data-parallel size of the actor."""
-        info = self._workers._dispatch_info
-        if "actor" not in info:
-            info["actor"] = self._workers._query_dispatch_info("actor")
-        return max(info["actor"]) + 1
+        return count_ranks(self._workers, "actor")
+
+
+def _measure_entries(entries: Sequence[ReplayEntry]) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of the prompts and the responses of replayed rows."""
+    return (
+        np.asarray([len(entry.prompt_ids) for entry in entries]),
+        np.asarray([len(entry.response_ids) for entry in entries]),
+    )
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows of one ``update_actor`` call before they are dealt; ``old_log_probs`` is concatenated over rows."""
+    """Rows of one ``update_actor`` call before they are dealt; ``columns`` are of tokens, concatenated over rows."""
 
     keys: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -376,10 +385,11 @@ class _Batch:
     loss_tokens: tuple[int, ...]
     advantages: tuple[float, ...]
     replay: tuple[bool, ...]
-    old_log_probs: np.ndarray
+    columns: dict[str, np.ndarray]
 
     @classmethod
     def of_fresh(cls, fresh: FreshRows) -> _Batch:
+        columns = {"old_log_probs": fresh.old_log_probs, REFERENCE: fresh.ref_log_probs, ADVANTAGES: fresh.advantages}
         return cls(
             tuple(planned.row.key for planned in fresh.rows),
             fresh.lengths,
@@ -387,26 +397,36 @@ class _Batch:
             tuple(planned.row.loss_tokens for planned in fresh.rows),
             tuple(planned.advantage for planned in fresh.rows),
             (False,) * len(fresh.rows),
-            fresh.old_log_probs,
+            {name: values for name, values in columns.items() if values is not None},
         )
 
     @classmethod
-    def of_replay(cls, replay: Replay, keys: Sequence[str]) -> _Batch:
+    def of_replay(
+        cls, replay: Replay, keys: Sequence[str], settings: SpearSettings, reference: np.ndarray | None
+    ) -> _Batch:
         entries = replay.entries
+        prompts, lengths = _measure_entries(entries)
         logs = [np.asarray(entry.old_log_probs, dtype=np.float32) for entry in entries]
+        columns = {"old_log_probs": np.concatenate(logs) if logs else np.zeros(0, dtype=np.float32)}
+        if settings.kl.coefficient > 0:
+            columns[REFERENCE] = reference if reference is not None else np.zeros(0, dtype=np.float32)
+        if settings.advantage.estimator is Estimator.GAE:
+            columns[ADVANTAGES] = np.repeat(np.asarray(replay.advantages, dtype=np.float32), lengths.astype(np.int64))
         return cls(
             tuple(keys),
-            tuple(len(entry.response_ids) for entry in entries),
-            tuple(len(entry.prompt_ids) + len(entry.response_ids) for entry in entries),
+            tuple(lengths.tolist()),
+            tuple((prompts + lengths).tolist()),
             tuple(int(np.sum(entry.response_mask)) for entry in entries),
             replay.advantages,
             (True,) * len(entries),
-            np.concatenate(logs) if logs else np.zeros(0, dtype=np.float32),
+            columns,
         )
 
     def scale_advantages(self, factor: float) -> _Batch:
-        scaled = tuple(factor * advantage for advantage in self.advantages)
-        return replace(self, advantages=scaled)
+        columns = dict(self.columns)
+        if ADVANTAGES in columns:
+            columns[ADVANTAGES] = factor * columns[ADVANTAGES]
+        return replace(self, advantages=tuple(factor * advantage for advantage in self.advantages), columns=columns)
 
     def __add__(self, other: _Batch) -> _Batch:
         return _Batch(
@@ -416,10 +436,5 @@ class _Batch:
             self.loss_tokens + other.loss_tokens,
             self.advantages + other.advantages,
             self.replay + other.replay,
-            np.concatenate([self.old_log_probs, other.old_log_probs]),
+            {name: np.concatenate([values, other.columns[name]]) for name, values in self.columns.items()},
         )
-
-
-def _pad(values: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
-    """Concatenated rows as a matrix [N, max length], zeros on the right."""
-    return torch.nested.to_padded_tensor(nest_flat(values, lengths.tolist()), 0)

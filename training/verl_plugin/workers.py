@@ -1,21 +1,47 @@
-"""verl's FSDP engines on a CPU over gloo, and a training worker that ticks the learning rate once a step."""
+"""verl's FSDP engines on a CPU over gloo, and training workers of the policy and of the critic."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from spear_envs.core.errors import SpearError
+from training.verl_plugin.vision import ReadsPictures
+
+VALUE_HEADS = ("score", "classifier", "v_head")
+"""What transformers and trl call the layer that turns a hidden state into a value."""
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
+class LanguageModelEngine(ReadsPictures, FSDPEngineWithLMHead):
+    """verl's own FSDP engine of a policy, which also reads our rows' pictures."""
+
+
+class CpuEngine(FSDPEngine):
+    """What both engines on a CPU have to do otherwise."""
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
+        config = self.engine_config
+        self.engine_config = replace(config, forward_only=False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config = config
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModelEngine(FSDPEngineWithLMHead):
+class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
     """verl's FSDP engine of a policy, registered for the CPU, with log-probs of a whole micro-batch at once.
 
     Without flash-attention verl takes the logarithm token by token in a Python loop (to spare GPU memory), which on a
@@ -53,6 +79,25 @@ class CpuLanguageModelEngine(FSDPEngineWithLMHead):
         return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
 
 
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuValueModelEngine(CpuEngine, FSDPEngineWithValueHead):
+    """verl's FSDP engine of a critic, registered for the CPU: the actor's network under a value head.
+
+    verl loads such a model with flash-attention, whatever its configuration says.
+    """
+
+    def _build_module(self) -> Any:
+        config = self.model_config.hf_config
+        config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
+        # verl chooses the class of a language model by its architecture, and so the one with a value for each token.
+        config.architectures = [config.architectures[0].replace("ForCausalLM", "ForTokenClassification")]
+        self.model_config.model_type = "language_model"
+        try:
+            return super()._build_module()
+        finally:
+            self.model_config.model_type = "value_model"
+
+
 class SpearTrainingWorker(TrainingWorker):
     """A training worker whose learning rate ticks once a step, however many ``update_actor`` calls the step makes.
 
@@ -77,6 +122,28 @@ class SpearTrainingWorker(TrainingWorker):
         if tu.get(data, key="hold_learning_rate", default=False):
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         return super().train_batch(data)
+
+
+class SpearCriticWorker(SpearTrainingWorker):
+    """A critic that begins with the actor's network and the value 0 everywhere.
+
+    A value head drawn at random would put noise of the size of the returns into the first advantages.
+    """
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def reset(self) -> None:
+        """Load the model and blank its value head."""
+        super().reset()
+        heads = [
+            parameter
+            for name, parameter in self.engine.module.named_parameters()
+            if not set(VALUE_HEADS).isdisjoint(name.split("."))
+        ]
+        if not heads:
+            raise SpearError("the critic's model has no value head that is known: choose another critic.model.path")
+        with torch.no_grad():
+            for parameter in heads:
+                parameter.zero_()
 
 
 class SpearActorRolloutRefWorker(ActorRolloutRefWorker):

@@ -15,12 +15,12 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
     {
         recipe.env_id: recipe
         for recipe in (
-            # `spear train --config demo`
+            # `spear train preset=demo`
             WarmStartSettings("spear/Sokoban-v0", {"modality": "text"}, history=0),
-            # `spear train --config alfworld`
+            # `spear train preset=alfworld_tiny`
             WarmStartSettings(
                 "spear/ALFWorld-v0",
-                {"rooms": "small", "max_turns": 20},
+                {"dataset": "embedded", "rooms": "small", "max_turns": 20},
                 history=4,
                 episodes=800,
                 noise=0.3,
@@ -31,10 +31,15 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=120,
                 target=0.15,
             ),
-            # `spear train --config webshop`
+            # `spear train preset=webshop_tiny`
             WarmStartSettings(
                 "spear/WebShop-v0",
-                {"observation_mode": "text_rich", "max_turns": 10},
+                {
+                    "catalog": "mini",
+                    "split_scheme": "product",
+                    "observation_mode": "text_rich",
+                    "max_turns": 10,
+                },
                 history=0,
                 episodes=1200,
                 noise=0.2,
@@ -47,7 +52,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=100,
                 target=0.0,
             ),
-            # `spear train --config code`
+            # `spear train preset=code_tiny`
             WarmStartSettings(
                 "spear/CodeInterpreter-v0",
                 {
@@ -65,10 +70,10 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=120,
                 target=0.1,
             ),
-            # `spear train --config search`
+            # `spear train preset=search_tiny`
             WarmStartSettings(
                 "spear/SearchR1-v0",
-                {"dataset": "mini-small", "topk": 1, "max_turns": 6},
+                {"dataset": "mini-small", "retriever": "bm25", "topk": 1, "max_turns": 6},
                 layout=Layout.CONVERSATION,
                 episodes=1440,
                 noise=0.0,

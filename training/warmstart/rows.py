@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -20,6 +20,9 @@ from agents.rollout import Job, play_many
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
 
+PLACE = "<image>"
+"""Where a row's text shows a picture."""
+
 
 class Answers(str, Enum):
     """What the rows of a noisy expert's episodes teach."""
@@ -34,11 +37,13 @@ class Answers(str, Enum):
 class ExpertRow:
     """One supervised sequence: texts to read and texts to write in turn, beginning with one to read.
 
-    ``per_turn`` rows have one of each; a ``conversation`` has as many as the episode has turns.
+    ``per_turn`` rows have one of each; a ``conversation`` has as many as the episode has turns. ``pictures`` are those
+    of the places marked ``<image>`` in the prompts, uint8 [height, width, 3].
     """
 
     prompts: tuple[str, ...]
     responses: tuple[str, ...]
+    pictures: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
 
 
 def collect_expert_rows(
@@ -94,7 +99,7 @@ def collect_expert_rows(
             jobs,
             make_env=lambda: InfoWatch(make_env(env_id, split, env_kwargs)),
             engine_for=engine_for,
-            prompts=PromptBuilder(codec, words, layout, history=history),
+            prompts=PromptBuilder(codec, words, layout, history=history, mark_image=lambda _: PLACE),
             sampling=Sampling(),
             env_id=env_id,
             concurrency=16,
@@ -131,15 +136,19 @@ def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
     """The texts of an episode that was recorded with ``codec``."""
     prompts = tuple(codec.decode(turn.prompt_ids) for turn in trajectory.turns)
     responses = tuple(turn.response for turn in trajectory.turns)
+    pictures = [row.pictures for row in trajectory.rows()]
     if trajectory.layout is Layout.CONVERSATION:
-        return [ExpertRow(prompts, responses)]
-    return [ExpertRow((prompt,), (response,)) for prompt, response in zip(prompts, responses, strict=True)]
+        return [ExpertRow(prompts, responses, pictures[0])]
+    return [
+        ExpertRow((prompt,), (response,), seen)
+        for prompt, response, seen in zip(prompts, responses, pictures, strict=True)
+    ]
 
 
 def _make_advised_rows(
     trajectory: Trajectory, codec: ByteTokenizer, advice: Mapping[str, str | None]
 ) -> Iterator[ExpertRow]:
-    for number, turn in enumerate(trajectory.turns, 1):
+    for number, (turn, row) in enumerate(zip(trajectory.turns, trajectory.rows(), strict=True), 1):
         advised = advice[name_request(trajectory.task_id, trajectory.seed, number)]
         if advised is not None:
-            yield ExpertRow((codec.decode(turn.prompt_ids),), (advised,))
+            yield ExpertRow((codec.decode(turn.prompt_ids),), (advised,), row.pictures)

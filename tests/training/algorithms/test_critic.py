@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import gae_advantages, value_loss
+from training.algorithms import episode_advantages, gae_advantages, value_loss, whiten_advantages
 
 
 def tensor(values) -> torch.Tensor:
@@ -72,3 +72,50 @@ def test_value_loss_by_hand() -> None:
     mask = tensor([[1, 1, 0]])
     assert value_loss(values, old, returns, mask, clip=0.5).tolist() == [[0.5 * 1.5**2, 0.5, 0.0]]
     assert value_loss(values, old, returns, mask, clip=None).tolist() == [[0.5, 0.5, 0.0]]
+
+
+# ---- episodes of several rows ----------------------------------------------------------------------------------------
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5), st.integers(0, 10_000))
+def test_the_cut_of_an_episode_into_rows_changes_nothing(shapes: list[list[int]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [length for episode in shapes for length in episode]
+    owners = [number for number, episode in enumerate(shapes) for _ in episode]
+    values = torch.randn(sum(lengths), generator=generator, dtype=torch.float64)
+    mask = torch.rand(sum(lengths), generator=generator) < 0.7
+    rewards = torch.randn(len(shapes), generator=generator, dtype=torch.float64).tolist()
+    options = {"gamma": 0.97, "lam": 0.9}
+    advantages, returns = episode_advantages(values, mask, lengths, owners, rewards, **options)
+    # The same tokens as one row an episode, which is what the layout `conversation` gives.
+    whole = episode_advantages(values, mask, [sum(e) for e in shapes], range(len(shapes)), rewards, **options)
+    assert torch.equal(advantages, whole[0]) and torch.equal(returns, whole[1])
+    # And by the plain loop, with the reward on the policy's last token.
+    start = 0
+    for episode, reward in zip(shapes, rewards, strict=True):
+        part = slice(start, start := start + sum(episode))
+        own = mask[part].nonzero().flatten().tolist()
+        paid = [reward if own and t == own[-1] else 0.0 for t in range(sum(episode))]
+        want = naive_gae([paid], [values[part].tolist()], [mask[part].tolist()], 0.97, 0.9)
+        assert torch.allclose(advantages[part], tensor(want[0][0]), atol=1e-10)
+        assert torch.allclose(returns[part], tensor(want[1][0]), atol=1e-10)
+
+
+def test_rows_of_episodes_may_be_interleaved() -> None:
+    values = tensor([0.1, 0.2, 0.3, 0.4])
+    mixed = episode_advantages(values, torch.ones(4), [1, 2, 1], [0, 1, 0], [1.0, -1.0], gamma=1.0, lam=0.5)[0]
+    apart = episode_advantages(values[[0, 3, 1, 2]], torch.ones(4), [2, 2], [0, 1], [1.0, -1.0], gamma=1.0, lam=0.5)[0]
+    assert torch.allclose(mixed[[0, 3, 1, 2]], apart)
+
+
+def test_rows_that_do_not_fit_are_told() -> None:
+    assert episode_advantages(tensor([]), tensor([]), [], [], [])[0].shape == (0,)
+    assert not episode_advantages(tensor([1.0]), tensor([0.0]), [1], [0], [3.0])[0].any()
+    with pytest.raises(ValueError, match="do not describe the same rows"):
+        episode_advantages(tensor([1.0]), tensor([1.0]), [2], [0], [3.0])
+
+
+def test_whitening_leaves_the_order_and_the_masked_alone() -> None:
+    values, mask = tensor([3.0, 9.0, -1.0, 5.0]), tensor([1, 0, 1, 1])
+    got = whiten_advantages(values, mask)
+    assert got[1] == 0 and got[[2, 0, 3]].diff().gt(0).all()
+    assert float(got[mask > 0].mean()) == pytest.approx(0) and float(got[mask > 0].var()) == pytest.approx(1)

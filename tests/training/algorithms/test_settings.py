@@ -7,12 +7,10 @@ import pytest
 
 from spear_envs.core.errors import SpearError
 from training.algorithms import (
-    Aggregation,
     BoundsMode,
     Coupling,
     CovarianceSettings,
     Curriculum,
-    Estimator,
     SettingsError,
     SilSettings,
     SpearSettings,
@@ -66,6 +64,9 @@ def test_settings_are_frozen_and_overridden_by_copies() -> None:
         ({"cov": {"lower_top": 0.0001}}, "must not exceed"),
         ({"reward": {"success": -1}}, "must exceed"),
         ({"advantage": {"estimator": "rloo", "normalize_std": True}}, "no meaning"),
+        ({"advantage": {"estimator": "gae", "normalize_std": True}}, "no meaning"),
+        ({"critic": {"clip": 0}}, "above 0"),
+        ({"kl": {"coefficient": 0.01}, "sil": {"coupling": "folded"}}, "cannot weigh the KL term"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(mapping, message: str) -> None:
@@ -101,15 +102,3 @@ def test_every_setting_has_a_path() -> None:
     paths = list(SpearSettings.keys())
     mapping = SpearSettings().to_mapping()
     assert paths == [f"spear.{node}.{key}" for node, values in mapping.items() for key in values]
-
-
-def test_algorithms_differ_where_they_should() -> None:
-    spear, drbot, grpo, rloo = (SpearSettings.for_algorithm(name) for name in ("spear", "drbot", "grpo", "rloo"))
-    assert spear == SpearSettings()
-    assert not drbot.sil.enabled and drbot.reward.weight(1) == 0.0 and drbot.filter == spear.filter
-    assert (grpo.clip.high, grpo.filter.groups, grpo.advantage.normalize_std) == (0.2, 1.0, True)
-    assert grpo.loss.aggregation is Aggregation.TOKEN_MEAN and grpo.cov.ratio == 0.0
-    assert rloo.advantage.estimator is Estimator.RLOO and not rloo.advantage.normalize_std
-    assert SpearSettings.for_algorithm("drbot", estimator="gigpo").advantage.estimator is Estimator.GIGPO
-    with pytest.raises(SettingsError, match="there are spear"):
-        SpearSettings.for_algorithm("reinforce")

@@ -15,9 +15,17 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from training.algorithms import SpearSettings, spear_loss
+from training.algorithms import Estimator, SpearSettings, kl_divergence, spear_loss
 from training.verl_plugin.batch import RowTokens, build_columns, nest_flat, weigh_rows
-from training.verl_plugin.loss import STEERING, RowLoss, actor_loss, compute_row_loss
+from training.verl_plugin.loss import (
+    ADVANTAGES,
+    REFERENCE,
+    STEERING,
+    RowLoss,
+    actor_loss,
+    compute_row_loss,
+    list_token_columns,
+)
 
 LENGTH = 9
 GAMMA = 0.37
@@ -35,6 +43,15 @@ class Batch:
     mask: Tensor
     replay: Tensor
     seeds: Tensor
+    token_advantages: Tensor
+    """[B, T]: as PPO has them."""
+    ref_log_probs: Tensor
+
+    def own_advantages(self, settings: SpearSettings) -> Tensor:
+        """[B, T] with PPO, where a replayed row has one advantage for all its tokens; else [B]."""
+        if settings.advantage.estimator is not Estimator.GAE:
+            return self.advantages
+        return torch.where(self.replay[:, None], self.advantages[:, None], self.token_advantages)
 
     def steering(self, settings: SpearSettings, gamma: float = GAMMA) -> Tensor:
         """The column that the driver writes, gamma in the weights of replayed rows."""
@@ -60,6 +77,8 @@ class Batch:
             self.mask[rows],
             self.steering(settings, gamma)[rows],
             BOUNDS,
+            advantages=self.own_advantages(settings)[rows] if settings.advantage.estimator is Estimator.GAE else None,
+            ref_log_probs=self.ref_log_probs[rows] if settings.kl.coefficient > 0 else None,
         )
         result.total.backward()
         assert log_probs.grad is not None
@@ -72,7 +91,7 @@ class Batch:
         result = spear_loss(
             log_probs,
             self.old_log_probs,
-            self.advantages,
+            self.own_advantages(settings),
             self.mask,
             self.replay,
             gamma=gamma,
@@ -89,6 +108,8 @@ class Batch:
             on_policy_cov=(cov.on_policy_ratio, cov.on_policy_lower, cov.on_policy_upper) if cov.on_policy else None,
             mode=settings.loss.aggregation.value,
             loss_scale_factor=float(LENGTH),
+            ref_log_probs=self.ref_log_probs,
+            kl_coefficient=settings.kl.coefficient,
             generator=torch.Generator().manual_seed(int(self.seeds.sum())),
         )
         result.loss.backward()
@@ -112,6 +133,8 @@ def draw_batch(seed: int = 0, *, fresh: int = 7, replayed: int = 5, spread: floa
         mask=mask,
         replay=replay,
         seeds=torch.randint(2**20, (rows,), generator=random).double(),
+        token_advantages=torch.randn(rows, LENGTH, generator=random, dtype=torch.float64),
+        ref_log_probs=old + spread * torch.randn(rows, LENGTH, generator=random, dtype=torch.float64),
     )
 
 
@@ -145,6 +168,14 @@ CASES = {
     ),
     "no dual clip, no clamp": choose(cov=NO_COV, clip={"dual": None, "max_log_ratio": None}),
     "narrow clips": choose(cov=NO_COV, clip={"low": 0.02, "high": 0.03, "dual": 1.1, "max_log_ratio": 0.5}),
+    "KL to a reference": choose(cov={"ratio": 0.1}, kl={"coefficient": 0.2}),
+    "advantages of tokens": choose(cov={"ratio": 0.1}, advantage={"estimator": "gae"}),
+    "PPO with KL": choose(
+        cov=NO_COV,
+        kl={"coefficient": 0.05},
+        advantage={"estimator": "gae"},
+        loss={"aggregation": "token-mean"},
+    ),
     "token-mean": choose(cov=NO_COV, loss={"aggregation": "token-mean"}),
     "seq-mean-token-mean": choose(cov=NO_COV, loss={"aggregation": "seq-mean-token-mean"}),
     "seq-mean-token-sum": choose(cov=NO_COV, loss={"aggregation": "seq-mean-token-sum"}),
@@ -185,6 +216,15 @@ def test_either_term_may_be_absent(kinds: dict[str, int], settings: SpearSetting
     torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=0)
     absent = found.on_policy if "fresh" in kinds else found.self_imitation
     assert float(absent) == 0.0
+
+
+def test_the_divergence_is_counted_and_needs_a_reference() -> None:
+    settings, batch = CASES["KL to a reference"], draw_batch(3)
+    expected = kl_divergence(batch.log_probs, batch.ref_log_probs)[batch.mask].sum()
+    assert float(batch.compute(settings)[0].kl) == pytest.approx(float(expected))
+    assert float(batch.compute(CASES["covariance clip off"])[0].kl) == 0.0
+    with pytest.raises(ValueError, match="reference policy"):
+        compute_row_loss(settings, batch.log_probs, batch.old_log_probs, batch.mask, batch.steering(settings), BOUNDS)
 
 
 def test_a_batch_of_padding_alone_has_loss_and_gradient_zero() -> None:
@@ -252,13 +292,16 @@ def lay_out(batch: Batch, settings: SpearSettings, *, ranks: int) -> tuple[dict[
     old = [batch.old_log_probs[n, :length] for n, length in enumerate(lengths)]
     data["old_log_probs"] = nest_flat(torch.cat(old), lengths)
     data[STEERING] = batch.steering(settings)
+    columns = {ADVANTAGES: batch.own_advantages(settings), REFERENCE: batch.ref_log_probs}
+    for name in list_token_columns(settings)[1:]:
+        data[name] = nest_flat(torch.cat([columns[name][n, :length] for n, length in enumerate(lengths)]), lengths)
     tu.assign_non_tensor(data, cov_lower=BOUNDS[0], cov_upper=BOUNDS[1], dp_size=ranks)
     totals = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     flat = torch.cat(output).requires_grad_()
     return {"log_probs": nest_flat(flat, totals), "flat": flat}, data
 
 
-@pytest.mark.parametrize("name", ["covariance clip off", "covariance clip of a tenth"])
+@pytest.mark.parametrize("name", ["covariance clip off", "covariance clip of a tenth", "PPO with KL"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_verls_loss_function_reads_the_columns_as_the_paper_means_them(name: str, ranks: int) -> None:
     settings, batch = CASES[name], draw_batch(10)

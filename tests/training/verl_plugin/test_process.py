@@ -27,7 +27,7 @@ def launch(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def call(run: Run, overrides: tuple[str, ...] = (), calls: list[str] | None = None) -> list[str]:
         calls = [] if calls is None else calls
-        config = compose_config("demo", (f"actor_rollout_ref.model.path={model_folder}", *overrides), tmp_path)
+        config = compose_config(("preset=demo", f"actor_rollout_ref.model.path={model_folder}", *overrides), tmp_path)
         (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(config))
 
         def run_ppo(config: Any, task_runner_class: Any) -> None:

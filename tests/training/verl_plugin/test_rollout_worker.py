@@ -158,6 +158,7 @@ def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4
     worker._find_repetition = True
     worker._idle = {}
     worker._prompts = None
+    worker._reader = None
     worker._replicas = 1
     worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
     return worker

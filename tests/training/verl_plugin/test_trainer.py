@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
-from training.algorithms import SpearSettings
+from training.algorithms import Estimator, SpearSettings
 from training.environments import EnvironmentSettings
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
@@ -65,8 +66,28 @@ class FakeUpdater:
     def take_replay_seconds(self) -> float:
         return 0.25
 
+
+class FakeQueue:
+    """The step's rows in TransferQueue."""
+
     def take_keys(self, keys: Sequence[str]) -> list[str]:
         return [*keys, "own"]
+
+
+class FakeCritic:
+    """Says that every row was worth its number in the step, and remembers when it was trained."""
+
+    def __init__(self, updater: FakeUpdater) -> None:
+        self.updater = updater
+        self.trained_before: list[int] = []
+
+    def estimate(self, fresh: FreshRows, metrics: dict[str, Any]) -> tuple[FreshRows, str]:
+        rows = tuple(replace(row, advantage=float(n)) for n, row in enumerate(fresh.rows))
+        return replace(fresh, rows=rows, advantages=np.ones(len(fresh.mask), np.float32)), "targets"
+
+    def update(self, fresh: FreshRows, targets: str, metrics: dict[str, Any]) -> None:
+        assert targets == "targets" and fresh.advantages is not None
+        self.trained_before.append(len(self.updater.log))
 
 
 def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
@@ -96,7 +117,9 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
-    trainer.updater = FakeUpdater(trainer.state)
+    trainer.updater, trainer.queue = FakeUpdater(trainer.state), FakeQueue()
+    trainer.use_critic = trainer.settings.advantage.estimator is Estimator.GAE
+    trainer.critic = FakeCritic(trainer.updater)
     trainer.asleep = 0
 
     def sleep_replicas() -> None:
@@ -210,6 +233,23 @@ def test_a_step_whose_rows_are_all_masked_still_tells_the_baseline(tmp_path: Pat
     metrics, batch = take_step(trainer, records, 1)
     assert trainer.updater.log == [] and metrics["baseline/size"] == 1
     assert len(batch.keys) == 5, "written rows are cleared all the same"
+
+
+def test_with_ppo_the_critics_advantages_are_trained_on_and_gate_the_buffer(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, replay={"capacity": 100})
+    metrics, _ = take_step(trainer, make_group(make), 1)
+    (call,) = trainer.updater.log
+    assert trainer.critic.trained_before == [0], "the critic learns before the actor"
+    assert [row.advantage for row in call.fresh.rows] == [0, 1, 2, 3] and call.fresh.advantages is not None
+    assert metrics["replay/kept"] == 3 and metrics["replay/dropped_nonpositive"] == 1
+    assert metrics["advantage/mean"] == 1.5
+
+
+def test_the_critic_may_learn_alone_at_first(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, critic={"warmup": 2})
+    for t in range(1, 5):
+        take_step(trainer, make_group(make, f"{t}-00000"), t)
+    assert trainer.critic.trained_before == [0, 0, 0, 1] and len(trainer.updater.log) == 2
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------

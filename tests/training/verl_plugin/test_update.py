@@ -5,6 +5,7 @@ What the parameters are after an update is compared with :func:`training.algorit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,37 +19,17 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
-from training.algorithms import SpearSettings, calibrate_covariance_bounds, spear_loss
-from training.verl_plugin import update
+from tests.training.verl_plugin.fakes import FakeQueue
+from training.algorithms import Estimator, SpearSettings, calibrate_covariance_bounds, spear_loss
 from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
-from training.verl_plugin.loss import STEERING, actor_loss
+from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.plan import PlannedRow
+from training.verl_plugin.queue import StepQueue
 from training.verl_plugin.state import SpearState
 from training.verl_plugin.update import ActorUpdater, FreshRows, Replay
 
 VOCABULARY, SCALE, RATE, GAMMA = 13, 6.0, 0.7, 0.3
 PAD = 12
-
-
-class FakeQueue:
-    """TransferQueue: rows by key, columns by name."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, dict[str, torch.Tensor]] = {}
-
-    def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: list[Any]) -> None:
-        assert len(keys) == len(tags) == fields.batch_size[0]
-        for name in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
-            for key, value in zip(keys, fields[name].unbind(), strict=True):
-                self.rows.setdefault(key, {})[name] = value.clone()
-
-    def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
-        columns = {}
-        for name in select_fields:
-            values = [self.rows[key][name] for key in keys]
-            dense = name == STEERING
-            columns[name] = torch.stack(values) if dense else nest_flat(torch.cat(values), list(map(len, values)))
-        return TensorDict(columns, batch_size=len(keys))
 
 
 class FakeWorkers:
@@ -59,6 +40,8 @@ class FakeWorkers:
         self._dispatch_info: dict[str, list[int]] = {}
         table = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
         self.parameters = (0.3 * table).requires_grad_()
+        self.reference = 0.5 * table.flip(0)
+        """The reference policy's table."""
         self.calls: list[Any] = []
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -69,8 +52,16 @@ class FakeWorkers:
         """What the model says at each position of the next token; the last position has none."""
         return torch.roll(self.parameters[ids], -1) - 2.0
 
+    def compute_ref_log_prob(self, meta: Any) -> None:
+        assert len(meta.keys) % self.ranks == 0
+        for key in meta.keys:
+            ids = self.queue.rows[key]["input_ids"]
+            self.queue.rows[key]["log_probs"] = (torch.roll(self.reference[ids], -1) - 2.0).float()
+
     def compute_log_prob(self, meta: Any) -> None:
         assert len(meta.keys) % self.ranks == 0
+        if meta.extra_info.get("no_lora_adapter"):
+            return self.compute_ref_log_prob(meta)
         for key in meta.keys:
             values = self.log_probs(self.queue.rows[key]["input_ids"]).detach().float()
             self.queue.rows[key] |= {"log_probs": values, "entropy": -values}
@@ -127,10 +118,10 @@ class Step:
         minibatch: int = 1000,
         ranks: int = 1,
         micro: int = 1000,
+        reference_in_actor: bool = False,
     ) -> None:
         self.settings, self.queue = settings, FakeQueue()
-        monkeypatch.setattr(update.tq, "kv_batch_put", self.queue.kv_batch_put)
-        monkeypatch.setattr(update.tq, "kv_batch_get", self.queue.kv_batch_get)
+        self.queue.install(monkeypatch)
         self.workers = FakeWorkers(self.queue, settings, ranks, micro)
         self.state = SpearState(settings, seed=1)
         self.metrics: dict[str, Any] = {}
@@ -149,7 +140,10 @@ class Step:
             }
         )
         tokenizer = type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2})
-        self.updater = ActorUpdater(self.workers, config, settings, self.state, tokenizer)
+        self.keys = StepQueue(tokenizer)
+        self.updater = ActorUpdater(
+            self.workers, config, settings, self.state, self.keys, reference_in_actor=reference_in_actor
+        )
         self.rows = self.roll_out(make, rows)
 
     def roll_out(self, make: Any, count: int) -> list[PlannedRow]:
@@ -194,7 +188,7 @@ class Step:
         result = spear_loss(
             theta[pad("ids")] - 2.0,
             pad("old"),
-            torch.tensor([column["advantage"] for column in columns], dtype=torch.float64),
+            pad("advantages"),
             pad("mask") > 0,
             torch.tensor([column["replay"] for column in columns]),
             gamma=GAMMA,
@@ -204,6 +198,8 @@ class Step:
             cov_ratio=cov.ratio,
             mode=self.settings.loss.aggregation.value,
             loss_scale_factor=SCALE,
+            ref_log_probs=self.workers.reference[pad("ids")] - 2.0,
+            kl_coefficient=self.settings.kl.coefficient,
         )
         result.loss.backward()
         assert theta.grad is not None
@@ -216,7 +212,7 @@ class Step:
                     "ids": torch.as_tensor(np.asarray(entry.response_ids), dtype=torch.int64),
                     "old": torch.as_tensor(np.asarray(entry.old_log_probs), dtype=torch.float64),
                     "mask": torch.as_tensor(np.asarray(entry.response_mask), dtype=torch.int64),
-                    "advantage": advantage,
+                    "advantages": torch.full((len(entry.response_ids),), advantage, dtype=torch.float64),
                     "replay": True,
                 }
                 for entry, advantage in zip(rows.entries, rows.advantages, strict=True)
@@ -229,7 +225,9 @@ class Step:
                     "ids": stored["input_ids"][planned.row.prompt_length :],
                     "old": torch.from_numpy(rows.old_log_probs[start : start + length]).double(),
                     "mask": stored["loss_mask"],
-                    "advantage": planned.advantage,
+                    "advantages": torch.full((length,), planned.advantage, dtype=torch.float64)
+                    if rows.advantages is None
+                    else torch.from_numpy(rows.advantages[start : start + length]).double(),
                     "replay": False,
                 }
             )
@@ -243,6 +241,11 @@ def choose(coupling: str = "sequential", **nodes: Any) -> SpearSettings:
 
 
 MODES = ["seq-mean-token-sum-norm", "seq-mean-token-mean", "token-mean"]
+TERMS = {
+    "KL to a reference": {"kl": {"coefficient": 0.3}},
+    "advantages of tokens": {"advantage": {"estimator": "gae"}},
+    "both": {"kl": {"coefficient": 0.3}, "advantage": {"estimator": "gae"}},
+}
 LAYOUTS = [{}, {"ranks": 2}, {"ranks": 3, "micro": 2}]
 
 
@@ -299,12 +302,17 @@ def test_rows_of_positive_advantage_go_to_the_replay_buffer_as_they_were(
 
 # ---- updates ---------------------------------------------------------------------------------------------------------
 def train(step: Step, *, move: float = 0.2) -> tuple[FreshRows, Replay, torch.Tensor]:
-    """An update of fresh rows and of rows remembered from a slightly different policy; returns the start parameters."""
+    """An update of fresh rows and of rows remembered from a slightly different policy; returns the start parameters.
+
+    With PPO each token of the fresh rows has an advantage of its own.
+    """
     replay = step.remember(step.collect())
     with torch.no_grad():
         noise = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
         step.workers.parameters += move * noise
     fresh = step.collect()
+    if step.settings.advantage.estimator is Estimator.GAE:
+        fresh = replace(fresh, advantages=np.random.default_rng(2).normal(size=len(fresh.mask)).astype(np.float32))
     start = step.workers.parameters.detach().clone()
     step.updater.update(fresh, replay, GAMMA, step.metrics)
     return fresh, replay, start
@@ -336,6 +344,46 @@ def test_sequential_coupling_is_a_step_for_each_term(
     torch.testing.assert_close(step.workers.parameters.detach(), expected, atol=1e-6, rtol=0)
     assert (start - middle).abs().max() > 1e-2 and (middle - expected).abs().max() > 1e-3
     assert step.metrics["replay/n_sil"] == 1.0
+
+
+@pytest.mark.parametrize("coupling", ["sequential", "joint"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("nodes", TERMS.values(), ids=TERMS.keys())
+def test_terms_that_not_every_algorithm_has_are_the_papers_too(
+    make: Any, monkeypatch: pytest.MonkeyPatch, coupling: str, layout: dict[str, int], nodes: dict[str, Any]
+) -> None:
+    step = Step(make, monkeypatch, choose(coupling, loss={"scale_factor": SCALE}, **nodes), **layout)
+    fresh, replay, start = train(step)
+    parts = [("fresh", fresh)], [("replay", replay)]
+    expected = start
+    for part in [[*parts[0], *parts[1]]] if coupling == "joint" else parts:
+        expected = expected - RATE * step.specify(expected, *part)
+    torch.testing.assert_close(step.workers.parameters.detach(), expected, atol=1e-6, rtol=0)
+    plain = Step(make, monkeypatch, choose(coupling, loss={"scale_factor": SCALE}), **layout)
+    train(plain)
+    assert (plain.workers.parameters - step.workers.parameters).abs().max() > 1e-3, "the term does nothing"
+    if "kl" in nodes:
+        assert step.metrics["kl/reference"] > 0
+    else:
+        assert "kl/reference" not in step.metrics
+
+
+def test_folded_coupling_shrinks_advantages_of_tokens_too(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for coupling in ("sequential", "folded"):
+        step = Step(make, monkeypatch, choose(coupling, **TERMS["advantages of tokens"]))
+        train(step)
+        found.append(step.workers.parameters.detach())
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+
+
+def test_with_an_adapter_the_reference_is_the_actor_without_it(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for inside in (False, True):
+        step = Step(make, monkeypatch, choose(**TERMS["KL to a reference"]), reference_in_actor=inside)
+        train(step)
+        found.append(step.workers.parameters.detach())
+    assert torch.equal(*found)
 
 
 def test_the_learning_rate_ticks_with_the_last_call_of_a_step(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,14 +477,14 @@ def test_all_keys_of_a_step_are_given_to_be_cleared(make: Any, monkeypatch: pyte
     step = Step(make, monkeypatch, choose(), rows=7, ranks=3)
     train(step)
     rollout_keys = [planned.row.key for planned in step.rows]
-    keys = step.updater.take_keys(rollout_keys)
+    keys = step.keys.take_keys(rollout_keys)
     assert sorted(keys) == sorted(step.queue.rows), "and none twice"
     assert any(key.startswith("padding") for key in keys) and any(key.startswith("replay") for key in keys)
-    assert step.updater.take_keys(rollout_keys) == rollout_keys, "the next step begins with none"
+    assert step.keys.take_keys(rollout_keys) == rollout_keys, "the next step begins with none"
 
 
 def test_a_step_without_rows_still_has_a_key(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # verl clears what a step names and fails on nothing.
     step = Step(make, monkeypatch, choose())
-    (key,) = step.updater.take_keys([])
+    (key,) = step.keys.take_keys([])
     assert key in step.queue.rows

@@ -1,0 +1,147 @@
+"""Pictures for local vision-language models (Qwen2.5-VL): patches for the vision tower, and the tokens and positions
+that stand for them in a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from types import MethodType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from spear_envs.core.errors import SpearError
+
+if TYPE_CHECKING:
+    import torch
+
+MODEL_TYPE = "qwen2_5_vl"
+_OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+
+
+def has_vision(path: str | Path) -> bool:
+    """Whether the model at ``path`` (a Hugging Face folder or a hub id) reads pictures.
+
+    Raises:
+        SpearError: it does, and is of another family than Qwen2.5-VL.
+    """
+    try:
+        if Path(path).is_dir():
+            config = json.loads((Path(path) / "config.json").read_text("utf-8"))
+        else:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(path).to_dict()
+    except (OSError, ValueError):  # no model at all: whoever loads it tells
+        return False
+    if "vision_config" not in config:
+        return False
+    if config.get("model_type") != MODEL_TYPE:
+        raise SpearError(
+            f"{path} is a {config.get('model_type')} model; of those that read pictures only {MODEL_TYPE} is supported"
+        )
+    return True
+
+
+class ImageReader:
+    """The image side of a Qwen2.5-VL folder.  The same code serves rollouts and the trainer, so both see the same.
+
+    Pictures go through transformers' Pillow processor: the same patches with and without torchvision.
+
+    Args:
+        path: folder with ``config.json`` and ``preprocessor_config.json``.
+
+    Raises:
+        SpearError: one of them is missing or cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from transformers import AutoConfig, Qwen2VLImageProcessorPil  # here only: has_vision() needs none of it
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+
+        try:
+            config = AutoConfig.from_pretrained(path)
+            self._processor = Qwen2VLImageProcessorPil.from_pretrained(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise SpearError(f"the image processor in {path} cannot be read: {str(error).splitlines()[0]}") from error
+        self.image_token_id = int(config.image_token_id)
+        self._merged = int(config.vision_config.spatial_merge_size) ** 2
+        # The model's own rule of positions needs nothing of the model but its configuration.
+        rule = SimpleNamespace(config=config)
+        rule.get_vision_position_ids = MethodType(Qwen2_5_VLModel.get_vision_position_ids, rule)
+        self._find_positions = MethodType(Qwen2_5_VLModel.get_rope_index, rule)
+
+    def count_tokens(self, image: np.ndarray) -> int:
+        """Tokens that stand for a picture, uint8 [height, width, 3]."""
+        height, width = image.shape[:2]
+        return int(self._processor.get_number_of_image_patches(height, width, {})) // self._merged
+
+    def mark(self, image: np.ndarray) -> str:
+        """The text in a picture's place: one image token for each merged patch, between the marks of the family."""
+        return _OPENING + _PLACE * self.count_tokens(image) + _CLOSING
+
+    def read(self, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """``pixel_values`` [patches, values], float32, and ``image_grid_thw`` [pictures, 3]; empty for none."""
+        if not len(images):
+            return {}
+        features = self._processor(images=list(images), return_tensors="pt")
+        return {name: features[name] for name in ("pixel_values", "image_grid_thw")}
+
+    def find_positions(self, token_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor:
+        """Positions of one sequence in time, height and width: int64 [3, T].
+
+        Args:
+            token_ids: [T].
+            grids: ``image_grid_thw`` of its pictures; None for none.
+
+        Raises:
+            SpearError: the pictures do not fit the image tokens.
+        """
+        kinds = (token_ids == self.image_token_id).int()[None]
+        expected = 0 if grids is None else int(grids.prod(-1).sum()) // self._merged
+        if int(kinds.sum()) != expected:
+            raise SpearError(f"a sequence has {int(kinds.sum())} image tokens for pictures of {expected}")
+        positions, _ = self._find_positions(token_ids[None], kinds, image_grid_thw=grids)
+        return positions[:, 0]
+
+
+def pack_pictures(images: Sequence[np.ndarray]) -> np.ndarray:
+    """Pictures as one run of bytes, uint8 [*]: how many there are, the length of each, and each as a PNG.
+
+    Lossless, and a fraction of the size of pixels; a column of such runs is a jagged tensor like any other.
+    """
+    files = []
+    for image in images:
+        file = BytesIO()
+        Image.fromarray(np.asarray(image, dtype=np.uint8)).save(file, "PNG", compress_level=1)
+        files.append(file.getvalue())
+    header = np.asarray([len(files), *map(len, files)], dtype="<i4").tobytes()
+    return np.frombuffer(header + b"".join(files), dtype=np.uint8)
+
+
+def unpack_pictures(packed: np.ndarray) -> list[np.ndarray]:
+    """The pictures of :func:`pack_pictures`, uint8 [height, width, 3] each."""
+    data = np.ascontiguousarray(packed, dtype=np.uint8).tobytes()
+    count = int(np.frombuffer(data, "<i4", 1)[0])
+    at = 4 + 4 * count
+    images = []
+    for length in np.frombuffer(data, "<i4", count, 4).tolist():
+        images.append(np.asarray(Image.open(BytesIO(data[at : at + length])).convert("RGB")))
+        at += length
+    return images
+
+
+def read_rows(reader: ImageReader, rows: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
+    """:meth:`ImageReader.read` of each row's pictures; equal rows (members of a group at their first turn) once."""
+    known: dict[bytes, dict[str, Any]] = {}
+    features = []
+    for images in rows:
+        key = b"".join(np.asarray(image.shape).tobytes() + image.tobytes() for image in images)
+        if key not in known:
+            known[key] = reader.read(images)
+        features.append(known[key])
+    return features

@@ -1,0 +1,40 @@
+"""Dictionaries in the place of TransferQueue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from training.verl_plugin import queue
+from training.verl_plugin.batch import nest_flat
+from training.verl_plugin.critic import WEIGHT
+from training.verl_plugin.loss import STEERING
+
+
+class FakeQueue:
+    """TransferQueue: rows by key, columns by name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, torch.Tensor]] = {}
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stand where the plugin looks for TransferQueue."""
+        monkeypatch.setattr(queue.tq, "kv_batch_put", self.kv_batch_put)
+        monkeypatch.setattr(queue.tq, "kv_batch_get", self.kv_batch_get)
+
+    def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: TensorDict, tags: list[Any]) -> None:
+        assert len(keys) == len(tags) == fields.batch_size[0]
+        for name in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+            for key, value in zip(keys, fields[name].unbind(), strict=True):
+                self.rows.setdefault(key, {})[name] = value.clone()
+
+    def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
+        columns = {}
+        for name in select_fields:
+            values = [self.rows[key][name] for key in keys]
+            dense = name in (STEERING, WEIGHT)
+            columns[name] = torch.stack(values) if dense else nest_flat(torch.cat(values), list(map(len, values)))
+        return TensorDict(columns, batch_size=len(keys))

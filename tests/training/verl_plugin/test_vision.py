@@ -1,0 +1,98 @@
+"""Pictures on their way to the trainer: the rows of a step give the gradient that the model's own pass gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+from verl.utils import tensordict_utils as tu
+
+from agents.engines.hf import HFModel
+from agents.engines.vision import pack_pictures
+from tests.training.test_warmstart_vision import show
+from training.verl_plugin.batch import RowTokens, build_columns
+from training.verl_plugin.queue import StepQueue
+from training.verl_plugin.vision import PICTURES, add_vision_inputs
+from training.verl_plugin.workers import CpuLanguageModelEngine
+
+
+@pytest.fixture(scope="module")
+def model(tiny_vision_policy: Path) -> HFModel:
+    return HFModel(tiny_vision_policy)
+
+
+def sample_rows(model: HFModel) -> list[RowTokens]:
+    requests = show(model, range(3), lengthen=True)
+    answers = model.generate_batch(requests)
+    return [
+        RowTokens(
+            request.prompt_ids,
+            answer.token_ids,
+            [1] * len(answer.token_ids),
+            answer.log_probs,
+            pack_pictures(request.images),
+        )
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+
+
+def forward(model: HFModel, rows: list[RowTokens]) -> torch.Tensor:
+    """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
+    engine: Any = object.__new__(CpuLanguageModelEngine)
+    engine.pad_to_length = None
+    engine.model_config = SimpleNamespace(local_path=str(model.path))
+    batch = build_columns(rows)
+    tu.assign_non_tensor(batch, use_remove_padding=False)
+    batch["temperature"] = torch.ones(len(rows))
+    inputs, args = engine.prepare_model_inputs(batch)
+    if "pixel_values" not in inputs:
+        inputs["position_ids"] = inputs["position_ids"][1:]
+    output = model.model(**inputs, use_cache=False)
+    values = engine.prepare_model_outputs(output, args, batch, None)["log_probs"]
+    parts = values.values().split(values.offsets().diff().tolist())
+    return torch.cat([part[len(row.prompt_ids) - 1 : -1] for part, row in zip(parts, rows, strict=True)])
+
+
+def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tower(model: HFModel) -> None:
+    rows = sample_rows(model)
+    found = forward(model, rows)
+    expected = np.concatenate([np.asarray(row.log_probs) for row in rows])
+    assert found.detach().numpy() == pytest.approx(expected, abs=1e-4)
+    patches = model.model.model.visual.patch_embed.proj.weight
+    (gradient,) = torch.autograd.grad(found.sum(), [patches])
+    assert float(gradient.norm()) > 1e-6
+
+
+def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:
+    rows = sample_rows(model)
+    padding = StepQueue(SimpleNamespace(pad_token_id=0), vision=True)._padding
+    mixed = forward(model, [*rows[:2], padding, rows[2]])
+    plain = forward(model, rows)
+    counts = [len(row.response_ids) for row in rows]
+    kept = torch.cat([mixed[: sum(counts[:2])], mixed[sum(counts[:2]) + 1 :]])
+    assert torch.allclose(kept, plain, atol=1e-5)
+
+
+def test_positions_are_of_text_and_of_the_three_axes(model: HFModel) -> None:
+    assert model.reader is not None
+    rows = sample_rows(model)
+    batch = add_vision_inputs(build_columns(rows), model.reader)
+    assert PICTURES not in batch.keys()  # noqa: SIM118
+    positions, ids = batch["position_ids"], batch["input_ids"]
+    assert positions.dim() == 3
+    for number, row in enumerate(positions.values().split(ids.offsets().diff().tolist(), dim=1)):
+        assert row.shape[0] == 4
+        assert row[0].tolist() == list(range(row.shape[1]))
+        places = torch.tensor(rows[number].prompt_ids) == model.reader.image_token_id
+        height, width = row[2, : len(places)][places], row[3, : len(places)][places]
+        assert len(set(height.tolist())) == len(set(width.tolist())) == 3  # 96 pixels: 6x6 patches, merged by 2
+        assert row[1:, -1].unique().numel() == 1  # text goes on alike in all three
+    inputs = [entry for entry in batch["multi_modal_inputs"]]
+    assert len(inputs) == len(rows)

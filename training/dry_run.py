@@ -1,0 +1,61 @@
+"""Dry runs: a preset's training with a tiny policy, two steps long. What is cut down is said; the algorithm is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from training.launch import compose_config, flatten_config
+
+if TYPE_CHECKING:
+    from training.warmstart import WarmStartSettings
+
+NOT_CUT = ("data.spear_env.", "actor_rollout_ref.model.", "critic.model.", "spear.warm_start", "trainer.default_local")
+"""What a tiny policy changes without making anything smaller, and what only repeats another key."""
+
+
+def choose_warm_start(config: DictConfig) -> WarmStartSettings:
+    """Settings of the policy that a training makes for itself: the environment's recipe, played as the training plays.
+
+    Raises:
+        SpearError: ``spear.warm_start`` has an unknown key or a value out of range.
+    """
+    from training.warmstart import choose_recipe  # imports torch and transformers
+
+    env = OmegaConf.to_container(config.spear.env, resolve=True)
+    assert isinstance(env, dict)
+    given: dict[str, Any] = dict(OmegaConf.to_container(config.spear.warm_start, resolve=True))  # type: ignore[arg-type]
+    played = {"env_kwargs": env["kwargs"], "template": env["template"], "history": env["history"]}
+    try:
+        return replace(choose_recipe(env["id"]), **played, layout=Layout(env["layout"]), **given)
+    except TypeError as error:
+        raise SpearError(f"spear.warm_start: {error}") from error
+
+
+def list_cuts(overrides: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    """Keys whose value a ``model=tiny`` among ``overrides`` changes: key, value of the preset, value of the dry run."""
+    without = [override for override in overrides if not override.startswith("model=")]
+    before, after = (flatten_config(compose_config(chosen, Path("x"), check=False)) for chosen in (without, overrides))
+    return [
+        (key, before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not key.startswith(NOT_CUT)
+    ]
+
+
+def show_cuts(overrides: Sequence[str], console: Console) -> None:
+    """Print what this dry run makes smaller than its preset has it."""
+    table = Table(title="A dry run. Cut down; every other setting is the preset's", title_justify="left", box=None)
+    for column in ("setting", "preset", "here"):
+        table.add_column(column)
+    for key, before, after in list_cuts(overrides):
+        table.add_row(key, *("–" if value is None else str(value) for value in (before, after)))
+    console.print(table)

@@ -173,3 +173,40 @@ def test_what_is_recorded_is_finished(tmp_path: Path) -> None:
     record_all(tmp_path / "results", SMALL)
     assert ablation.finished
     ablation.run(0.0)
+
+
+@pytest.mark.slow
+def test_an_arm_runs_through_verl_and_is_recorded(tmp_path: Path) -> None:
+    warm_start = replace(SOKOBAN.warm_start, episodes=30, epochs=1, panel_tasks=0)
+    overrides = (
+        *SOKOBAN.overrides,
+        "data.train_batch_size=4",
+        "actor_rollout_ref.rollout.n=2",
+        "data.val_max_samples=4",
+    )
+    tiny = replace(
+        SOKOBAN,
+        overrides=overrides,
+        warm_start=warm_start,
+        arms=("grpo_spear",),
+        rates=("1e-4",),
+        seeds=(0,),
+        steps=2,
+        samples=1,
+    )
+    out, results = tmp_path / "out", tmp_path / "results"
+    first = Ablation(out, results, [tiny], Console(quiet=True))
+    first.run(0.0)  # over as soon as the training has begun
+    assert not first.finished and not first.failed
+    second = Ablation(out, results, [tiny], Console(quiet=True))
+    second.run(600.0)
+    assert second.finished and not second.failed, second.failed
+    start = json.loads((results / "sokoban" / f"{WARM_START}.json").read_text())
+    (path,) = (results / "sokoban").glob("grpo_spear-*.json")
+    trial = json.loads(path.read_text())
+    assert trial["steps"] == 2 and trial["episodes"] == 16
+    assert [len(trial["curves"][name]) for name in ("success", "entropy", "drawn")] == [2, 2, 2]
+    assert trial["settings"]["sil"]["enabled"] and trial["settings"]["env"]["kwargs"]["shortest"] == 7
+    assert len(trial["test_panel"]["won"]) == 256
+    assert trial["test_panel"]["fingerprint"] == start["test_panel"]["fingerprint"]
+    assert "GRPO + SI + IR" in make_tables(tiny, results)

@@ -21,9 +21,10 @@ from agents.episode import play_episode
 from agents.evaluate import Observer, choose_template, find_splits, make_env, run_evaluation
 from agents.files import explain_unwritable
 from agents.prompting import PromptBuilder, Tokenizer
-from agents.settings import EngineKind, EvalSettings
+from agents.settings import EvalSettings
 from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE, RunningTemplate
 
 FOLDER_SUFFIX = ".episodes"
 """Behind the file's name: the folder of the episodes it was made of."""
@@ -61,11 +62,11 @@ def collect_episodes(
 
     The episodes are kept in a folder beside the file, so that an interrupted run goes on where it was.  The file is
     written in the end, in the order of the tasks: the same settings give the same bytes.  A line is a turn
-    (``per_turn``) or an episode (``conversation``), with ``messages`` and, of an ``hf`` model or with ``tokenizer``,
+    (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
     ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
 
     Args:
-        tokenizer: Hugging Face folder whose tokens are wanted. Default: those that an ``hf`` model sampled.
+        tokenizer: Hugging Face folder whose tokens are wanted. Default: those that a local model sampled.
         keep_lost: lost episodes too; those that a fault cut short never.
 
     Raises:
@@ -98,12 +99,13 @@ class _SampleMaker:
         self._bytes = ChatByteTokenizer()
         self._messages = self._make_builder(self._bytes, words)
         self._tokens: PromptBuilder | None = None
-        self.is_sampled = settings.engine is EngineKind.HF and tokenizer in (None, settings.model)
+        self.is_sampled = settings.engine.has_folder and tokenizer in (None, settings.model)
         """The record's own tokens are those wanted."""
         if tokenizer is not None and not self.is_sampled:
             from agents.engines.hf import load_tokenizer
 
             self._tokens = self._make_builder(load_tokenizer(tokenizer), words)
+        self.joined = isinstance(words, RunningTemplate) and settings.layout is Layout.CONVERSATION
         self.unrepeatable = 0
 
     def _make_builder(self, tokenizer: Tokenizer, words: Any) -> PromptBuilder:
@@ -119,7 +121,7 @@ class _SampleMaker:
             if told is None or (tokens is None and self._tokens is not None):
                 self.unrepeatable += 1
                 continue
-            yield from _join_samples(read_messages(told), tokens, trajectory)
+            yield from _join_samples(read_messages(told), tokens, trajectory, self.joined)
 
     def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
         """The episode played again with other tokens; None where the environment showed something else."""
@@ -176,11 +178,11 @@ def read_messages(trajectory: Trajectory) -> list[list[Message]]:
 
 
 def _join_samples(
-    dialogues: list[list[Message]], tokens: Trajectory | None, trajectory: Trajectory
+    dialogues: list[list[Message]], tokens: Trajectory | None, trajectory: Trajectory, joined: bool
 ) -> Iterator[dict[str, Any]]:
     rows = tokens.rows() if tokens is not None else [None] * len(dialogues)
     for number, (messages, row) in enumerate(zip(dialogues, rows, strict=True)):
-        if any("<image>" in message["content"] for message in messages):
+        if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
             raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: use --env modality=text")
         sample: dict[str, Any] = {
             "env_id": trajectory.env_id,
@@ -193,6 +195,8 @@ def _join_samples(
             "score": trajectory.score,
             "messages": messages,
         }
+        if joined:  # the environment's words stand in the policy's one message: only a mask tells them apart
+            sample["joined"] = True
         if row is not None:
             sample["input_ids"] = [*row.prompt_ids, *row.response_ids]
             sample["loss_mask"] = [0] * len(row.prompt_ids) + list(row.response_mask)

@@ -293,6 +293,14 @@ def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.
 def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int = 128) -> Part:
     """Figures of a scripted player on the tasks and samples of another evaluation."""
     plain = replace(
-        settings, engine=kind, model=None, server=None, method=Method.PLAIN, trials=1, layout=None, template=None
+        settings,
+        engine=kind,
+        model=None,
+        server=None,
+        vllm=None,
+        method=Method.PLAIN,
+        trials=1,
+        layout=None,
+        template=None,
     )
     return run_evaluation(plain, concurrency=concurrency).overall

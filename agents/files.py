@@ -13,7 +13,13 @@ from spear_envs.core.errors import SpearError
 
 _MIB = 2**20
 _MODEL_FILES = (".safetensors", ".bin", ".jinja", ".txt")
-_MODEL_JSON = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_MODEL_JSON = (
+    "config.json",
+    "adapter_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -41,6 +47,16 @@ def write_text(path: Path, text: str) -> None:
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
     """The one line a user gets when a file cannot be written."""
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
+
+
+def require_model_file(folder: str | Path, name: str) -> Path:
+    """A file of a model's folder.  Raises SpearError where there is none."""
+    path = Path(folder) / name
+    if not path.is_file():
+        raise SpearError(
+            f"{folder} holds no {name}: give a folder written by save_pretrained, such as one made by `spear warmstart`"
+        )
+    return path
 
 
 def digest_model(folder: str | Path) -> str:

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 METRICS_FOLDER = "metrics"
+TRAINED = ("training/global_step", "train/loss")
+"""Metrics that only a training step has: of reinforcement learning, of supervised fine-tuning."""
 
-PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+Panel = tuple[str, tuple[tuple[str, str], ...]]
+"""Title, and the metrics in it with their names."""
+
+PANELS: tuple[Panel, ...] = (
     ("success", (("success/all", "training rollouts"), ("val/success/all", "validation panel"))),
     ("reward", (("reward/total", "total"), ("reward/outcome", "outcome"), ("reward/tool_call", "tool calls"))),
     (
@@ -26,7 +31,10 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-"""What is worth a look first: title of a panel, and the metrics in it with their names."""
+"""What is worth a look first in a training with SPEAR."""
+
+FINE_TUNING: tuple[Panel, ...] = (("loss (nats a token)", (("train/loss", "samples of the step"),)),)
+"""The same of a supervised fine-tuning."""
 
 
 def measure_metrics(out: str | Path) -> int:
@@ -51,7 +59,7 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             launch.setdefault(int(record["step"]), {}).update(record["data"])
         if launch:
             # A resumed launch validates at its checkpoint's step first; that is no new training step.
-            trained = [step for step, data in launch.items() if "training/global_step" in data]
+            trained = [step for step, data in launch.items() if any(name in data for name in TRAINED)]
             first = min(trained, default=max(launch) + 1)
             history = {step: data for step, data in history.items() if step < first}
             for step, data in launch.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
@@ -10,6 +11,7 @@ import click
 from agents.baselines.forms import Method
 from agents.engines.openai import KEY_VARIABLE, Server, ServerKind
 from agents.engines.replies import Prices
+from agents.engines.vllm_options import DTYPES, VLLMOptions
 from agents.prompting import Overlong
 from agents.settings import EngineKind, EvalSettings
 from agents.trajectory import Layout
@@ -28,7 +30,19 @@ def list_playing_options(
         click.option(
             "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
         ),
-        click.option("--model", help="Hugging Face folder of the policy (hf), or its name at the server (openai)."),
+        click.option(
+            "--model", help="Hugging Face folder of the policy (hf, vllm), or its name at the server (openai)."
+        ),
+        click.option("--lora", help="Folder of a LoRA adapter for the model (vllm)."),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (vllm)."
+        ),
+        click.option(
+            "--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's (vllm)."
+        ),
+        click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1 (vllm)."),
+        click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory (vllm)."),
+        click.option("--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU 1 (vllm)."),
         click.option("--base-url", help="Address of the server, up to and with /v1 (openai)."),
         click.option(
             "--server",
@@ -71,7 +85,7 @@ def list_playing_options(
             "--template",
             default=template,
             show_default=template is not None,
-            help="Prompt template of the environment; spear eval takes compact for hf, else default.",
+            help="Prompt template of the environment; spear eval takes compact for hf and vllm, else default.",
         ),
         click.option(
             "--layout",
@@ -112,11 +126,24 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
         method=method,
         trials=trials,
         server=_make_server(engine, given),
+        vllm=_make_vllm(engine, given),
         env_kwargs=read_keywords(given.pop("env_keywords")),
         layout=None if layout is None else Layout(layout),
         overlong=Overlong(given.pop("overlong")),
         **given,
     )
+
+
+def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
+    """Takes vLLM's options out of ``given``."""
+    wanted = {field.name: given.pop(field.name) for field in fields(VLLMOptions)}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if engine is EngineKind.VLLM:
+        return VLLMOptions(**wanted)
+    if wanted:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in wanted)
+        raise SpearError(f"{names} is for vLLM: take --engine vllm")
+    return None
 
 
 def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:

@@ -15,7 +15,8 @@ from agents.engines.base import Engine
 from agents.engines.bytes import ChatByteTokenizer
 from agents.engines.openai import OpenAIEngine
 from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from agents.prompting import PromptBuilder, Tokenizer
+from agents.engines.vllm import VLLMEngine
+from agents.prompting import PromptBuilder, Tokenizer, find_image_mark
 from agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
@@ -92,20 +93,28 @@ class _OpenEngine:
 def _open_engine(
     settings: EvalSettings, template: PromptTemplate, stack: ExitStack, concurrency: int, deterministic: bool
 ) -> _OpenEngine:
-    if settings.engine is EngineKind.HF:
+    if settings.engine.has_folder:
         from agents.engines.hf import HFEngine, HFModel, load_tokenizer  # torch is needed here only
 
         assert settings.model is not None
         tokenizer = load_tokenizer(settings.model)
-        model = HFModel(settings.model)
+        model: HFModel | VLLMEngine
+        local: HFEngine | VLLMEngine
+        mark_image: Callable[[np.ndarray], str] | None
+        if settings.engine is EngineKind.VLLM:
+            model = local = VLLMEngine(settings.model, settings.vllm, max_batch=concurrency)
+            mark = find_image_mark(tokenizer)
+            mark_image = (lambda picture: mark) if local.takes_images else None
+        else:
+            model = HFModel(settings.model)
+            local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
+            mark_image = model.reader.mark if model.reader is not None else None
+        stack.callback(local.close)
         limit = settings.max_tokens or model.max_new_tokens or DEFAULT_TOKENS
         left = model.context_length - limit
         if left < 1:
             raise SpearError(f"responses of {limit} tokens leave no room in a context of {model.context_length}: "
                              "give --max-tokens")  # fmt: skip
-        local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
-        stack.callback(local.close)
-        mark_image = model.reader.mark if model.reader is not None else None
         return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None

@@ -14,14 +14,16 @@ import numpy as np
 
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
+from agents.line_encoding import encode_by_line
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
 Message = Mapping[str, str]
 _Key = TypeVar("_Key", str, tuple[int, ...])
 _Value = TypeVar("_Value")
 
+_BROKEN_IMAGE = "< image>"
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
 
@@ -67,7 +69,7 @@ class Prompt:
     ids: tuple[int, ...]
     new_ids: tuple[int, ...]
     shows_image: bool
-    """The text holds the placeholder ``<image>``."""
+    """The text holds the placeholder of a picture."""
     room: int | None = None
     """Tokens that the response may have at most, where a conversation's length is limited."""
     dropped_turns: int = 0
@@ -94,9 +96,10 @@ class PromptBuilder:
         stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
             its text.
         overlong: what happens to a prompt beyond ``max_prompt_tokens``.
-        mark_image: the text that stands for a picture in a local model's sequence
-            (:meth:`agents.engines.vision.ImageReader.mark`); None leaves ``<image>`` in its place, as engines that send
-            messages want it.
+        mark_image: the text that stands for a picture in a local model's sequence: of
+            :meth:`agents.engines.vision.ImageReader.mark`, or of :func:`find_image_mark` where the engine itself puts
+            in as many image tokens as it needs; None leaves ``<image>`` in its place, as engines that send messages
+            want it.
     """
 
     def __init__(
@@ -153,33 +156,35 @@ class PromptBuilder:
 
     def ask(self, text: str) -> tuple[int, ...]:
         """The prompt of a single message, outside an episode."""
-        return self._encode(self._render([{"role": "user", "content": self._disarm(text)}]))
+        return self._encode(self._render([{"role": "user", "content": self._disarm(disarm_places(text))}]))
 
     def first(self, context: PromptContext, picture: np.ndarray | None = None) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
-        text, shown = self._set_picture(self._disarm(self.template.render(context)), picture)
+        text, shows_image = self._write(self.template.render(disarm_context(context)), picture)
         ids = self._encode(self._set_in(self._opening, self._system, "", text))
-        return Prompt(ids, ids, shown)
+        return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
         """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
-        text, shown = self._set_picture(self._disarm(self.template.follow_up(context)), picture)
+        text, shows_image = self._write(self.template.follow_up(disarm_context(context)), picture)
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
-            return Prompt(ids, ids, shown)
+            return Prompt(ids, ids, shows_image)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
             added = added.removeprefix(self._end_mark)
         ids = self._encode(added)
-        return Prompt(ids, ids, shown)
+        return Prompt(ids, ids, shows_image)
 
-    def _set_picture(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
-        """The text with ``picture`` in its place, and whether a picture is shown."""
-        shown = "<image>" in text
-        if not shown or picture is None or self.mark_image is None:
-            return text, shown
-        # Once: a second placeholder is something the environment wrote, and has no picture.
-        return text.replace("<image>", self.mark_image(picture), 1), True
+    def _write(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
+        """A message as the tokenizer gets it, and whether it has the place of a picture."""
+        text = self._disarm(text)
+        places = text.count(IMAGE)
+        if places > 1:
+            raise SpearError(f"the template {self.template.name!r} marks {places} places of a picture, not one")
+        if places and picture is not None and self.mark_image is not None:
+            text = text.replace(IMAGE, self.mark_image(picture))
+        return text, bool(places)
 
     def _disarm(self, text: str) -> str:
         """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
@@ -307,6 +312,41 @@ class Dialogue:
             self._finish = finish
 
 
+def disarm_places(text: str) -> str:
+    """The text with the mark of a picture's place broken up, as a tokenizer's own marks are.
+
+    A page or a file may hold the word, and a model may write it; where a picture goes is for the template to say.
+    """
+    return text.replace(IMAGE, _BROKEN_IMAGE)
+
+
+def disarm_context(context: PromptContext) -> PromptContext:
+    """The slots of a prompt without a picture's place in any of them (:func:`disarm_places`)."""
+    actions = context.admissible_actions
+    return replace(
+        context,
+        instruction=disarm_places(context.instruction),
+        observation=disarm_places(context.observation),
+        admissible_actions=None if actions is None else [disarm_places(action) for action in actions],
+        history=[(disarm_places(seen), disarm_places(action)) for seen, action in context.history],
+    )
+
+
+def find_image_mark(tokenizer: Tokenizer) -> str:
+    """What a chat template writes for a picture between two texts, such as Qwen's ``<|image_pad|>`` and its frame.
+
+    ``<image>`` where the template knows no pictures.
+    """
+    seed = "\x02"
+    parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
+    try:
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)  # type: ignore[dict-item]
+    except Exception:  # a template is a program of strangers, and most are for texts
+        return IMAGE
+    pieces = str(rendered).split(seed)
+    return pieces[1] if len(pieces) == 3 and pieces[1].strip() and "image" in pieces[1].lower() else IMAGE
+
+
 def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
     """Remembers the results for short arguments."""
     remembered = lru_cache(_CACHED_TEXTS)(function)
@@ -317,7 +357,7 @@ def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
-    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != "<image>"), key=len, reverse=True)
+    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != IMAGE), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
@@ -329,4 +369,4 @@ def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
     # Truncation and padding are settings of the backend that some earlier call may have left behind.
     backend.no_truncation()
     backend.no_padding()
-    return lambda text: tuple(backend.encode(text, add_special_tokens=False).ids)
+    return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

@@ -12,6 +12,7 @@ from typing import Any
 from agents.baselines.forms import Method
 from agents.engines.base import Sampling
 from agents.engines.openai import Server
+from agents.engines.vllm_options import VLLMOptions
 from agents.files import digest_model
 from agents.prompting import Overlong
 from agents.rollout import Job
@@ -22,8 +23,10 @@ from spear_envs.core.errors import SpearError
 MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response where neither settings nor model say."""
-JOINABLE = ("tasks", "episodes_per_task", "server")
-"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move."""
+JOINABLE = ("tasks", "episodes_per_task", "server", "vllm")
+"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
+``vllm`` changes figures is compared apart.
+"""
 
 
 class EngineKind(str, Enum):
@@ -31,12 +34,19 @@ class EngineKind(str, Enum):
 
     HF = "hf"
     """A model in a Hugging Face folder, run by transformers."""
+    VLLM = "vllm"
+    """A model in a Hugging Face folder, run by vLLM."""
     OPENAI = "openai"
     """A model behind a server that speaks OpenAI's chat completions."""
     RANDOM = "random"
     """A uniform choice among the admissible actions, well formed."""
     EXPERT = "expert"
     """The environment's own oracle."""
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the model is a Hugging Face folder, whose tokens the record holds."""
+        return self in (EngineKind.HF, EngineKind.VLLM)
 
 
 @dataclass(frozen=True)
@@ -46,19 +56,20 @@ class EvalSettings:
     Attributes:
         env_id: such as ``spear/Sokoban-v0``.
         env_kwargs: keywords of the environment besides ``split``.
-        model: folder of the model (``hf``), or its name at the server (``openai``).
+        model: folder of the model (``hf``, ``vllm``), or its name at the server (``openai``).
         split: None for the last of the environment's splits.
         tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
         episodes_per_task: None for the benchmark's own number: 30 on AIME, 1 elsewhere.
         max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
-        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of an ``hf`` model
+        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of a local model
             leaves.
         overlong: what happens to a longer one.
-        template: of the environment; None for ``compact`` with ``hf`` and ``default`` elsewhere.
+        template: of the environment; None for ``compact`` with a local model and ``default`` elsewhere.
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
         trials: trials of a task at most, for reflexion.
         server: where the model is served (``openai`` only).
+        vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
     """
 
     env_id: str
@@ -81,12 +92,15 @@ class EvalSettings:
     method: Method = Method.PLAIN
     trials: int = 1
     server: Server | None = None
+    vllm: VLLMOptions | None = None
 
     def __post_init__(self) -> None:
         if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:
             raise SpearError(f"episodes per task must lie between 1 and {MAX_SAMPLES}, got {self.episodes_per_task}")
-        if self.engine is EngineKind.HF and self.model is None:
-            raise SpearError("engine hf needs a model folder: give --model DIR, or take --engine random or expert")
+        if self.engine.has_folder and self.model is None:
+            raise SpearError(
+                f"engine {self.engine.value} needs a model folder: give --model DIR, or take --engine random or expert"
+            )
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
         if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.EXPERT):
@@ -134,8 +148,12 @@ class EvalSettings:
         for key in JOINABLE:
             wanted.pop(key)
         wanted |= {"fingerprint": fingerprint, "tokenizer": "bytes"}
-        if self.engine is EngineKind.HF and self.model is not None:
+        if self.engine.has_folder and self.model is not None:
             wanted |= {"model_digest": digest_model(self.model), "tokenizer": self.model}
+        if self.vllm is not None:
+            wanted |= {"dtype": self.vllm.dtype}
+            if self.vllm.lora is not None:
+                wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
         if self.server is not None:
             wanted["server_kind"] = self.server.kind.value
         return wanted
@@ -143,7 +161,7 @@ class EvalSettings:
 
 def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
     """``compact`` for local models as they were trained, ``default`` elsewhere; the first where there is no such."""
-    is_trained = settings.engine is EngineKind.HF and settings.method is Method.PLAIN
+    is_trained = settings.engine.has_folder and settings.method is Method.PLAIN
     preferred = "compact" if is_trained else "default"
     return preferred if preferred in templates else next(iter(templates))
 

@@ -115,8 +115,9 @@ class Trajectory:
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
     environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.
-    ``trial`` counts the attempts of a policy that learns from its failures within a
-    task, from 1; ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.
+    ``step`` is the training step that played it, from 1; None outside a training.  ``trial`` counts the attempts of a
+    policy that learns from its failures within a task, from 1; ``memory`` is what it remembered in this one, and
+    ``reflection`` what it wrote after it.
     """
 
     env_id: str
@@ -136,6 +137,7 @@ class Trajectory:
     seed: int = 0
     final_observation: str = ""
     tokens: TokenKind = TokenKind.MODEL
+    step: int | None = None
     trial: int = 1
     memory: tuple[str, ...] = ()
     reflection: str | None = None
@@ -192,20 +194,12 @@ class Trajectory:
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
         """Raises ValueError, KeyError or TypeError where ``line`` is no trajectory."""
-        data: dict[str, Any] = json.loads(line)
-        turns = tuple(
-            Turn(
-                **turn
-                | {
-                    "prompt_ids": _read_ids(turn["prompt_ids"]),
-                    "response_ids": _read_ids(turn["response_ids"]),
-                    "log_probs": tuple(turn["log_probs"]),
-                    "finish": Finish(turn["finish"]),
-                    "served": _read_served(turn.get("served")),
-                }
-            )
-            for turn in data.pop("turns")
-        )
+        try:
+            data: dict[str, Any] = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("the line is nested too deeply") from error
+        _require_types(data, _TRAJECTORY_TYPES)
+        turns = tuple(map(_read_turn, data.pop("turns")))
         read: dict[str, Any] = {
             "layout": Layout(data.pop("layout")),
             "stop": StopReason(data.pop("stop")),
@@ -220,6 +214,42 @@ def _list_pictures(turns: Sequence[Turn]) -> tuple[np.ndarray, ...]:
 
 
 _ID_KEYS = ("prompt_ids", "response_ids")
+_NUMBER = (int, float)
+_TRAJECTORY_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation"), str),
+    **dict.fromkeys(("reward", "score"), _NUMBER),
+    **dict.fromkeys(("tool_calls", "seed", "trial"), int),
+    **dict.fromkeys(("fault", "reflection"), (str, type(None))),
+    "step": (int, type(None)),
+    "won": bool,
+    "reward_terms": dict,
+}
+_TURN_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("response", "action", "observation", "anchor"), str),
+    **dict.fromkeys(("format_ok", "action_ok"), bool),
+    "reward": _NUMBER,
+    "dropped_turns": int,
+}
+_SERVED_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),
+    "model": str,
+    "tries": int,
+    "cost": (*_NUMBER, type(None)),
+}
+
+
+def _require_types(record: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raises TypeError where a field has a value of another type, which would break whatever reads it later."""
+    for name, kind in types.items():
+        if name in record and not isinstance(record[name], kind):
+            raise TypeError(f"{name} cannot be {record[name]!r}")
+
+
+def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
+    numbers = tuple(written)
+    if not set(map(type, numbers)) <= kinds:
+        raise TypeError("a list of numbers holds something else")
+    return numbers
 
 
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
@@ -228,13 +258,29 @@ def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
 
 
 def _read_ids(written: str | list[int]) -> tuple[int, ...]:
-    return tuple(map(ord, written)) if isinstance(written, str) else tuple(written)
+    return tuple(map(ord, written)) if isinstance(written, str) else _read_numbers(written, {int})
+
+
+def _read_turn(data: Mapping[str, Any]) -> Turn:
+    _require_types(data, _TURN_TYPES)
+    return Turn(
+        **{
+            **data,
+            "prompt_ids": _read_ids(data["prompt_ids"]),
+            "response_ids": _read_ids(data["response_ids"]),
+            "log_probs": _read_numbers(data["log_probs"], {int, float}),
+            "finish": Finish(data["finish"]),
+            "served": _read_served(data.get("served")),
+        }
+    )
 
 
 def _read_served(data: Mapping[str, Any] | None) -> Served | None:
     if data is None:
         return None
-    lists = {key: tuple(data[key]) for key in ("prompt_ids", "token_ids", "log_probs") if data.get(key) is not None}
+    _require_types(data, _SERVED_TYPES)
+    kinds: dict[str, set[type]] = {"prompt_ids": {int}, "token_ids": {int}, "log_probs": {int, float}}
+    lists = {key: _read_numbers(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None}
     return Served(**{**data, **lists})
 
 

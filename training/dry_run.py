@@ -17,31 +17,43 @@ from training.launch import compose_config, flatten_config
 
 if TYPE_CHECKING:
     from training.warmstart import WarmStartSettings
+    from training.warmstart.vision import TinyVisionSettings
 
-NOT_CUT = ("data.spear_env.", "actor_rollout_ref.model.", "critic.model.", "spear.warm_start", "trainer.default_local")
+NOT_CUT = (
+    "data.spear_env.",
+    "actor_rollout_ref.model.",
+    "critic.model.",
+    "spear.warm_start",
+    "spear.vision_start",
+    "trainer.default_local",
+)
 """What a tiny policy changes without making anything smaller, and what only repeats another key."""
 
 
-def choose_warm_start(config: DictConfig) -> WarmStartSettings:
+def choose_warm_start(config: DictConfig) -> WarmStartSettings | TinyVisionSettings:
     """Settings of the policy that a training makes for itself: the environment's recipe, played as the training plays.
 
     Raises:
-        SpearError: ``spear.warm_start`` has an unknown key or a value out of range.
+        SpearError: ``spear.warm_start`` or ``spear.vision_start`` has an unknown key or a value out of range.
     """
     from training.warmstart import choose_recipe  # imports torch and transformers
+    from training.warmstart.vision import TinyVisionSettings
 
-    env = OmegaConf.to_container(config.spear.env, resolve=True)
-    assert isinstance(env, dict)
-    given: dict[str, Any] = dict(OmegaConf.to_container(config.spear.warm_start, resolve=True))  # type: ignore[arg-type]
-    played = {"env_kwargs": env["kwargs"], "template": env["template"], "history": env["history"]}
+    spear: Any = OmegaConf.to_container(config.spear, resolve=True)
+    env = spear["env"]
+    played = {"env_kwargs": env["kwargs"], "template": env["template"]}
+    name = "warm_start" if spear["vision_start"] is None else "vision_start"
     try:
-        return replace(choose_recipe(env["id"]), **played, layout=Layout(env["layout"]), **given)
+        if name == "vision_start":
+            return TinyVisionSettings(env["id"], **played, **spear[name])
+        layout = Layout(env["layout"])
+        return replace(choose_recipe(env["id"]), **played, history=env["history"], layout=layout, **spear[name])
     except TypeError as error:
-        raise SpearError(f"spear.warm_start: {error}") from error
+        raise SpearError(f"spear.{name}: {error}") from error
 
 
 def list_cuts(overrides: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """Keys whose value a ``model=tiny`` among ``overrides`` changes: key, value of the preset, value of the dry run."""
+    """Keys that a ``model=tiny`` or ``tiny_vl`` among ``overrides`` changes: key, value of the preset, value here."""
     without = [override for override in overrides if not override.startswith("model=")]
     before, after = (flatten_config(compose_config(chosen, Path("x"), check=False)) for chosen in (without, overrides))
     return [

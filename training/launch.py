@@ -14,16 +14,20 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from agents.engines.vision import has_vision
 from agents.evaluate import choose_template
 from agents.files import explain_unwritable, write_json, write_text
+from agents.prompting import disarm_context
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import PromptContext
+from spear_envs.core.prompts import IMAGE, PromptContext
 from training.algorithms.choices import Estimator
 from training.algorithms.settings import SpearSettings
+from training.checkpoints import Resume, check_files, check_origin, is_finished
 from training.choices import GROUPS, check_choice
 from training.environments import EnvironmentSettings, make_environment
 from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
+from training.recording import RecordSettings
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
@@ -32,7 +36,7 @@ ROOT = "spear"
 """The configuration that all others are choices in."""
 POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
-RUN_KEYS = ("env", "seed", "deterministic", "warm_start")
+RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start", "record")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 WITHOUT_EFFECT = {
@@ -52,7 +56,7 @@ WITHOUT_EFFECT = {
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
-    "trainer.rollout_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
     "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
     "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
     "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
@@ -60,6 +64,8 @@ WITHOUT_EFFECT = {
 """Keys of verl that this trainer does not read, with the only value they may have and what to do instead."""
 
 CHANGEABLE = (
+    "spear.resume",
+    "spear.keep_best",
     "trainer.total_training_steps",
     "trainer.total_epochs",
     "trainer.save_freq",
@@ -73,6 +79,7 @@ CHANGEABLE = (
     "ray_kwargs",
     "global_profiler",
     "transfer_queue",
+    "spear.record",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
@@ -118,7 +125,7 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
     with initialize_config_module("training.config", version_base=None):
         try:
             config = compose(ROOT, overrides=[search, *choices])
-            others = [_check_override(override, config) for override in overrides if override not in choices]
+            others = [check_override(override, config) for override in overrides if override not in choices]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -144,9 +151,14 @@ def quote_value(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
+def makes_policy(config: DictConfig) -> bool:
+    """Whether a training makes its own tiny policy before it starts."""
+    return config.spear.warm_start is not None or config.spear.vision_start is not None
+
+
 def _resolve_model(config: DictConfig, out: Path) -> str:
     name = config.actor_rollout_ref.model.path
-    if name is None and config.spear.warm_start is not None:
+    if name is None and makes_policy(config):
         return str((out / POLICY).resolve())
     if name is None:
         raise SpearError(
@@ -169,7 +181,12 @@ def _resolve_model(config: DictConfig, out: Path) -> str:
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 
 
-def _check_override(override: str, base: DictConfig) -> str:
+def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
+    """An override as Hydra wants it.
+
+    Raises:
+        SpearError: there is no such key; names the nearest one, or what lists them all (``keys``).
+    """
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
@@ -186,7 +203,7 @@ def _check_override(override: str, base: DictConfig) -> str:
     near = near or difflib.get_close_matches(key, known, 1, cutoff=0.6)
     tail = key.rpartition(".")[2]
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
-    hint = f"did you mean {near[0]}?" if near else "`spear train --print-config` lists all keys"
+    hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
     raise SpearError(f"the configuration has no key {key!r}; {hint}")
 
 
@@ -236,6 +253,9 @@ def check_config(config: DictConfig) -> None:
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
+    choices = [choice.value for choice in Resume]
+    if config.spear.resume not in choices:
+        raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
     for key in WHOLE_NUMBERS:
         value = OmegaConf.select(config, key)
         least = 0 if key == "spear.seed" else 1
@@ -244,8 +264,16 @@ def check_config(config: DictConfig) -> None:
     _check_hardware(config)
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
+    if not isinstance(config.spear.record, DictConfig):
+        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
     environment = _read_environment(config)
-    _check_environment(environment, config.data.train_batch_size)
+    name = config.actor_rollout_ref.model.path
+    made_here = makes_policy(config) and not Path(name).is_dir()
+    vision = config.spear.vision_start is not None if made_here else has_vision(name)
+    if vision and settings.advantage.estimator is Estimator.GAE:
+        raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
+    _check_environment(environment, config.data.train_batch_size, vision)
 
 
 def _check_hardware(config: DictConfig) -> None:
@@ -275,7 +303,7 @@ def _read_environment(config: DictConfig) -> EnvironmentSettings:
     return EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
 
 
-def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> None:
+def _check_environment(settings: EnvironmentSettings, train_batch_size: int, vision: bool) -> None:
     for split in (settings.valid_split, settings.train_split):
         env: Any = make_environment(settings, split=split)
         try:
@@ -295,10 +323,10 @@ def _check_environment(settings: EnvironmentSettings, train_batch_size: int) -> 
         turn=1,
         max_turns=env.max_turns,
     )
-    if "<image>" in template.render(context):
+    if IMAGE in template.render(disarm_context(context)) and not vision:
         raise SpearError(
-            f"the prompt of {settings.id} shows a picture, which this trainer cannot learn from yet: "
-            "choose a text view (Sokoban: spear.env.kwargs.modality=text)"
+            f"the prompt of {settings.id} shows a picture, which the model cannot read: "
+            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
         )
 
 
@@ -319,10 +347,11 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         raise explain_unwritable(out, error) from error
     with hold_lock(out):  # nor may the files of a training under way change
         checkpoint = repair_tracker(checkpoints)
-        path = out / CONFIG_FILE
-        if checkpoint is not None and path.is_file():
-            _compare(OmegaConf.load(path), config, out)
-        write_text(path, OmegaConf.to_yaml(config))
+        if checkpoint is not None:
+            folder = checkpoints / f"global_step_{checkpoint}"
+            check_files(folder)
+            check_origin(folder, flatten_config(config), Resume(config.spear.resume), changeable=CHANGEABLE)
+        write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, _describe_tasks(config))
     return checkpoint
 
@@ -341,16 +370,15 @@ def _describe_tasks(config: DictConfig) -> dict[str, Any]:
 def repair_tracker(checkpoints: Path) -> int | None:
     """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
 
-    verl writes ``data.pt`` after the weights and the tracker last, so a folder with ``data.pt`` is whole.
+    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
     """
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     whole = sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
         if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
-        and (folder / "data.pt").is_file()
-        and (folder / "actor").is_dir()
-        and any((folder / "actor").iterdir())
+        and is_finished(folder)
+        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
     )
     try:
         tracked = int(tracker.read_text().strip())
@@ -378,24 +406,6 @@ def flatten_config(config: Any) -> dict[str, Any]:
 
     walk(OmegaConf.to_container(config, resolve=False), "")
     return flat
-
-
-def _compare(old: Any, new: DictConfig, out: Path) -> None:
-    before, after = flatten_config(old), flatten_config(new)
-    changed = [
-        key
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in CHANGEABLE)
-    ]
-    if changed:
-        first = changed[0]
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise SpearError(
-            f"{out} holds a run of another configuration: "
-            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. "
-            "Name another --out, or give the old settings to resume"
-        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ and ended.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -33,6 +34,8 @@ VARIABLES = (
     "VERL_PLATFORM",
     "VERL_FILE_LOGGER_PATH",
     "TENSORBOARD_DIR",
+    "WANDB_DIR",
+    "WANDB_MODE",
     "HYDRA_FULL_ERROR",
     "HF_HUB_OFFLINE",
     "OMP_NUM_THREADS",
@@ -40,6 +43,9 @@ VARIABLES = (
 )
 """Environment variables that every process of a run must have, whichever node it is on."""
 MARK = "SPEAR_RUN_MARK"
+PR_SET_PDEATHSIG = 1
+WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+"""Exceptions that say only that another process failed."""
 DISK_FULL = 2**20
 """Bytes free below which a failed run is put down to the disk."""
 GRACE_SECONDS = 20.0
@@ -59,10 +65,12 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
+        "WANDB_DIR": str(out),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+    variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` sends the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
         variables.setdefault("OMP_NUM_THREADS", "1")
@@ -85,8 +93,28 @@ def hold_lock(out: Path) -> Iterator[None]:
         yield
 
 
-def supervise_training(out: Path, device: str, observer: Observer, *, poll_seconds: float = 0.5) -> None:
+def die_with_parent() -> None:
+    """Ask Linux to end this process when its parent is killed; elsewhere do nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def supervise_training(
+    out: Path,
+    device: str,
+    observer: Observer,
+    *,
+    module: str = "training.verl_plugin.process",
+    poll_seconds: float = 0.5,
+) -> None:
     """Run the training that ``out/config.yaml`` describes until it ends.
+
+    Args:
+        out: run folder.
+        device: ``cpu`` or ``cuda``.
+        observer: sees the history as it grows.
+        module: the training's process, called with the run folder.
+        poll_seconds: between two looks at the metrics.
 
     Raises:
         SpearError: the training failed; the message is its own error and where the log is.
@@ -97,7 +125,7 @@ def supervise_training(out: Path, device: str, observer: Observer, *, poll_secon
     with hold_lock(out), (out / LOG_FILE).open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", "training.verl_plugin.process", str(out)],
+            [sys.executable, "-m", module, str(out)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -171,15 +199,17 @@ def _explain_failure(out: Path, start: int) -> str:
 
 
 def _find_error(log: Path, start: int) -> str:
-    """The line of a failed run's log that says what went wrong: the last exception that is not Ray's wrapping of it."""
+    """The line of a failed run's log that says what went wrong: the last exception that is not a wrapping of it."""
     with log.open("rb") as file:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")
     text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
     errors = re.findall(
-        r"^(?:\([^)]*\) )?((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b[^\n]*)", text, re.MULTILINE
+        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
+        text,
+        re.MULTILINE,
     )
-    own = [line for line in errors if not line.startswith("ray.exceptions.RayTaskError")]
+    own = [line for line in errors if not line.startswith(WRAPPERS)]
     for line in own:
         if "SpearError" in line or "SettingsError" in line:
             return line.partition(": ")[2]

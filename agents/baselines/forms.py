@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from agents.prompting import disarm_places
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 
@@ -87,8 +88,8 @@ class FormTemplate:
         return f"Thought: {think}\nAction: {action}" if self.form is STEPWISE else action
 
     def remember(self, memory: tuple[str, ...]) -> FormTemplate:
-        """The same with another memory."""
-        return replace(self, memory=memory)
+        """The same with another memory, whose words mark no picture's place."""
+        return replace(self, memory=tuple(map(disarm_places, memory)))
 
 
 def make_form(method: Method, base: PromptTemplate, parser: ResponseParser) -> FormTemplate:

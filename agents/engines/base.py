@@ -116,6 +116,10 @@ class EngineFaultKind(str, Enum):
     """The server failed."""
     BAD_REPLY = "engine_bad_reply"
     """The answer is not one of the interface."""
+    DEAD = "engine_dead"
+    """The engine's process has ended; no further response will come from it."""
+    OUT_OF_MEMORY = "engine_out_of_memory"
+    """The engine's process has ended for lack of memory."""
     NOT_A_NUMBER = "engine_nan"
     """A log-probability is no number: the weights are broken, or an overflow happened."""
 

@@ -19,6 +19,7 @@ from agents.engines.batching import MicroBatcher
 from agents.engines.sampling import draw_tokens, uniform_at
 from agents.engines.stops import StopFinder
 from agents.engines.vision import ImageReader, has_vision, read_rows
+from agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
 _COMPACT_BELOW = 0.75
@@ -27,18 +28,9 @@ rows.
 """
 
 
-def _require_folder(path: str | Path, name: str) -> Path:
-    folder = Path(path)
-    if not (folder / name).is_file():
-        raise SpearError(
-            f"{folder} holds no {name}: give a folder written by save_pretrained, such as one made by `spear warmstart`"
-        )
-    return folder
-
-
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder.  Raises SpearError where there is none or it cannot be read."""
-    folder = _require_folder(path, "tokenizer_config.json")
+    folder = require_model_file(path, "tokenizer_config.json").parent
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -63,7 +55,7 @@ class HFModel:
     def __init__(
         self, path: str | Path, threads: int | None = 1, dtype: torch.dtype = torch.float32, seed: int = 0
     ) -> None:
-        folder = _require_folder(path, "config.json")
+        folder = require_model_file(path, "config.json").parent
         if threads is not None:
             torch.set_num_threads(threads)
         self.reader = ImageReader(folder) if has_vision(folder) else None
@@ -130,7 +122,8 @@ class HFModel:
         ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
         count = len(response_ids)
         feed = self._look(ids[:, :-1], None, [images]) if self.reader is not None else {}
-        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed).logits[0]
+        output = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed)
+        logits = self._read_logits(output)[0]
         logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
         return tuple(logp.gather(-1, ids[0, -count:, None])[:, 0].tolist())
 
@@ -167,7 +160,7 @@ class HFModel:
             position = (mask.cumsum(-1) - 1).clamp(min=0)
             feed |= {"attention_mask": mask, "position_ids": position}
         output = self.model(**feed, use_cache=True, logits_to_keep=1)
-        cache, logits = output.past_key_values, output.logits[:, -1]
+        cache, logits = output.past_key_values, self._read_logits(output)[:, -1]
         if len(prompts) < len(requests):
             rows = torch.tensor(source, device=logits.device)
             cache.batch_select_indices(rows)
@@ -193,7 +186,13 @@ class HFModel:
                 position = position[..., -1:] + 1
                 feed["position_ids"] = position
             output = self.model(**feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            logits = output.logits[:, -1]
+            logits = self._read_logits(output)[:, -1]
+
+    def _read_logits(self, output: Any) -> torch.Tensor:
+        """Logits [N, L, V] of a pass, without the tokens that a response cannot hold."""
+        if self.reader is not None:
+            self.reader.forbid_places(output.logits)
+        return output.logits
 
     def _look(
         self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]
@@ -243,7 +242,15 @@ class HFEngine(MicroBatcher):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
 
         async def run_batch(requests: list[Request]) -> list[Generation]:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise SpearError(
+                    f"out of memory with {len(requests)} responses at a time: play fewer (--concurrency), or shorter "
+                    "ones (--max-tokens, --max-prompt-tokens)"
+                ) from error
 
         super().__init__(run_batch, max_batch=max_batch, max_wait_s=max_wait_s, deterministic=deterministic)
 
@@ -384,6 +391,11 @@ def quiet_transformers() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the machine or of a GPU ran out; torch's allocator of a CPU raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from agents.engines.replies import (
 )
 from agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE
 
 if TYPE_CHECKING:
     import httpx
@@ -269,8 +270,8 @@ def _write_request(
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
         request |= {"return_token_ids": True, "logprobs": True}
-        if sampling.top_k:
-            request["top_k"] = sampling.top_k
+        # What a request does not name, vLLM takes from the model's generation_config.json.
+        request |= {"top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
         if sampling.stop_strings:
             request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
     elif sampling.top_k:
@@ -285,7 +286,7 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
     left = iter(images)
     shown: list[dict[str, Any]] = []
     for message in messages:
-        first, *rest = message["content"].split("<image>") if message["role"] == "user" else [message["content"]]
+        first, *rest = message["content"].split(IMAGE) if message["role"] == "user" else [message["content"]]
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
         for text in rest:
             picture = next(left, None)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_TYPE = "qwen2_5_vl"
+_OUT_OF_REACH = -1e9
+"""A logit of no probability; finite, since an entropy multiplies the two."""
 _OPENING, _PLACE, _CLOSING = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
 
@@ -83,6 +85,14 @@ class ImageReader:
     def mark(self, image: np.ndarray) -> str:
         """The text in a picture's place: one image token for each merged patch, between the marks of the family."""
         return _OPENING + _PLACE * self.count_tokens(image) + _CLOSING
+
+    def forbid_places(self, logits: torch.Tensor) -> None:
+        """Takes the image token out of what can be sampled from ``logits`` [..., V], in place.
+
+        A model that wrote one would make a place without a picture, which no pass over its response could read.
+        Rollout and trainer both do this, so that they give the same log-probabilities.
+        """
+        logits[..., self.image_token_id] = _OUT_OF_REACH
 
     def read(self, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         """``pixel_values`` [patches, values], float32, and ``image_grid_thw`` [pictures, 3]; empty for none."""

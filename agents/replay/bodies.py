@@ -56,8 +56,9 @@ def describe_episode(
         "tool_calls": trajectory.tool_calls,
         "stop": trajectory.stop.value,
         "fault": trajectory.fault,
-        "seed": trajectory.seed,
+        "seed": str(trajectory.seed),  # a training draws seeds that a script would round
         "trial": trajectory.trial,
+        "step": trajectory.step,
         "memory": list(trajectory.memory),
         "reflection": trajectory.reflection,
         "turns": [

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.metrics import METRICS_FOLDER, PANELS, read_history
+from agents.metrics import FINE_TUNING, METRICS_FOLDER, PANELS, read_history
 from agents.records import EPISODES, read_settings
 from agents.replay.bodies import describe_episode, finite
 from agents.replay.tokens import Decoder, open_decoder
@@ -75,8 +75,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Name of the run."""
-        return self.path.resolve().name
+        """Name of the run; bytes of the folder's name that are no text are replaced."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
         """Takes up what was written since; a torn last line is left for later."""
@@ -152,7 +152,7 @@ class Run:
             "title": self.title,
             "episodes": self.rows(),
             "trainings": self.read_trainings(),
-            "panels": [{"title": title, "series": series} for title, series in PANELS],
+            "panels": [{"title": title, "series": series} for title, series in (*PANELS, *FINE_TUNING)],
         }
 
     def _open_decoder(self, source: Source) -> Decoder:
@@ -220,6 +220,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "stop": trajectory.stop.value,
         "turns": len(trajectory.turns),
         "trial": int(trajectory.trial),
+        "step": None if trajectory.step is None else int(trajectory.step),
         "person": source.settings.get("engine") == "person",
         "seed": int(trajectory.seed),
     }

@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_content(self) -> Any:
         """The JSON of a request, or None; the connection ends if it cannot be read to its end."""
         length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length) > LONGEST_BODY:
+        if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
             self.close_connection = True
             return None
         try:

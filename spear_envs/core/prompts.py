@@ -8,7 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from spear_envs.core.parsing import ResponseParser, TagParser
 
-__all__ = ["CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate", "RunningTemplate"]
+__all__ = ["IMAGE", "CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate", "RunningTemplate"]
+
+IMAGE = "<image>"
+"""Where a template puts the turn's picture, once a message; what fills its slots holds no such mark."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseParser, TagParser
-from spear_envs.core.prompts import PromptContext
+from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_envs.sokoban.levels import compact_spaced
 from spear_envs.sokoban.sprites import Sprites
 
@@ -110,7 +110,7 @@ class SokobanTemplate:
         """The board as it is now, the words, and the form of the response."""
         shown = [f"Turn {context.turn} of {context.max_turns}. The board now:"]
         if self.modality is not Modality.TEXT:
-            shown.append("<image>")
+            shown.append(IMAGE)
         if context.observation:
             shown.append(context.observation)
         if self.moves_per_turn == 1:

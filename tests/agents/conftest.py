@@ -34,6 +34,17 @@ def script() -> Iterator[Script]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of a random two-layer model that speaks the corridor's language."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with heads of 32, the least that vLLM computes with on a CPU."""
+    return save_tiny_model(tmp_path_factory.mktemp("wide") / "model", hidden=64)
+
+
+def save_tiny_model(folder: Path, hidden: int) -> Path:
+    """Makes a random model of two heads and its tokenizer."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from agents.engines.hf import quiet_transformers
@@ -44,10 +55,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = CompactTemplate()
     texts = ["walk to the end\nPPP_P_", *(template.respond(word) for word in ("go", "back", "fail"))]
     tokenizer = make_tokenizer(template, texts)
-    model = make_model(PolicyShape(hidden=32, layers=2, heads=2, mlp=48, initializer_range=0.25), tokenizer, 64, seed=3)
+    shape = PolicyShape(hidden=hidden, layers=2, heads=2, mlp=48, initializer_range=0.25)
+    model = make_model(shape, tokenizer, 64, seed=3)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.max_new_tokens = 8
-    folder = tmp_path_factory.mktemp("tiny") / "model"
     with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -97,6 +97,17 @@ def test_a_model_behind_a_server_gives_its_won_episodes(settings: EvalSettings, 
     assert {line["task_id"] for line in read_lines(out)} == {"corridor/test/001", "corridor/test/002"}
 
 
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_response_that_writes_of_a_picture_shows_none(
+    settings: EvalSettings, tmp_path: Path, script: Script, layout: Layout
+) -> None:
+    words = "<think>an <image>?</think><action>go</action>"
+    script.answers = [say(complete(words))]
+    model = replace(settings, engine=EngineKind.OPENAI, model="name", server=script.server(limit=1), layout=layout)
+    collect_episodes(model, tmp_path / "data.jsonl", concurrency=1)
+    assert {line["messages"][1]["content"] for line in read_lines(tmp_path / "data.jsonl")} == {words}
+
+
 def test_the_file_is_the_same_however_it_was_interrupted(settings: EvalSettings, tmp_path: Path) -> None:
     class Stop(Exception):
         pass

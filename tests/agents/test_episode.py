@@ -14,8 +14,9 @@ from agents.episode import play_episode
 from agents.prompting import PromptBuilder
 from agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError, UnknownTaskError
-from spear_envs.core.prompts import CompactTemplate
+from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
+from tests.agents.test_prompting import PictureTemplate
 
 
 class Script:
@@ -43,9 +44,10 @@ def play(
     task: str = "corridor/test/000",
     layout: Layout = Layout.PER_TURN,
     seed: int = 0,
+    template: PromptTemplate | None = None,
     **options: Any,
 ) -> Trajectory:
-    prompts = PromptBuilder(ByteTokenizer(), CompactTemplate(), layout, **options)
+    prompts = PromptBuilder(ByteTokenizer(), template or CompactTemplate(), layout, **options)
     return asyncio.run(
         play_episode(env, engine, prompts, task_id=task, sampling=Sampling(), seed=seed, env_id="corridor")
     )
@@ -180,11 +182,11 @@ def test_a_blocking_environment_is_stepped_in_a_thread() -> None:
 def test_pictures_go_with_prompts_that_name_them(layout: Layout, counts: list[int]) -> None:
     class Pictures(CorridorEnv):
         def _observe(self, message: str) -> Any:
-            return {"image": np.zeros((2, 2, 3), np.uint8), "text": "<image>"}
+            return {"image": np.zeros((2, 2, 3), np.uint8), "text": "like <image>"}
 
     engine = Script(*say("go", "go"))
-    play(Pictures(), engine, layout=layout)
+    play(Pictures(), engine, layout=layout, template=PictureTemplate())
     assert [call[3] for call in engine.calls] == counts
     silent = Script(*say("go", "go"))
-    play(CorridorEnv(), silent, layout=layout)
-    assert [call[3] for call in silent.calls] == [0, 0]
+    play(Pictures(), silent, layout=layout)
+    assert [call[3] for call in silent.calls] == [0, 0], "the words of an observation show no picture"

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.engines.base import Finish
 from agents.engines.bytes import ByteTokenizer
-from agents.prompting import PromptBuilder
+from agents.prompting import PromptBuilder, find_image_mark
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptContext
+from spear_envs.core.prompts import IMAGE, CompactTemplate, DefaultTemplate, PromptContext
 
 
 class ChatBytes(ByteTokenizer):
@@ -42,6 +43,13 @@ class ChatBytes(ByteTokenizer):
 class SystemTemplate(CompactTemplate):
     def system(self) -> str | None:
         return "be brief"
+
+
+class PictureTemplate(DefaultTemplate):
+    """Shows a picture above everything else."""
+
+    def follow_up(self, context: PromptContext) -> str:
+        return f"{IMAGE}\n{super().follow_up(context)}"
 
 
 class Stripping(ChatBytes):
@@ -182,10 +190,67 @@ def test_too_long_a_prompt_is_none() -> None:
 
 
 def test_the_placeholder_of_a_picture_is_noticed() -> None:
-    builder = PromptBuilder(ByteTokenizer(), CompactTemplate())
-    with_image, without = builder.begin().next(**see("<image>\nboard")), builder.begin().next(**see("board"))
-    assert with_image is not None and with_image.shows_image
-    assert without is not None and not without.shows_image
+    for layout in Layout:
+        for template, shown in ((PictureTemplate(), True), (DefaultTemplate(), False)):
+            dialogue = PromptBuilder(ByteTokenizer(), template, layout).begin()
+            for turn in (1, 2):
+                prompt = dialogue.next(**see("board", turn))
+                assert prompt is not None and prompt.shows_image is shown
+                dialogue.add("board", "go", (65,), Finish.STOP)
+
+
+WORDS = st.lists(st.sampled_from([*"<image> \n", IMAGE, "<|in|>", "é"]), max_size=6).map("".join)
+
+
+@given(WORDS, WORDS, WORDS, WORDS, st.sampled_from(Layout), st.booleans())
+def test_only_the_template_s_own_place_becomes_the_picture(
+    instruction: str, seen: str, action: str, offered: str, layout: Layout, is_shown: bool
+) -> None:
+    tokenizer, picture = PictureBytes(), np.zeros((2, 3, 3), np.uint8)
+    sizes: list[tuple[int, ...]] = []
+
+    def mark(image: np.ndarray) -> str:
+        sizes.append(image.shape)
+        return "<|in|><|image|><|image|><|out|>"
+
+    template = PictureTemplate() if is_shown else DefaultTemplate()
+    dialogue = PromptBuilder(tokenizer, template, layout, mark_image=mark).begin()
+    texts = []
+    for turn in (1, 2):
+        prompt = dialogue.next(
+            instruction=instruction, observation=seen, admissible_actions=[offered, action], turn=turn, max_turns=9,
+            picture=picture,
+        )  # fmt: skip
+        assert prompt is not None and prompt.shows_image is is_shown
+        texts.append(tokenizer.decode(prompt.new_ids))
+        dialogue.add(seen, action, (65,), Finish.STOP)
+    for text in texts:
+        assert IMAGE not in text
+        assert text.count("<|image|>") == 2 * is_shown and text.count("<|in|>") == is_shown
+        if is_shown:
+            # Behind the history, where a mark that somebody else wrote would stand.
+            assert text.index("This is step") - text.index("<|out|>") == len("<|out|>\n")
+    assert sizes == [(2, 3, 3)] * 2 * is_shown
+
+
+def test_a_word_like_the_mark_of_a_place_is_broken_up() -> None:
+    builder = PromptBuilder(ByteTokenizer(), DefaultTemplate(), history=1)
+    dialogue = builder.begin()
+    dialogue.add("a page with <image>", "say <image>", (65,), Finish.STOP)
+    prompt = dialogue.next(**see("more of <image>", 2))
+    assert prompt is not None and not prompt.shows_image
+    text = builder.decode(prompt.ids)
+    assert all(words in text for words in ("a page with < image>", "say < image>", "more of < image>"))
+    assert "of < image>" in builder.decode(builder.ask("outside of <image> too"))
+
+
+def test_a_template_with_two_places_is_refused() -> None:
+    class Twice(PictureTemplate):
+        def render(self, context: PromptContext) -> str:
+            return IMAGE + super().render(context)
+
+    with pytest.raises(SpearError, match="'default' marks 2 places of a picture"):
+        PromptBuilder(ByteTokenizer(), Twice()).begin().next(**see("board"))
 
 
 def test_only_a_closing_stop_token_is_dropped_from_a_response() -> None:
@@ -224,6 +289,38 @@ def test_special_tokens_in_a_text_are_text(tiny_model: Path) -> None:
     assert tokenizer.eos_token_id in tokenizer.encode(mark, add_special_tokens=False)
     assert hostile.ids.count(tokenizer.eos_token_id) == honest.ids.count(tokenizer.eos_token_id)
     assert len(hostile.ids) > len(honest.ids)
+
+
+class PictureBytes(ChatBytes):
+    """As vision models have it: contents may be parts, and a picture is a token in a frame of tokens."""
+
+    all_special_tokens = ("<|pad|>", "<|in|>", "<|out|>")
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+        shown = []
+        for message in conversation:
+            parts = message["content"]
+            if not isinstance(parts, str):
+                parts = "".join(part.get("text", "<|in|><|image|><|out|>") for part in parts)
+            shown.append({**message, "content": parts})
+        return super().apply_chat_template(shown, **kwargs)
+
+
+def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) -> None:
+    from agents.engines.hf import load_tokenizer
+
+    tokenizer = PictureBytes()
+    mark = find_image_mark(tokenizer)
+    assert mark == "<|in|><|image|><|out|>"
+    assert find_image_mark(load_tokenizer(tiny_model)) == find_image_mark(ByteTokenizer()) == IMAGE
+    assert find_image_mark(ChatBytes()) == IMAGE
+    builder = PromptBuilder(tokenizer, PictureTemplate(), mark_image=lambda picture: mark)
+    first = builder.begin().next(**see("<|in|> here"), picture=np.zeros((2, 3, 3), np.uint8))
+    assert first is not None and first.shows_image
+    text = tokenizer.decode(first.ids)
+    assert f"{mark}\nThis is step 1" in text
+    # The environment's own text cannot open a picture's frame.
+    assert "< |in|> here" in text
 
 
 def test_a_negative_window_is_refused() -> None:

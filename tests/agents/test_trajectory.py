@@ -169,13 +169,58 @@ def test_a_file_of_one_torn_line_becomes_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[]", "null", "no json", json.dumps({"turns": [{}], "layout": "x", "stop": "won"})]
+    "line",
+    ["{}", "[]", "null", "no json", "[" * 100_000, json.dumps({"turns": [{}], "layout": "x", "stop": "won"})],
+    ids=["object", "list", "null", "text", "deep", "turn"],
 )
 def test_a_whole_line_that_is_no_trajectory_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(make_trajectory().to_json() + "\n" + line + "\n")
     with pytest.raises(SpearError, match="line 2"):
         list(read_trajectories(path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task_id", ["t"]),
+        ("subtask", {}),
+        ("instruction", 5),
+        ("fingerprint", None),
+        ("seed", "0"),
+        ("seed", 0.5),
+        ("trial", None),
+        ("won", "yes"),
+        ("score", None),
+        ("reward", "1"),
+        ("reward_terms", [1]),
+        ("fault", 3),
+    ],
+)
+def test_a_value_of_another_type_is_no_trajectory(field: str, value: object) -> None:
+    record = json.loads(make_trajectory().to_json())
+    with pytest.raises(TypeError, match=field):
+        Trajectory.from_json(json.dumps(record | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_ids", [1, "2"]),
+        ("prompt_ids", [1.5]),
+        ("log_probs", "-1"),
+        ("action", None),
+        ("format_ok", "no"),
+        ("reward", [0]),
+        ("served", {"cost": "dear"}),
+        ("served", {"token_ids": ["a"]}),
+    ],
+)
+def test_neither_is_one_with_such_a_turn(field: str, value: object) -> None:
+    record = json.loads(make_trajectory().to_json())
+    record["turns"][0][field] = value
+    with pytest.raises(TypeError):
+        Trajectory.from_json(json.dumps(record))
 
 
 def test_unreadable_and_unwritable_places_are_one_line(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
 from tests.agents.test_metrics import train, write_launch
+from tests.training.trainings import save_small_checkpoint
 from training import runs
 
 MODEL = "actor_rollout_ref.model.path"
@@ -144,10 +145,7 @@ def finish(out: Path, device: str, observer: Any) -> None:
 
     observer([])
     observer(read_history(out))
-    folder = out / "checkpoints" / "global_step_2"
-    (folder / "actor").mkdir(parents=True)
-    (folder / "actor" / "weights").write_text("w")
-    (folder / "data.pt").write_text("d")
+    save_small_checkpoint(out, 2)
 
 
 def run(tmp_path: Path, model_folder: Path, *overrides: str) -> str:

@@ -1,4 +1,5 @@
-"""Real trainings through verl and Ray on a CPU: one runs through, one is killed and resumed, one is interrupted.
+"""Real trainings through verl and Ray on a CPU, two ranks over gloo: one runs through, one is killed twice and resumed,
+one is interrupted.
 
 Each start of verl takes the better part of a minute, so the runs are shared between tests.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,16 +20,21 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 psutil = pytest.importorskip("psutil")
+torch = pytest.importorskip("torch")
 
+from agents.trajectory import Trajectory, read_trajectories  # noqa: E402
 from spear_envs.core.rewards import cosine_decay, cosine_warmup  # noqa: E402
 from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
+from training.checkpoints import BEST, check_files, is_finished, read_best, read_state, write_manifest  # noqa: E402
+from training.export import export_policy  # noqa: E402
 from training.supervise import MARK  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-STEPS = 4
+STEPS = 7
 OVERRIDES = (
     f"trainer.total_training_steps={STEPS}",
+    "trainer.n_gpus_per_node=2",
     "trainer.save_freq=1",
     "trainer.test_freq=2",
     "trainer.val_before_train=false",
@@ -66,24 +73,33 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
         time.sleep(0.05)
 
 
-def read_tracker(out: Path) -> int:
-    tracker = out / "checkpoints" / "latest_checkpointed_iteration.txt"
-    try:
-        return int(tracker.read_text())
-    except (OSError, ValueError):
-        return 0
+def read_saved(out: Path) -> int:
+    """Step of the latest whole checkpoint; 0 without one."""
+    return max((int(folder.name.rpartition("_")[2]) for folder in (out / "checkpoints").glob("global_step_*")
+                if is_finished(folder)), default=0)  # fmt: skip
 
 
-def find_marked() -> list[Any]:
-    """Processes of any supervised run of this user."""
+def read_recorded(out: Path) -> list[Trajectory]:
+    episodes = read_trajectories(out / "rollouts" / "episodes.jsonl")
+    return sorted(episodes, key=lambda episode: (episode.step or 0, episode.task_id, episode.seed))
+
+
+def find_marked(title: str = "") -> list[Any]:
+    """Processes of any supervised run of this user, those whose command has ``title`` in it."""
     found = []
     for process in psutil.process_iter():
         try:
-            if MARK in process.environ():
+            if MARK in process.environ() and title in " ".join(process.cmdline()):
                 found.append(process)
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def find_workers(process: subprocess.Popen[str], title: str) -> list[Any]:
+    """Ray workers of the run that ``process`` started; Ray names them after their class."""
+    marks = {item.environ().get(MARK) for item in psutil.Process(process.pid).children(recursive=True)} - {None}
+    return [item for item in find_marked(title) if item.environ()[MARK] in marks]
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +125,8 @@ def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
     assert replayed["loss/sil"] != 0 and replayed["replay/n_sil"] > 0
     assert {"cov/lower", "cov/upper"} <= replayed.keys()
     assert {"val/success/all"} <= steps[2].keys()
+    recorded = read_recorded(whole_run)
+    assert [episode.step for episode in recorded] == [step for step in steps for _ in range(8)]
 
 
 def test_a_run_leaves_pictures_and_a_model_that_loads(whole_run: Path) -> None:
@@ -117,32 +135,72 @@ def test_a_run_leaves_pictures_and_a_model_that_loads(whole_run: Path) -> None:
     assert (whole_run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((whole_run / "tensorboard").iterdir())
     checkpoint = whole_run / "checkpoints" / f"global_step_{STEPS}"
-    assert (checkpoint / "spear.pt").is_file()
+    check_files(checkpoint)
+    best = read_best(checkpoint.parent)
+    assert best is not None and best["step"] in (2, 4, 6, 7)
+    check_files(checkpoint.parent / BEST)
     folder = checkpoint / "actor" / "huggingface"
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
     assert AutoTokenizer.from_pretrained(folder).eos_token is not None
 
 
-def test_a_killed_run_resumes_to_the_same_metrics(policy: Path, whole_run: Path, tmp_path: Path) -> None:
+def test_the_policy_is_exported_whole_or_from_its_shards(whole_run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    whole = export_policy(whole_run, tmp_path / "whole")
+    assert AutoModelForCausalLM.from_pretrained(whole.folder).num_parameters() == whole.parameters
+    # As on GPUs, where verl saves shards alone.
+    run = tmp_path / "run"
+    shutil.copytree(whole_run / "checkpoints", run / "checkpoints")
+    folder = run / "checkpoints" / f"global_step_{STEPS}"
+    (folder / "actor" / "huggingface" / "model.safetensors").unlink()
+    write_manifest(folder)
+    joined = export_policy(run, tmp_path / "joined")
+    found, expected = (load_file(made.folder / "model.safetensors") for made in (joined, whole))
+    # verl rounds to the type that models are served in.
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in expected.items())
+    assert AutoModelForCausalLM.from_pretrained(joined.folder).num_parameters() == whole.parameters
+
+
+@pytest.mark.parametrize("victim", ["RolloutWorker", "WorkerDict"])
+def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
+    policy: Path, whole_run: Path, tmp_path: Path, victim: str
+) -> None:
     out = tmp_path / "killed"
+    # First one worker dies under the run, ...
     process = start(policy, out)
-    wait_for(lambda: read_tracker(out) >= 2, process)
+    wait_for(lambda: read_saved(out) >= 1, process)
+    find_workers(process, victim)[-1].kill()
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, text
+    assert "died in the middle of a step" in " ".join(text.split()), text
+    assert read_saved(out) >= 1
+
+    # ... then everything at once, Ray included.
+    process = start(policy, out)
+    wait_for(lambda: read_saved(out) >= 2, process)
     victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for victim in victims:
-        victim.kill()  # SIGKILL to every process at once, Ray's included
+    for item in victims:
+        item.kill()
     process.wait()
     psutil.wait_procs(victims, timeout=30)
-    resumed_after = read_tracker(out)
+    resumed_after = read_saved(out)
     assert 2 <= resumed_after < STEPS, "the run was over before it could be killed"
 
     text = finish(start(policy, out), out)
     assert f"after step {resumed_after}" in text
-    # The same seed gives the same curve twice, with or without a kill in between.
+    # The same seed gives the same curve twice, with or without kills in between.
     expected, found = get_steps(whole_run), get_steps(out)
-    # verl logs a step after its checkpoint, so the kill may have come between the two.
-    assert found.keys() | {resumed_after} == expected.keys()
+    assert found.keys() == expected.keys()
     for step in found:
         assert found[step] == pytest.approx(expected[step], nan_ok=True, rel=0, abs=0), f"step {step}"
+    weights = [run / "checkpoints" / f"global_step_{STEPS}" / "actor" / "huggingface" / "model.safetensors"
+               for run in (whole_run, out)]  # fmt: skip
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert read_recorded(out) == read_recorded(whole_run), "episodes for people to look at, each once"
+    states = [read_state(run / "checkpoints" / f"global_step_{STEPS}")["state"] for run in (whole_run, out)]
+    assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
 
 
 def test_another_configuration_is_refused_and_a_finished_run_says_so(policy: Path, whole_run: Path) -> None:
@@ -150,18 +208,18 @@ def test_another_configuration_is_refused_and_a_finished_run_says_so(policy: Pat
     text, _ = other.communicate(timeout=120)
     assert other.returncode == 1
     assert "spear.replay.capacity was 64, is now 65" in " ".join(text.split())
-    assert "has its 4 steps already" in finish(start(policy, whole_run), whole_run)
+    assert f"has its {STEPS} steps already" in finish(start(policy, whole_run), whole_run)
 
 
 def test_an_interrupt_stops_cleanly(policy: Path, tmp_path: Path) -> None:
     out = tmp_path / "interrupted"
     before = {process.pid for process in find_marked()}
     process = start(policy, out)
-    wait_for(lambda: read_tracker(out) >= 1, process)
+    wait_for(lambda: read_saved(out) >= 1, process)
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 130, text
     assert "resumes" in text
     left = [item for item in find_marked() if item.pid not in before and item.pid != os.getpid()]
     assert not left, left
-    assert read_tracker(out) >= 1
+    assert read_saved(out) >= 1

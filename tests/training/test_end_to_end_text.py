@@ -1,4 +1,4 @@
-"""Short real trainings on the text environments, as their configurations have them but smaller."""
+"""Short real trainings on the text environments: their presets, but smaller, and each with another algorithm."""
 
 from __future__ import annotations
 
@@ -28,13 +28,21 @@ SMALLER = (
 
 
 @pytest.mark.parametrize(
-    ("preset", "env_id", "epochs", "loss", "subtasks"),
+    ("preset", "algorithm", "env_id", "epochs", "loss", "subtasks"),
     [
         # Of 5.7, 4.9, 5.4 and 6.8 nats before: it knows the form of a response.
-        ("alfworld_tiny", "spear/ALFWorld-v0", 1, 2.5, {"pick", "look", "clean", "heat", "cool", "pick2"}),
+        (
+            "alfworld_tiny",
+            "drbot_gigpo_spear",
+            "spear/ALFWorld-v0",
+            1,
+            2.5,
+            {"pick", "look", "clean", "heat", "cool", "pick2"},
+        ),
         # A conversation is one row where the others have ten.
         (
             "code_tiny",
+            "rloo_sil",
             "spear/CodeInterpreter-v0",
             12,
             2.5,
@@ -43,12 +51,19 @@ SMALLER = (
                 *("remainders", "factorials", "common_multiples", "coprime", "loops"),
             },
         ),
-        ("search_tiny", "spear/SearchR1-v0", 12, 2.5, {"1hop", "2hop", "3hop"}),
-        ("webshop_tiny", "spear/WebShop-v0", 1, 3.5, {"beauty", "electronics", "fashion", "garden", "grocery"}),
+        ("search_tiny", "grpo_spear", "spear/SearchR1-v0", 12, 2.5, {"1hop", "2hop", "3hop"}),
+        (
+            "webshop_tiny",
+            "gigpo",
+            "spear/WebShop-v0",
+            1,
+            3.5,
+            {"beauty", "electronics", "fashion", "garden", "grocery"},
+        ),
     ],
 )
 def test_a_warm_started_policy_trains(
-    preset: str, env_id: str, epochs: int, loss: float, subtasks: set[str], tmp_path: Path
+    preset: str, algorithm: str, env_id: str, epochs: int, loss: float, subtasks: set[str], tmp_path: Path
 ) -> None:
     from training.warmstart import RECIPES, train_policy
 
@@ -58,7 +73,7 @@ def test_a_warm_started_policy_trains(
     report = train_policy(recipe, policy)
     assert report.loss < loss
 
-    finish(start_training(preset, policy, out, *SMALLER), out)
+    finish(start_training(preset, policy, out, f"algorithm={algorithm}", *SMALLER), out)
     steps = get_steps(out)
     assert sorted(steps) == list(range(1, STEPS + 1))
     for metrics in steps.values():

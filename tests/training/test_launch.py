@@ -12,7 +12,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
+from tests.training.trainings import save_small_checkpoint
 from training.algorithms import SpearSettings
+from training.checkpoints import MANIFEST
 from training.launch import (
     CHANGEABLE,
     CONFIG_FILE,
@@ -223,7 +225,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.env.train_split", "trian", "split='trian' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.valid_split", "vaild", "split='vaild' is not valid: choose one of 'train', 'valid', 'test'"),
         ("spear.env.kwargs", {"boxen": 3}, "boxen"),
-        ("spear.env.kwargs", {}, "shows a picture, which this trainer cannot learn from yet"),
+        ("spear.env.kwargs", {}, "shows a picture, which the model cannot read"),
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
         ("spear.env", None, "spear.env must be a mapping"),
         ("spear.seed", "one", "spear.seed must be a whole number, 0 or more, not 'one'"),
@@ -260,17 +262,6 @@ def test_a_key_of_verl_that_would_have_no_effect_is_refused(composed: dict[str, 
 
 
 # ---- run folders -----------------------------------------------------------------------------------------------------
-def save_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path:
-    """What verl leaves of a checkpoint, as far as launches look at it."""
-    folder = out / "checkpoints" / f"global_step_{step}"
-    (folder / "actor").mkdir(parents=True)
-    (folder / "actor" / "model.pt").write_bytes(b"weights")
-    (folder / "data.pt").write_bytes(b"data")
-    if tracked:
-        (out / "checkpoints" / TRACKER).write_text(str(step))
-    return folder
-
-
 def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, composed: dict[str, Any]) -> None:
     out = tmp_path / "deep" / "run"
     assert prepare_run(composed["none"], out) is None
@@ -286,7 +277,7 @@ def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, compose
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name: str) -> None:
     prepare_run(composed[name], tmp_path)
-    save_checkpoint(tmp_path, 4)
+    save_small_checkpoint(tmp_path, 4)
     assert prepare_run(composed[name], tmp_path) == 4
     assert OmegaConf.load(tmp_path / CONFIG_FILE) == composed[name]
 
@@ -294,7 +285,7 @@ def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name
 def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: dict[str, Any]) -> None:
     config = composed["none"]
     prepare_run(config, tmp_path)
-    save_checkpoint(tmp_path, 4)
+    save_small_checkpoint(tmp_path, 4)
     before = (tmp_path / CONFIG_FILE).read_text()
     with pytest.raises(SpearError, match=r"spear\.sil\.warmup_steps was 200, is now 7\. Name another --out"):
         prepare_run(change(config, spear__sil__warmup_steps=7), tmp_path)
@@ -309,7 +300,7 @@ def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: di
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
     prepare_run(composed["none"], tmp_path)
-    save_checkpoint(tmp_path, 4)
+    save_small_checkpoint(tmp_path, 4)
     assert prepare_run(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
 
@@ -336,7 +327,7 @@ def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
         config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
         assert prepare_run(config, out) == (None if place == "here" else 4)
         if place == "here":
-            save_checkpoint(out, 4)
+            save_small_checkpoint(out, 4)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
@@ -363,8 +354,8 @@ def test_no_checkpoint_no_step(tmp_path: Path) -> None:
 
 
 def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 5)
-    save_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
+    save_small_checkpoint(tmp_path, 5)
+    save_small_checkpoint(tmp_path, 10, tracked=False)  # killed just before the tracker was written
     assert repair_tracker(tmp_path / "checkpoints") == 5
     assert (tmp_path / "checkpoints" / TRACKER).read_text() == "5"
 
@@ -373,9 +364,9 @@ def test_a_whole_tracker_is_believed(tmp_path: Path) -> None:
 def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path, torn: str | None) -> None:
     checkpoints = tmp_path / "checkpoints"
     for step in (5, 10):
-        save_checkpoint(tmp_path, step)
-    half = save_checkpoint(tmp_path, 15, tracked=False)
-    (half / "data.pt").unlink()
+        save_small_checkpoint(tmp_path, step)
+    half = save_small_checkpoint(tmp_path, 15, tracked=False)
+    (half / MANIFEST).unlink()
     if torn is None:
         (checkpoints / TRACKER).unlink()
     else:
@@ -385,23 +376,23 @@ def test_a_torn_tracker_is_mended_to_the_newest_whole_checkpoint(tmp_path: Path,
 
 
 def test_a_tracker_without_any_whole_checkpoint_goes(tmp_path: Path) -> None:
-    half = save_checkpoint(tmp_path, 5)
-    (half / "data.pt").unlink()
+    half = save_small_checkpoint(tmp_path, 5)
+    (half / MANIFEST).unlink()
     assert repair_tracker(tmp_path / "checkpoints") is None
     assert not (tmp_path / "checkpoints" / TRACKER).exists(), "verl would look for the folder it names"
 
 
 def test_a_checkpoint_whose_weights_were_cleared_away_does_not_count(tmp_path: Path) -> None:
     # verl removes the oldest weights and leaves the rest of their folder.
-    old = save_checkpoint(tmp_path, 5)
+    old = save_small_checkpoint(tmp_path, 5)
     (old / "actor" / "model.pt").unlink()
     (old / "actor").rmdir()
-    save_checkpoint(tmp_path, 10, tracked=False)
+    save_small_checkpoint(tmp_path, 10, tracked=False)
     assert repair_tracker(tmp_path / "checkpoints") == 10
 
 
 def test_a_users_copy_of_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    best = save_checkpoint(tmp_path, 5)
+    best = save_small_checkpoint(tmp_path, 5)
     best.rename(best.with_name("global_step_5_best"))
-    save_checkpoint(tmp_path, 10)
+    save_small_checkpoint(tmp_path, 10)
     assert repair_tracker(tmp_path / "checkpoints") == 10

@@ -321,10 +321,10 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
         (
             RAY.format(
                 kind="SpearError",
-                cause="spear_envs.core.errors.SpearError: /r has no spear.pt: name another run folder\n"
+                cause="spear_envs.core.errors.SpearError: /r has no spear.json: name another run folder\n"
                 "AssertionError: noise of the shutdown",
             ),
-            "/r has no spear.pt: name another run folder",
+            "/r has no spear.json: name another run folder",
         ),
         (
             RAY.format(kind="x", cause="training.algorithms.errors.SettingsError: spear.clip.low must be at least 0"),
@@ -345,6 +345,13 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "ray.exceptions.RayTaskError(ValueError): ray::x()",
         ),
         ("(raylet) some line\nKilled\n", "the process was killed"),
+        ("Traceback\n  raise Exception(\nException: The node timed out.\n", "Exception: The node timed out."),
+        ("[rank1]: ValueError: a batch is empty\n[rank1]: Exception\n", "ValueError: a batch is empty"),
+        (
+            "[rank0]: spear_envs.core.errors.SpearError: the data is gone\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+            "the data is gone",
+        ),
         ("", "the process was killed"),
         ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 288),
     ],

@@ -76,6 +76,23 @@ def test_generation_and_one_forward_pass_agree(model: HFModel, lengthen: bool) -
     assert alone.token_ids == answers[2].token_ids
 
 
+def test_a_response_holds_no_picture_s_place(model: HFModel) -> None:
+    requests = show(model, range(3))
+    plain = model.generate_batch(requests)
+    head = model.model.get_output_embeddings()
+    place = model.reader.image_token_id
+
+    def favour(module: Any, inputs: Any, logits: Any) -> None:
+        logits[..., place] += 100.0
+
+    hook = head.register_forward_hook(favour)
+    try:
+        assert model.generate_batch(requests) == plain
+        assert model.log_probs(requests[0].prompt_ids, (place,), images=requests[0].images)[0] < -1e8
+    finally:
+        hook.remove()
+
+
 def test_the_picture_decides_too(model: HFModel) -> None:
     first, second = show(model, range(2))
     response = model.generate_batch([first])[0].token_ids

@@ -6,10 +6,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from agents.metrics import read_history
 
 UNSTABLE = ("timing_s/", "perf/", "val/seconds")
 """Metrics that hold times, which no two runs share."""
+
+
+def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path:
+    """A whole checkpoint of the run in ``out`` as far as launches look at it, without a model."""
+    import torch
+
+    from training.checkpoints import FORMAT, describe_code, write_manifest, write_state
+    from training.launch import CONFIG_FILE, flatten_config
+
+    folder = out / "checkpoints" / f"global_step_{step}"
+    config = flatten_config(OmegaConf.load(out / CONFIG_FILE)) if (out / CONFIG_FILE).is_file() else {}
+    write_state(folder, {"format": FORMAT, "step": step, "config": config, "code": describe_code(), "state": {}})
+    (folder / "actor").mkdir()
+    torch.save({"weights": torch.ones(2)}, folder / "actor" / "model.pt")
+    torch.save({"position": 3}, folder / "data.pt")
+    write_manifest(folder)
+    if tracked:
+        (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return folder
 
 
 def start_training(preset: str, policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:

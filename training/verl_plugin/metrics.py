@@ -40,6 +40,16 @@ def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     return metrics
 
 
+def summarize_rows(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Tokens of the rows of all episodes without a fault: prompts, responses, and what the policy wrote of these."""
+    rows = [row for record in records if record.fault is None for row in record.rows]
+    return {
+        "tokens/prompt": float(sum(row.prompt_length for row in rows)),
+        "tokens/response": float(sum(row.response_length for row in rows)),
+        "tokens/written": float(sum(row.loss_tokens for row in rows)),
+    }
+
+
 def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[EpisodeRecord]) -> dict[str, float]:
     """Mean reward and its terms over the episodes without a fault."""
     valid = [reward for reward, record in zip(rewards, records, strict=True) if record.fault is None]
@@ -57,6 +67,7 @@ def summarize_plan(plan: UpdatePlan) -> dict[str, float]:
     """Share of rows each filter took out, and how many are left."""
     share = 1.0 / max(1, plan.total_rows)
     metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
+    metrics["groups/equal"] = plan.equal_groups
     metrics["rows/total"] = float(plan.total_rows)
     metrics["rows/trained"] = float(len(plan.rows))
     if plan.rows:

@@ -78,6 +78,7 @@ class UpdatePlan:
         masked: number of rows each filter took out (``overlong``, ``void``, ``repetition``, ``low_variance``); a row
             that two filters hit counts in both.
         total_rows: rows of valid episodes before any filter.
+        equal_groups: share of the groups in which all episodes earned the same.
     """
 
     rewards: tuple[EpisodeReward, ...]
@@ -85,6 +86,7 @@ class UpdatePlan:
     baselines: tuple[float, ...]
     masked: dict[str, int]
     total_rows: int
+    equal_groups: float
 
 
 def plan_update(
@@ -129,7 +131,8 @@ def plan_update(
         if counted[i] and not hit[n] and not low_variance[n] and row.loss_tokens
     )
     masked = {name: int(mask.sum()) for name, mask in filters.items()} | {"low_variance": int(low_variance.sum())}
-    return UpdatePlan(rewards, rows, baselines, masked, len(pairs))
+    equal = float((statistics.std == 0).double().mean()) if statistics.ids else 0.0
+    return UpdatePlan(rewards, rows, baselines, masked, len(pairs), equal)
 
 
 def _mask_rows(

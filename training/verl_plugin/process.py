@@ -6,7 +6,6 @@ everywhere, runs verl's own task runner, and takes Ray down again.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,15 +18,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from training.launch import CONFIG_FILE
-from training.supervise import VARIABLES
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Ask Linux to end this process when the supervisor is killed; elsewhere do nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+from training.supervise import VARIABLES, die_with_parent
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -41,20 +41,27 @@ MOST_EPISODES = 512
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed."""
+    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
+
+    With ``recorded`` the whole episode comes back, for people to look at.
+    """
 
     group: str
     sample: int
     task_id: str
     seed: int
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a worker played: a record an order, in their order, and how many responses it asked an engine for."""
+    """What a worker played: a record an order, in their order; how many responses it asked an engine for; and the
+    episodes that were to be recorded.
+    """
 
     records: list[EpisodeRecord]
     generations: int
+    episodes: list[Trajectory] = field(default_factory=list)
 
 
 class CountingEngine:
@@ -84,13 +91,24 @@ class ServerEngine:
         end_ids: ids that end a response by themselves.
         tokenizer: the policy's, to see whether a response ends with a stop string.
         seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
+        image_token_id: of a model that reads pictures; no response may hold it
+            (:meth:`agents.engines.vision.ImageReader.forbid_places`).
     """
 
-    def __init__(self, client: Any, end_ids: Iterable[int], tokenizer: Decoder, *, seeded: bool = True) -> None:
+    def __init__(
+        self,
+        client: Any,
+        end_ids: Iterable[int],
+        tokenizer: Decoder,
+        *,
+        seeded: bool = True,
+        image_token_id: int | None = None,
+    ) -> None:
         self._client = client
         self._end_ids = frozenset(end_ids)
         self._tokenizer = tokenizer
         self._seeded = seeded
+        self._bias = None if image_token_id is None else {image_token_id: -100.0}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -106,6 +124,8 @@ class ServerEngine:
         )
         if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**31
+        if self._bias is not None:
+            parameters["logit_bias"] = self._bias
         if sampling.stop_token_ids:
             parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         if sampling.stop_strings:
@@ -147,7 +167,13 @@ class RolloutWorker(AgentLoopWorker):
                 deterministic=bool(spear["deterministic"]),
             )
         else:
-            engine = ServerEngine(llm_client, self._find_end_ids(), self.tokenizer, seeded=bool(spear["deterministic"]))
+            engine = ServerEngine(
+                llm_client,
+                self._find_end_ids(),
+                self.tokenizer,
+                seeded=bool(spear["deterministic"]),
+                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            )
         self._engine = CountingEngine(engine)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
@@ -212,7 +238,8 @@ class RolloutWorker(AgentLoopWorker):
         ]
         if keep:
             await self._write_rows(records, trajectories)
-        return Rollout(records, self._engine.calls - before)
+        episodes = [trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded]
+        return Rollout(records, self._engine.calls - before, episodes)
 
     async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
         keys: list[str] = []
@@ -266,4 +293,5 @@ class RolloutManager(AgentLoopManager):
         parts: list[Rollout] = ray.get(list(futures))
         records = [record for part in parts for record in part.records]
         records.sort(key=lambda record: (record.group, record.sample))
-        return Rollout(records, sum(part.generations for part in parts))
+        episodes = [episode for part in parts for episode in part.episodes]
+        return Rollout(records, sum(part.generations for part in parts), episodes)

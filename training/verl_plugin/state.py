@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from agents.engines.base import derive_seed
 from spear_envs.core.errors import SpearError
 from training.algorithms import BaselineBuffer, BoundsMode, ReplayBuffer
 from training.algorithms.settings import SpearSettings
-
-FILE = "spear.pt"
-VERSION = 1
+from training.checkpoints import FORMAT, read_state, write_state
 
 
 class SpearState:
@@ -48,7 +44,6 @@ class SpearState:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to draw what this one would have drawn."""
         return {
-            "version": VERSION,
             "baseline": self.baseline.state_dict() if self.baseline is not None else None,
             "replay": self.replay.state_dict(),
             "rng": self.rng.bit_generator.state,
@@ -57,10 +52,6 @@ class SpearState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        if state.get("version") != VERSION:
-            raise SpearError(
-                f"{FILE} of the checkpoint has version {state.get('version')}, this code reads {VERSION}: start anew"
-            )
         if (state["baseline"] is None) != (self.baseline is None):
             raise SpearError("the checkpoint was written with another spear.baseline.capacity: start a new run folder")
         if self.baseline is not None:
@@ -69,24 +60,16 @@ class SpearState:
         self.rng.bit_generator.state = state["rng"]
         self.bounds = tuple(state["bounds"]) if state["bounds"] is not None else None
 
-    def save(self, folder: Path) -> None:
-        """Write ``spear.pt`` into a checkpoint folder, under a temporary name first."""
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / (FILE + ".tmp")
-        torch.save(self.state_dict(), temporary)
-        os.replace(temporary, folder / FILE)
+    def save(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """Write the state into a checkpoint folder, with what else a resumed run should know."""
+        write_state(folder, {"format": FORMAT, **about, "state": self.state_dict()})
 
-    def load(self, folder: Path) -> None:
-        """Read ``spear.pt`` of a checkpoint folder.
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Take over the state of a checkpoint folder; returns what it was saved with.
 
         Raises:
-            SpearError: the file is missing, torn or of another version, or its buffers have another size.
+            SpearError: it is missing, torn or of another format, or its buffers have another size.
         """
-        path = folder / FILE
-        if not path.is_file():
-            raise SpearError(f"{folder} has no {FILE}: it is no checkpoint of this trainer; name another run folder")
-        try:
-            state = torch.load(path, weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise SpearError(f"{path} cannot be read: resume from another checkpoint or start a new run") from error
-        self.load_state_dict(state)
+        saved = read_state(folder)
+        self.load_state_dict(saved.pop("state"))
+        return saved

@@ -18,15 +18,21 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.debug import marked_timer
 
 from agents.engines.base import Sampling, derive_seed
 from agents.engines.vision import has_vision
+from agents.metrics import read_history
+from spear_envs.core.errors import SpearError
+from training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from training.environments import EnvironmentSettings
-from training.launch import read_settings
+from training.launch import CONFIG_FILE, flatten_config, read_settings
+from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.critic import CriticUpdater, critic_loss
+from training.verl_plugin.deaths import explain_death
 from training.verl_plugin.loss import actor_loss
-from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
+from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards, summarize_rows
 from training.verl_plugin.plan import plan_update
 from training.verl_plugin.queue import StepQueue
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
@@ -35,6 +41,7 @@ from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
 from training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
 NAME = "spear"
+IMAGE_PROCESSOR = "preprocessor_config.json"
 
 
 class NoSampler:
@@ -52,9 +59,24 @@ class SpearTrainer(PPOTrainerSync):
         self.settings = read_settings(config.spear)
         self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
         self.seed = int(config.spear.seed)
+        self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
+        self.recorder = EpisodeRecorder(
+            Path(config.trainer.default_local_dir).parent,
+            {
+                "env_id": self.environment.id,
+                "env_kwargs": dict(self.environment.kwargs),
+                "split": self.environment.train_split,
+                "model": str(config.actor_rollout_ref.model.path),
+            },
+        )
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
+        self._metrics: dict[str, float] = {}
+        """Those of the step under way, once it has trained."""
+        self._step_start = 0.0
+        self._saved: dict[str, Any] | None = None
+        """What the checkpoint that this run resumed from was saved with."""
 
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
     def _build_replay_buffer(self) -> NoSampler:
@@ -82,6 +104,38 @@ class SpearTrainer(PPOTrainerSync):
         """The manager verl's task runner made; it exists once ``fit`` has begun."""
         return self.agent_loop_manager
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop.
+
+        Raises:
+            SpearError: a worker process died.
+        """
+        try:
+            super().fit(agent_loop_manager)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            explanation = explain_death(error)
+            if explanation is None:
+                raise
+            raise SpearError(explanation) from error
+
+    def on_train_begin(self) -> None:
+        """Log the checkpoint's own step if the run was killed between its checkpoint and its log line."""
+        super().on_train_begin()
+        if self._saved is None:
+            return
+        step = int(self._saved["step"])
+        logged = read_history(Path(self.config.trainer.default_local_dir).parent)
+        if any(record["step"] == step and "training/global_step" in record for record in logged):
+            return
+        metrics, trainer = dict(self._saved["metrics"]), self.config.trainer
+        if not trainer.val_before_train and trainer.test_freq > 0 and step % trainer.test_freq == 0:
+            self.global_steps = step  # verl has gone on to the next one
+            self.on_validate_begin()
+            metrics.update(self._validate())
+            self.on_validate_end()
+            self.global_steps = step + 1
+        self.logger.log(data=metrics, step=step)
+
     # ---- rollouts ----------------------------------------------------------------------------------------------------
     def _sampling(self, *, validate: bool) -> Sampling:
         rollout = self.config.actor_rollout_ref.rollout
@@ -102,12 +156,15 @@ class SpearTrainer(PPOTrainerSync):
         except StopIteration:  # the next epoch
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
+        # Of as many tasks as there are, then further samples of the same.
+        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps)
         orders = [
             EpisodeOrder(
                 f"{self.global_steps}-{number:05d}",
                 sample,
                 task_id,
                 derive_seed(self.seed, "train", self.global_steps, number, sample),
+                recorded=sample * tasks + number < count,
             )
             for number, task_id in enumerate(batch["task_id"])
             for sample in range(self.config.actor_rollout_ref.rollout.n)
@@ -118,6 +175,13 @@ class SpearTrainer(PPOTrainerSync):
         return {}
 
     # ---- the step ----------------------------------------------------------------------------------------------------
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """verl's step; its metrics, as verl aggregates them, are kept for the checkpoint."""
+        self._step_start = time.perf_counter()
+        batch = super().step(metrics, timing_raw)
+        self._metrics = dict(metrics)
+        return batch
+
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         t, settings, state = self.global_steps, self.settings, self.state
         driver = Stopwatch()
@@ -154,9 +218,11 @@ class SpearTrainer(PPOTrainerSync):
                     self._add(fresh, t, metrics)
         with driver:
             metrics.update(summarize_episodes(records))
+            metrics.update(summarize_rows(records))
             metrics.update(summarize_rewards(plan.rewards, records))
             metrics.update(summarize_plan(plan))
             metrics.update(self._summarize_buffers())
+            metrics["rollout/recorded"] = float(self.recorder.write(t, rollout.episodes))
         driver.seconds += self.updater.take_replay_seconds()
         metrics.update({"spear/gamma": gamma, "spear/mu": mu, "perf/spear_driver_seconds": driver.seconds})
         metrics["rollout/generations"] = float(rollout.generations)
@@ -227,22 +293,65 @@ class SpearTrainer(PPOTrainerSync):
         summary = summarize_episodes(self.rollouts.collect(futures).records)
         metrics = {f"val/{name}": value for name, value in summary.items()}
         metrics["val/seconds"] = time.perf_counter() - start
+        self._keep_best(metrics)
         return metrics
+
+    def _keep_best(self, metrics: dict[str, float]) -> None:
+        """Keep this step's checkpoint, if it has one, as the best one so far."""
+        name, folder = self.config.spear.keep_best, self._checkpoint_folder()
+        if name is None or not is_finished(folder):
+            return
+        if f"val/{name}" not in metrics:
+            raise SpearError(f"spear.keep_best={name} is no metric of the validation; there are {', '.join(metrics)}")
+        keep_best(folder, name, metrics[f"val/{name}"])
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def _save_checkpoint(self) -> None:
         # Before verl writes the tracker file that makes the checkpoint the latest one.
-        self.state.save(self._checkpoint_folder())
+        folder = self._checkpoint_folder()
+        about = {
+            "step": self.global_steps,
+            "config": self._read_config(),
+            "code": describe_code(),
+            "metrics": self._measure_step(),
+        }
+        self.state.save(folder, about)
         super()._save_checkpoint()
+        self._complete_export(folder / "actor" / "huggingface")
+        write_manifest(folder)
         # verl removes the weights of old checkpoints only; what is left of them cannot be resumed from.
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
             if not (folder / "actor").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _read_config(self) -> dict[str, Any]:
+        """The settings of this run as its folder states them."""
+        path = Path(self.config.trainer.default_local_dir).parent / CONFIG_FILE
+        return flatten_config(OmegaConf.load(path)) if path.is_file() else {}
+
+    def _measure_step(self) -> dict[str, float]:
+        """Metrics of the step under way: a kill before verl logs them must not leave a hole in the curve."""
+        return {
+            **self._metrics,
+            "training/global_step": self.global_steps,
+            "training/epoch": (self.global_steps - 1) // self.steps_per_epoch,
+            "perf/step_seconds": time.perf_counter() - self._step_start,
+        }
+
+    def _complete_export(self, folder: Path) -> None:
+        """Add the image processor's settings, which verl only saves with a whole processor (it needs torchvision)."""
+        source = Path(self.config.actor_rollout_ref.model.path) / IMAGE_PROCESSOR
+        if folder.is_dir() and source.is_file() and not (folder / IMAGE_PROCESSOR).exists():
+            shutil.copyfile(source, folder / IMAGE_PROCESSOR)
+
     def _load_checkpoint(self) -> None:
+        latest = find_latest_ckpt_path(self.config.trainer.default_local_dir)
+        if latest is not None:
+            check_files(Path(latest))  # before anything of it is loaded
         super()._load_checkpoint()
+        self.recorder.resume_after(self.global_steps)
         if self.global_steps:
-            self.state.load(self._checkpoint_folder())
+            self._saved = self.state.load(self._checkpoint_folder())
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

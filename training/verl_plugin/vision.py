@@ -46,7 +46,8 @@ def _split(column: torch.Tensor) -> list[torch.Tensor]:
 
 
 class ReadsPictures:
-    """A mixin of verl's FSDP engines: prepares pictures before verl prepares the model's inputs."""
+    """A mixin of verl's FSDP engines: prepares pictures before verl prepares the model's inputs, and keeps
+    their places out of what it makes of the outputs."""
 
     @cached_property
     def _reader(self) -> ImageReader:
@@ -57,3 +58,16 @@ class ReadsPictures:
         if PICTURES in micro_batch.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
             micro_batch = add_vision_inputs(micro_batch, self._reader)
         return super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> Any:
+        """Verl's log-probs and entropy, of what a policy may write where the rows have pictures."""
+        self.forbid_places(output, micro_batch)
+        return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]
+
+    def forbid_places(self, output: Any, micro_batch: TensorDict) -> None:
+        """:meth:`ImageReader.forbid_places`, where there are pictures; fused kernels give no logits."""
+        logits = getattr(output, "logits", None)
+        if PICTURES in micro_batch.keys() and logits is not None:  # noqa: SIM118
+            self._reader.forbid_places(logits)

@@ -30,6 +30,8 @@ class LanguageModelEngine(ReadsPictures, FSDPEngineWithLMHead):
 class CpuEngine(FSDPEngine):
     """What both engines on a CPU have to do otherwise."""
 
+    engine_config: Any
+
     def _build_fsdp_module(self, module: Any) -> Any:
         # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
         config = self.engine_config
@@ -56,6 +58,7 @@ class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
         Returns:
             jagged tensors [B, *] over whole sequences, as verl's own method does.
         """
+        self.forbid_places(output, micro_batch)
         special = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk", "calculate_sum_pi_squared")
         if any(tu.get_non_tensor_data(data=micro_batch, key=key, default=False) for key in special):
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
@@ -79,11 +82,11 @@ class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
         return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
 
 
-@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuValueModelEngine(CpuEngine, FSDPEngineWithValueHead):
-    """verl's FSDP engine of a critic, registered for the CPU: the actor's network under a value head.
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
+class ValueModelEngine(FSDPEngineWithValueHead):
+    """verl's FSDP engine of a critic: the actor's network under a value head, with the attention it is configured for.
 
-    verl loads such a model with flash-attention, whatever its configuration says.
+    verl's own loads such a model with flash-attention, whatever its configuration says.
     """
 
     def _build_module(self) -> Any:
@@ -96,6 +99,11 @@ class CpuValueModelEngine(CpuEngine, FSDPEngineWithValueHead):
             return super()._build_module()
         finally:
             self.model_config.model_type = "value_model"
+
+
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuValueModelEngine(CpuEngine, ValueModelEngine):
+    """The same, registered for the CPU."""
 
 
 class SpearTrainingWorker(TrainingWorker):

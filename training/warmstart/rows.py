@@ -19,9 +19,7 @@ from agents.prompting import PromptBuilder
 from agents.rollout import Job, play_many
 from agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
-
-PLACE = "<image>"
-"""Where a row's text shows a picture."""
+from spear_envs.core.prompts import IMAGE
 
 
 class Answers(str, Enum):
@@ -99,7 +97,7 @@ def collect_expert_rows(
             jobs,
             make_env=lambda: InfoWatch(make_env(env_id, split, env_kwargs)),
             engine_for=engine_for,
-            prompts=PromptBuilder(codec, words, layout, history=history, mark_image=lambda _: PLACE),
+            prompts=PromptBuilder(codec, words, layout, history=history, mark_image=lambda _: IMAGE),
             sampling=Sampling(),
             env_id=env_id,
             concurrency=16,

@@ -26,7 +26,8 @@ from agents.engines.hf import quiet_transformers
 from agents.engines.vision import ImageReader, read_rows
 from agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from training.warmstart.rows import PLACE, ExpertRow, collect_expert_rows
+from spear_envs.core.prompts import IMAGE
+from training.warmstart.rows import ExpertRow, collect_expert_rows
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 SPECIALS = (
@@ -185,7 +186,7 @@ def make_vision_model(settings: TinyVisionSettings, tokenizer: Qwen2Tokenizer) -
 
 def encode_vision_row(tokenizer: Qwen2Tokenizer, reader: ImageReader, row: ExpertRow) -> tuple[list[int], list[int]]:
     """Ids of the prompt, with its picture's image tokens, and of the response with its end token."""
-    message = row.prompts[0].replace(PLACE, reader.mark(row.pictures[0]), 1)
+    message = row.prompts[0].replace(IMAGE, reader.mark(row.pictures[0]), 1)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
     )

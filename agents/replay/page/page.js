@@ -49,7 +49,7 @@ async function loadBody(number) {
 
 // ---------------------------------------------------------------- the list
 
-const filters = { text: "", source: "", env: "", subtask: "", stop: "", won: "", low: "", high: "", order: "file" };
+const filters = { text: "", source: "", env: "", step: "", subtask: "", stop: "", won: "", low: "", high: "", order: "file" };
 const ORDERS = {
   file: ["as played", null],
   reward: ["best first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
@@ -61,12 +61,14 @@ const ORDERS = {
 function buildFilters() {
   const change = (key) => (event) => { filters[key] = event.target.value; applyFilters(); };
   const choose = (key, label, wide) => {
-    const values = [...new Set(state.rows.map((row) => row[key]))].sort();
+    const values = [...new Set(state.rows.map((row) => row[key]))].filter((value) => value !== null).sort(key === "step" ? (a, b) => a - b : undefined);
     if (values.length < 2) return null;
-    const named = values.map((value) => make("option", { value }, key === "stop" ? words(value) : value));
-    return make("select", { class: wide, "aria-label": label, onchange: change(key) }, make("option", { value: "" }, label), named);
+    const named = values.map((value) => make("option", { value }, key === "stop" ? words(value) : key === "step" ? `Step ${value}` : value));
+    const select = make("select", { class: wide, "aria-label": label, onchange: change(key) }, make("option", { value: "" }, label), named);
+    select.value = filters[key];
+    return select;
   };
-  const number = (key, label) => make("input", { type: "number", step: "any", placeholder: label, "aria-label": `reward, ${label}`, oninput: change(key) });
+  const number = (key, label) => make("input", { type: "number", step: "any", placeholder: label, value: filters[key], "aria-label": `reward, ${label}`, oninput: change(key) });
   const outcomes = [["", "All"], ["won", "Won"], ["lost", "Not won"]].map(([value, label]) =>
     make("button", { type: "button", "aria-pressed": String(value === filters.won), onclick: (event) => {
       filters.won = value;
@@ -74,8 +76,8 @@ function buildFilters() {
       applyFilters();
     } }, label));
   $("filters").replaceChildren(...[
-    make("input", { id: "search", class: "wide", type: "search", placeholder: "Search tasks   /", "aria-label": "Search tasks", oninput: change("text") }),
-    choose("source", "All sources", "wide"), choose("env", "All environments", "wide"),
+    make("input", { id: "search", class: "wide", type: "search", placeholder: "Search tasks   /", value: filters.text, "aria-label": "Search tasks", oninput: change("text") }),
+    choose("source", "All sources", "wide"), choose("env", "All environments", "wide"), choose("step", "All training steps", "wide"),
     make("div", { class: "pick", role: "group", "aria-label": "Outcome" }, outcomes),
     choose("subtask", "All subtasks"), choose("stop", "Any stop reason"),
     make("div", { class: "range" }, "Reward", number("low", "from"), "–", number("high", "to"),
@@ -90,7 +92,7 @@ function applyFilters() {
   const high = filters.high === "" ? Infinity : Number(filters.high);
   const open = filters.low === "" && filters.high === "";
   state.shown = state.rows.filter((row) =>
-    ["source", "env", "subtask", "stop"].every((key) => !filters[key] || row[key] === filters[key]) &&
+    ["source", "env", "step", "subtask", "stop"].every((key) => !filters[key] || String(row[key]) === filters[key]) &&
     (!filters.won || row.won === (filters.won === "won")) &&
     (open || (row.reward !== null && row.reward >= low && row.reward <= high)) &&
     parts.every((part) => row.hay.includes(part)));
@@ -113,7 +115,7 @@ function drawRows() {
     const element = make("div", { class: row.counts ? "row" : "row earlier", role: "option", "aria-selected": String(row.i === state.at), onclick: () => openEpisode(row.i) },
       make("div", { class: "line" }, make("span", { class: `dot ${row.stop}`, title: words(row.stop) }),
         make("span", { class: "what" }, row.instruction || row.task), make("span", { class: "num" }, signed(row.reward))),
-      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
+      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.step ? `step ${row.step} · ` : ""}${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
     element.style.top = `${place * ROW}px`;
     made.push(element);
   }
@@ -168,7 +170,7 @@ function drawEpisode() {
   $("detail").replaceChildren(make("div", { class: "inner" },
     make("button", { class: "back", onclick: closeEpisode }, "← Episodes"),
     make("div", { class: "head" },
-      make("div", { class: "path" }, `${place && place.source ? `${place.source} · ` : ""}${body.env} · ${body.task} · seed ${body.seed}`),
+      make("div", { class: "path" }, `${place && place.source ? `${place.source} · ` : ""}${body.env} · ${body.task} · seed ${body.seed}${body.step ? ` · training step ${body.step}` : ""}`),
       make("h2", {}, body.instruction),
       make("div", { class: "chips" }, chip("", words(body.stop), stopKind), body.fault ? chip("fault", body.fault, "warn") : null,
         chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.trial > 1 ? chip("trial", String(body.trial)) : null),
@@ -336,6 +338,8 @@ async function reload() {
   Object.assign(data, await ask("/api/run"));
   known.clear();
   $("curves").replaceChildren();
+  state.rows = data.episodes;
+  buildFilters();
   takeRows(data.episodes);
   showView(state.view);
 }

@@ -102,6 +102,14 @@ def test_only_the_latest_notes_are_remembered() -> None:
     assert failed[-1].memory == ("note 1", "note 2", "note 3")
 
 
+def test_a_note_marks_no_place_of_a_picture() -> None:
+    learner, failed = Learner(["it showed <image>", "walk on with go"]), []  # type: ignore[var-annotated]
+    last = play(learner, failed=failed)
+    assert last.won and last.memory[0] == "it showed <image>", "the record has what was written"
+    assert "1. it showed < image>" in learner.prompts[1]
+    assert "<image>" not in "".join((*learner.prompts, *learner.asked))
+
+
 def test_a_fault_while_reflecting_is_a_fault_of_the_episode() -> None:
     class Broken(Learner):
         def __call__(self, prompt: str, dice: random.Random) -> str:

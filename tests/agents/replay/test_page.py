@@ -4,7 +4,9 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,13 @@ def test_an_export_is_the_same_every_time(sokoban_run: Path, tmp_path: Path) -> 
     for name in ("a.html", "b.html"):
         export_page(Run(sokoban_run), tmp_path / name)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_a_folder_whose_name_is_no_text_is_shown(sokoban_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"run\xff<b>")
+    try:
+        shutil.copytree(sokoban_run, folder)
+    except OSError:
+        pytest.skip("this file system takes text alone")
+    export_page(Run(folder), tmp_path / "page.html")
+    assert "<title>run\ufffd&lt;b&gt; · SPEAR</title>" in (tmp_path / "page.html").read_text("utf-8")

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spear_envs.core.errors import SpearError
-from training.algorithms import Coupling, CovarianceScope, FormatMode, SpearSettings, VoidFilter
-from training.presets import list_presets, load_preset, make_settings
-from training.presets.loader import FLAVOURS, SETTING_OF_KEY
+from training.presets import FLAVOURS, list_presets, load_preset
 
 # tab:hyperparams_value of the paper
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
@@ -46,6 +44,23 @@ TABLE = {
 }
 
 
+ROWS = {
+    "alfworld_qwen2.5_1.5b": ("alfworld", {"model": "qwen2.5_1.5b"}),
+    "alfworld_qwen2.5_7b": ("alfworld", {"model": "qwen2.5_7b"}),
+    "webshop_qwen2.5_1.5b": ("webshop", {"model": "qwen2.5_1.5b"}),
+    "webshop_qwen2.5_7b": ("webshop", {"model": "qwen2.5_7b"}),
+    "sokoban_qwen2.5_vl_3b": ("sokoban", {"model": "qwen2.5_vl_3b"}),
+    "math_32k": ("math", {"max_turns": 15, "max_response_length": 30000}),
+    "math_qwen2.5_32b_16k": ("math", {"model": "qwen2.5_32b"}),
+    "math_qwen2.5_32b_32k": ("math_32k", {"model": "qwen2.5_32b"}),
+    "math_qwen3_32b_16k": ("math", {"model": "qwen3_32b"}),
+    "math_qwen3_32b_32k": ("math_32k", {"model": "qwen3_32b"}),
+    "search_qwen2.5_7b": ("search", {"model": "qwen2.5_7b"}),
+    "search_qwen2.5_14b": ("search", {"model": "qwen2.5_14b"}),
+}
+"""Rows of the result tables: what each inherits from, and what it says itself."""
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_preset_is_its_column_of_the_paper(name: str) -> None:
     preset = load_preset(name)
@@ -53,44 +68,51 @@ def test_a_preset_is_its_column_of_the_paper(name: str) -> None:
     assert {key: preset[key] for key in TABLE} == {key: values[at] for key, values in TABLE.items()}
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_its_column_with_a_model_and_a_context(name: str) -> None:
+    parent, own = ROWS[name]
+    assert load_preset(name) == load_preset(parent) | own
+
+
 def test_the_list_of_presets() -> None:
-    assert list_presets() == sorted(COLUMNS)
+    assert list_presets() == sorted([*COLUMNS, *ROWS])
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_preset_is_flat_complete_and_gives_settings(name: str, flavour: str) -> None:
+@pytest.mark.parametrize("name", [*COLUMNS, *ROWS])
+def test_a_preset_has_all_keys_and_no_other(name: str, flavour: str) -> None:
     preset = load_preset(name, flavour)
     assert preset.keys() == load_preset("alfworld").keys()
-    assert not any(isinstance(value, dict) for value in preset.values())
-    assert preset.keys() >= SETTING_OF_KEY.keys()
-    settings = make_settings(preset)
-    mapping = settings.to_mapping()
-    for key, path in SETTING_OF_KEY.items():
-        node, _, setting = path.partition(".")
-        assert mapping[node][setting] == preset[key], key
-    assert SpearSettings.from_mapping(mapping) == settings
-    assert make_settings(preset, estimator="gigpo").advantage.normalize_std is preset["gigpo_normalize_std"]
+    assert [key for key, value in preset.items() if isinstance(value, dict)] == ["env_kwargs"]
 
 
 def test_flavours_differ_as_documented() -> None:
-    paper, official = (make_settings(load_preset("webshop", flavour)) for flavour in FLAVOURS)
-    assert (paper.sil.coupling, official.sil.coupling) == (Coupling.JOINT, Coupling.SEQUENTIAL)
-    assert (paper.reward.success, official.reward.success, official.reward.failure) == (1.0, 10.0, 0.0)
-    assert (paper.reward.format, official.reward.format) == (FormatMode.BONUS, FormatMode.PENALTY_PER_TURN)
-    assert (paper.cov.scope, official.cov.scope) == (CovarianceScope.POSITION, CovarianceScope.BATCH)
-    assert (paper.filter.void, official.filter.void) == (VoidFilter.TRAJECTORY, VoidFilter.TURN)
-    assert (paper.sil.always_add, official.sil.trigger_ratio, official.replay.power_of_two) == (False, 1.5, True)
-    assert (paper.replay.max_age, official.replay.max_age) == (None, 5)
+    paper, official = (load_preset("webshop", flavour) for flavour in FLAVOURS)
+    for key, values in {
+        "sil_coupling": ("joint", "sequential"),
+        "outcome_success": (1.0, 10.0),
+        "outcome_failure": (-1.0, 0.0),
+        "format_mode": ("bonus", "penalty_per_turn"),
+        "tool_count": ("valid", "steps"),
+        "cov_scope": ("position", "batch"),
+        "void_filter": ("trajectory", "turn"),
+        "always_add": (False, True),
+        "trigger_ratio": (1.0, 1.5),
+        "power_of_two": (False, True),
+        "max_age": (None, 5),
+    }.items():
+        assert (paper[key], official[key]) == values, key
     assert [load_preset("alfworld", flavour)["warmup_steps"] for flavour in FLAVOURS] == [100, 200]
     assert [load_preset("math", flavour)["ppo_mini_batch_size"] for flavour in FLAVOURS] == [32, 64]
     assert load_preset("math", "official")["format_mode"] == "none"
+    shapes = [load_preset(f"math_{model}_32b_16k", "official")["tool_shape"] for model in ("qwen2.5", "qwen3")]
+    assert shapes == ["linear", "any_if_correct"]
 
 
 def test_unknown_names_are_answered_with_the_choices() -> None:
-    with pytest.raises(SpearError, match=r"did you mean alfworld\? There are alfworld, math, search, sokoban, webshop"):
+    with pytest.raises(SpearError, match=r"did you mean alfworld\? There are alfworld, alfworld_qwen2.5_1.5b, "):
         load_preset("alfwrld")
-    with pytest.raises(SpearError, match="choose one of alfworld, math"):
+    with pytest.raises(SpearError, match="choose one of alfworld, alfworld_qwen"):
         load_preset("base")
     with pytest.raises(SpearError, match="choose paper or official"):
         load_preset("math", "upstream")
@@ -98,5 +120,5 @@ def test_unknown_names_are_answered_with_the_choices() -> None:
 
 def test_presets_loaded_twice_share_nothing() -> None:
     first = load_preset("math")
-    first["models"].append("another")
-    assert "another" not in load_preset("math")["models"]
+    first["env_kwargs"]["dataset"] = "another"
+    assert load_preset("math")["env_kwargs"] == {"dataset": "dapo-aime"}

@@ -53,6 +53,7 @@ def test_a_step_of_faults_alone_has_no_success(make: Any) -> None:
         "mask/void": 0.0,
         "mask/repetition": 0.0,
         "mask/low_variance": 0.0,
+        "groups/equal": 0.0,
         "rows/total": 0.0,
         "rows/trained": 0.0,
     }
@@ -80,3 +81,10 @@ def test_masks_are_shares_of_the_rows_of_valid_episodes(make: Any) -> None:
     assert (metrics["rows/total"], metrics["rows/trained"]) == (4.0, 3.0)
     assert metrics["advantage/mean"] == pytest.approx(-1 / 3)
     assert metrics["advantage/std"] > 0
+
+
+def test_groups_whose_episodes_earned_the_same_are_counted(make: Any) -> None:
+    records = [make.episode(group, n, won=group == "a" and n == 0) for group in "abcd" for n in range(3)]
+    records.append(make.episode("e", 0, won=True, fault="timeout"))  # a group of a fault alone is no group
+    plan = plan_update(records, SpearSettings(), mu=0.0, max_response_length=8)
+    assert summarize_plan(plan)["groups/equal"] == 0.75

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
     parameters = client.calls[0]["sampling_params"]
     assert parameters["top_k"] == -1
     assert "seed" not in parameters and "stop_token_ids" not in parameters
+
+
+def test_a_model_that_sees_cannot_write_a_picture_s_place() -> None:
+    client = FakeClient(answer([END]))
+    ask(client, image_token_id=41)
+    ask(client)
+    biases = [call["sampling_params"].get("logit_bias") for call in client.calls]
+    assert biases == [{41: -100.0}, None]
 
 
 def test_seeds_are_sent_only_where_runs_must_repeat() -> None:
@@ -210,6 +219,18 @@ def test_episodes_do_not_depend_on_what_is_played_beside_them(queue: FakeQueue) 
 
     orders = order_episodes("train")
     assert play(orders)[:2] == play(orders[:2])
+
+
+def test_the_episodes_that_are_to_be_recorded_come_back_whole(
+    queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = [replace(order, recorded=number in (1, 4)) for number, order in enumerate(order_episodes("train"))]
+    rollout = asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
+    assert [(e.task_id, e.seed) for e in rollout.episodes] == [(o.task_id, o.seed) for o in orders if o.recorded]
+    assert [len(episode.turns) for episode in rollout.episodes] == [rollout.records[n].turns for n in (1, 4)]
+    monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
+    other = Rollout(rollout.records, 1, rollout.episodes[:1])
+    assert len(RolloutManager.collect([other, rollout]).episodes) == 3
 
 
 def test_validation_writes_nothing(queue: FakeQueue) -> None:

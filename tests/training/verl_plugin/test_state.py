@@ -7,12 +7,14 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+import numpy as np
 import torch
 
 from spear_envs.core.errors import SpearError
 from training.algorithms import ReplayEntry, SpearSettings
+from training.checkpoints import STATE, TENSORS
 from training.verl_plugin.batch import deal_rows
-from training.verl_plugin.state import FILE, SpearState
+from training.verl_plugin.state import SpearState
 
 
 def choose(**nodes: Any) -> SpearSettings:
@@ -56,21 +58,21 @@ def draw(state: SpearState) -> Any:
 )
 def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nodes: dict[str, Any]) -> None:
     state = fill(SpearState(choose(**nodes), seed=3))
-    state.save(tmp_path / "global_step_4")
+    state.save(tmp_path / "global_step_4", {"step": 4})
     resumed = SpearState(choose(**nodes), seed=99)
-    resumed.load(tmp_path / "global_step_4")
+    assert resumed.load(tmp_path / "global_step_4")["step"] == 4
     assert resumed.bounds == (0.25, 1.5)
     assert (resumed.baseline is None) == (state.baseline is None)
     if state.baseline is not None and resumed.baseline is not None:
         assert resumed.baseline.values == state.baseline.values
     assert len(resumed.replay) == len(state.replay) == 12
     assert draw(resumed) == draw(state)
-    assert [path.name for path in (tmp_path / "global_step_4").iterdir()] == [FILE]
+    assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
 
 def test_saving_does_not_disturb_the_run(tmp_path: Path) -> None:
     one, other = (fill(SpearState(choose(), seed=3)) for _ in range(2))
-    one.save(tmp_path)
+    one.save(tmp_path, {})
     assert draw(one) == draw(other)
 
 
@@ -87,47 +89,61 @@ def test_fixed_bounds_are_known_from_the_start() -> None:
 
 
 def test_bounds_that_were_not_measured_yet_come_back_so(tmp_path: Path) -> None:
-    SpearState(choose(), 0).save(tmp_path)
+    SpearState(choose(), 0).save(tmp_path, {})
     resumed = SpearState(choose(), 0)
     resumed.load(tmp_path)
     assert resumed.bounds is None and len(resumed.replay) == 0
 
 
 def test_a_missing_file_is_told_with_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=r"has no spear\.pt.*another run folder") as caught:
+    with pytest.raises(SpearError, match=r"has no spear\.json.*another run folder") as caught:
         SpearState(choose(), 0).load(tmp_path)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_another_version_is_told(tmp_path: Path) -> None:
+def test_another_format_is_told(tmp_path: Path) -> None:
     state = SpearState(choose(), 0)
-    torch.save(state.state_dict() | {"version": 7}, tmp_path / FILE)
-    with pytest.raises(SpearError, match=r"version 7, this code reads \d+: start"):
+    state.save(tmp_path, {"format": 7})
+    with pytest.raises(SpearError, match=r"format 7, this code reads \d+: start"):
         state.load(tmp_path)
 
 
-def test_a_torn_file_is_told(tmp_path: Path) -> None:
-    state = fill(SpearState(choose(), 0))
-    state.save(tmp_path)
-    whole = (tmp_path / FILE).read_bytes()
+@pytest.mark.parametrize("name", [STATE, TENSORS])
+def test_a_torn_file_is_told(tmp_path: Path, name: str) -> None:
+    fill(SpearState(choose(), 0)).save(tmp_path, {})
+    whole = (tmp_path / name).read_bytes()
     for size in (0, 100, len(whole) // 2):
-        (tmp_path / FILE).write_bytes(whole[:size])
+        (tmp_path / name).write_bytes(whole[:size])
         with pytest.raises(SpearError, match="cannot be read") as caught:
             SpearState(choose(), 0).load(tmp_path)
         assert "\n" not in str(caught.value)
 
 
+def test_pictures_of_replayed_rows_come_back(tmp_path: Path) -> None:
+    state = SpearState(choose(), 0)
+    picture = np.arange(9, dtype=np.uint8)
+    entry = ReplayEntry([1], [2], [1], [-0.5], 1.0, 0.5, 0, "t", extra={"pictures": picture})
+    state.replay.add([entry, entry])
+    state.save(tmp_path, {})
+    resumed = SpearState(choose(), 0)
+    resumed.load(tmp_path)
+    drawn = resumed.replay.draw(None).entries
+    assert len(drawn) == 2
+    for row in drawn:
+        assert row.extra is not None and np.array_equal(row.extra["pictures"], picture)
+
+
 @pytest.mark.parametrize("capacities", [(16, 0), (0, 16)])
 def test_another_capacity_of_the_baseline_is_told(tmp_path: Path, capacities: tuple[int, int]) -> None:
     before, after = (choose(baseline={"capacity": capacity}) for capacity in capacities)
-    SpearState(before, 0).save(tmp_path)
+    SpearState(before, 0).save(tmp_path, {})
     with pytest.raises(SpearError, match=r"spear\.baseline\.capacity"):
         SpearState(after, 0).load(tmp_path)
 
 
 @pytest.mark.parametrize("node", ["baseline", "replay"])
 def test_a_buffer_of_another_size_is_told(tmp_path: Path, node: str) -> None:
-    SpearState(choose(), 0).save(tmp_path)
+    SpearState(choose(), 0).save(tmp_path, {})
     with pytest.raises(SpearError, match=rf"spear\.{node}\.capacity"):
         SpearState(choose(**{node: {"capacity": 5}}), 0).load(tmp_path)
 
@@ -136,23 +152,23 @@ def test_an_unwritable_folder_keeps_the_checkpoint_of_before(tmp_path: Path) -> 
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     with pytest.raises(OSError):
-        SpearState(choose(), 0).save(blocked / "global_step_1")
+        SpearState(choose(), 0).save(blocked / "global_step_1", {})
     assert blocked.read_text() == "no folder"
 
 
 def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = fill(SpearState(choose(), 0))
-    state.save(tmp_path)
-    before = (tmp_path / FILE).read_bytes()
+    state.save(tmp_path, {})
+    before = (tmp_path / TENSORS).read_bytes()
 
     def break_off(value: Any, path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", break_off)
+    monkeypatch.setattr("training.checkpoints.save_file", break_off)
     with pytest.raises(OSError, match="No space left"):
-        state.save(tmp_path)
-    assert (tmp_path / FILE).read_bytes() == before
+        state.save(tmp_path, {})
+    assert (tmp_path / TENSORS).read_bytes() == before
     SpearState(choose(), 0).load(tmp_path)
 
 

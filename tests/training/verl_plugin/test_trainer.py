@@ -16,13 +16,18 @@ import numpy as np
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
+from agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from tests.agents.test_metrics import train, write_launch
+from tests.training.test_recording import make_episode
 from training.algorithms import Estimator, SpearSettings
+from training.checkpoints import BEST, STATE, read_best
 from training.environments import EnvironmentSettings
+from training.recording import EpisodeRecorder, RecordSettings
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
-from training.verl_plugin.state import FILE, SpearState
+from training.verl_plugin.state import SpearState
 from training.verl_plugin.trainer import SpearTrainer
 from training.verl_plugin.update import FreshRows, Replay
 
@@ -34,6 +39,7 @@ class FakeRollouts:
         self.orders: list[EpisodeOrder] = []
         self.calls: list[dict[str, Any]] = []
         self.records: list[Any] = []
+        self.episodes: list[Any] = []
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[Any]:
         self.orders = list(orders)
@@ -41,7 +47,7 @@ class FakeRollouts:
         return ["future"]
 
     def collect(self, futures: Sequence[Any]) -> Rollout:
-        return Rollout(self.records, sum(record.turns for record in self.records))
+        return Rollout(self.records, sum(record.turns for record in self.records), self.episodes)
 
 
 class FakeUpdater:
@@ -98,8 +104,12 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.state = SpearState(trainer.settings, seed=0)
     trainer.environment = EnvironmentSettings("tests/Corridor-v0")
     trainer.seed = 3
+    trainer.record = RecordSettings(every=2, episodes=3)
+    trainer.recorder = EpisodeRecorder(tmp_path, {})
     trainer.global_steps = 1
     trainer._pending, trainer._train_iterator = ["future"], None
+    trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
+    trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(
         {
             "actor_rollout_ref": {
@@ -110,10 +120,12 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                     "top_k": -1,
                     "response_length": 8,
                     "val_kwargs": {"temperature": 0.4, "top_p": 0.6, "top_k": 5, "n": 3},
-                }
+                },
+                "model": {"path": str(tmp_path / "model")},
             },
-            "data": {"max_response_length": 8},
-            "trainer": {"default_local_dir": str(tmp_path / "checkpoints")},
+            "data": {"max_response_length": 8, "train_batch_size": 1},
+            "trainer": {"default_local_dir": str(tmp_path / "checkpoints"), "test_freq": 2, "val_before_train": True},
+            "spear": {"keep_best": "success/all"},
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
@@ -270,6 +282,22 @@ def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     assert (call[2].temperature, call[2].top_p, call[2].top_k, call[2].max_tokens) == (1.0, 1.0, 0, 8)
 
 
+def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.train_dataloader = [{"task_id": ["a", "b"]}]
+    found = []
+    for t in (1, 2, 3):
+        trainer.global_steps = t
+        trainer.prepare_step()
+        found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
+    assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
+    trainer.rollouts.episodes = [make_episode(5), make_episode(6)]
+    metrics, _ = take_step(trainer, make_group(make), 3)
+    assert metrics["rollout/recorded"] == 2.0
+    path = tmp_path / "rollouts" / "episodes.jsonl"
+    assert [(t.step, t.seed) for t in read_trajectories(path)] == [(3, 5), (3, 6)]
+
+
 def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_path: Path) -> None:
     def draw(seed: int) -> list[int]:
         trainer: Any = open_trainer(tmp_path)
@@ -314,7 +342,7 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
 
     def save(self: Any) -> None:
         folder = checkpoints / f"global_step_{self.global_steps}"
-        seen.append((folder / FILE).is_file())
+        seen.append((folder / STATE).is_file())
         (folder / "actor").mkdir()
         old = checkpoints / "global_step_1" / "actor"
         if self.global_steps == 3 and old.is_dir():
@@ -328,13 +356,71 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     assert seen == [True, True, True]
     assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_2", "global_step_3"]
 
+    EpisodeRecorder(tmp_path, {}).write(2, [make_episode(2)])
+    EpisodeRecorder(tmp_path, {}).write(3, [make_episode(3)])
+
     def load(self: Any) -> None:
         self.global_steps = 2
 
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", load)
     resumed: Any = open_trainer(tmp_path)
     resumed._load_checkpoint()
+    recorded = read_trajectories(tmp_path / "rollouts" / "episodes.jsonl")
+    assert [t.step for t in recorded] == [2], "step 3 is about to be played again"
     assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
+
+
+def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(self: Any) -> None:
+        (self._checkpoint_folder() / "actor").mkdir()
+        (self._checkpoint_folder() / "actor" / "weights").write_text(str(self.global_steps))
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(4)]
+    checkpoints = tmp_path / "checkpoints"
+    for t, wins in ((0, 4), (1, 1), (2, 3), (3, 3), (4, 2)):
+        trainer.global_steps = t
+        if t:
+            trainer._save_checkpoint()
+        trainer.rollouts.records = make_group(make, wins=wins, count=4)
+        trainer._validate()
+    # Before the first step there is nothing to keep; an equal value later is no better.
+    assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
+    assert (checkpoints / BEST / "actor" / "weights").read_text() == "2"
+    trainer.config.spear.keep_best = "success/al"
+    with pytest.raises(SpearError, match=r"keep_best=success/al is no metric.*val/success/all"):
+        trainer._validate()
+
+
+def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
+    trainer: Any = open_trainer(tmp_path)
+    trainer.prepare_step = dict
+    trainer.rollouts.records = make_group(make, count=3)
+    trainer.global_steps = 5
+    metrics: dict[str, Any] = {}
+    trainer.step(metrics, {})
+    trainer._save_checkpoint()
+    trainer._compute_metrics(None, metrics, {"step": 1.0}, 5, epoch=1)
+    resumed: Any = open_trainer(tmp_path)
+    resumed._saved = resumed.state.load(trainer._checkpoint_folder())
+    logged: list[Any] = []
+    resumed.logger = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
+    resumed.on_train_begin()
+    ((step, data),) = logged
+    assert step == 5 and data["perf/step_seconds"] > 0
+    timed = {name for name in metrics if name.startswith(("perf/", "timing_s/"))}
+    assert {name: data.get(name) for name in metrics.keys() - timed} == {
+        name: metrics[name] for name in metrics.keys() - timed
+    }, "to the last bit"
+
+    write_launch(tmp_path, 0, train(5))
+    resumed.on_train_begin()
+    assert len(logged) == 1, "a step that was logged is not logged again"
 
 
 def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
@@ -344,7 +430,7 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 0))
     trainer._load_checkpoint()
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
-    with pytest.raises(SpearError, match=r"has no spear\.pt"):
+    with pytest.raises(SpearError, match=r"has no spear\.json"):
         trainer._load_checkpoint()
 
 
@@ -366,10 +452,17 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PPOTrainerSync, "__init__", construct)
     config = OmegaConf.create(
         {
-            "spear": {"seed": 5, "env": {"id": "spear/Sokoban-v0"}, "sil": {"warmup_steps": 9}},
-            "trainer": {"v1": {"trainer_mode": "spear"}},
+            "spear": {
+                "seed": 5,
+                "env": {"id": "spear/Sokoban-v0"},
+                "sil": {"warmup_steps": 9},
+                "record": {"every": 7},
+            },
+            "actor_rollout_ref": {"model": {"path": "runs/policy"}},
+            "trainer": {"v1": {"trainer_mode": "spear"}, "default_local_dir": "runs/x/checkpoints"},
         }
     )
     trainer: Any = SpearTrainer(config)
     assert trainer.trainer_mode == "sync"
+    assert trainer.record == RecordSettings(every=7)
     assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"

@@ -62,6 +62,13 @@ METHODS: dict[str, tuple[str, ...]] = {
         "micro_batch",
         "logits_processor_func",
     ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("module",),
+    # the critic and the reference policy
+    "verl.workers.engine_workers:ActorRolloutRefWorker.compute_ref_log_prob": ("data",),
+    "verl.workers.engine_workers:TrainingWorker.reset": (),
+    "verl.workers.engine_workers:TrainingWorker.infer_batch": ("data",),
+    "verl.workers.engine_workers:TrainingWorker.train_mini_batch": ("data",),
     # rollouts
     "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": ("request_id",),
     "verl.workers.rollout.llm_server:LLMServerClient._release_server": ("server_id", "request_id"),
@@ -140,6 +147,24 @@ READ: dict[str, tuple[str, ...]] = {
         'output_args["temperature"]',
         '"temperature_is_one"',
     ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (
+        'self.model_config.model_type == "language_model"',
+        "get_hf_auto_model_class(hf_config=self.model_config.hf_config)",
+    ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("self.engine_config.forward_only",),
+    "verl.utils.model:get_hf_auto_model_class": ("_architecture_to_auto_class", "hf_config.architectures[0]"),
+    "verl.trainer.ppo.v1:PPOTrainerSync._setup": (
+        "self.critic_wg.reset()",
+        "self.critic_wg.set_loss_fn(",
+        "self.ref_in_actor = ",
+        "self.ref_policy_wg = all_wg[str(actor_role)]",
+    ),
+    "verl.trainer.ppo.v1:PPOTrainerSync._compute_values": (
+        "self.critic_wg.infer_batch(batch)",
+        "ray.get(output.futures)",
+    ),
+    "verl.trainer.ppo.v1:PPOTrainerSync._compute_ref_log_prob": ('"no_lora_adapter"',),
+    "verl.trainer.ppo.v1:PPOTrainerSync._update_critic": ("output.get()", 'output["metrics"]'),
     "verl.single_controller.base.worker_group:WorkerGroup.__init__": ("self._dispatch_info = {}",),
     "verl.single_controller.base.decorator": ("_query_dispatch_info(mesh_name)",),
     "verl.trainer.ppo.v1:PPOTrainerSync._init_resource_pool_mgr": ("self.role_worker_mapping[",),
@@ -213,8 +238,11 @@ def test_everything_is_registered_under_its_name() -> None:
     assert get_rollout_class("spear_hf") is rollout_hf.HFWeightSender
     assert RolloutReplicaRegistry.get("spear_hf") is rollout_hf.HFReplica
     for backend in ("fsdp", "fsdp2"):
-        engines = EngineRegistry._engines["language_model"][backend].values()
-        assert workers.CpuLanguageModelEngine in engines
+        for kind, engine in (
+            ("language_model", workers.CpuLanguageModelEngine),
+            ("value_model", workers.CpuValueModelEngine),
+        ):
+            assert engine in EngineRegistry._engines[kind][backend].values()
 
 
 def test_the_configuration_names_classes_that_exist() -> None:

@@ -43,7 +43,7 @@ def sample_rows(model: HFModel) -> list[RowTokens]:
     ]
 
 
-def forward(model: HFModel, rows: list[RowTokens]) -> torch.Tensor:
+def forward(model: HFModel, rows: list[RowTokens], favour: int | None = None) -> torch.Tensor:
     """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
     engine: Any = object.__new__(CpuLanguageModelEngine)
     engine.pad_to_length = None
@@ -55,6 +55,8 @@ def forward(model: HFModel, rows: list[RowTokens]) -> torch.Tensor:
     if "pixel_values" not in inputs:
         inputs["position_ids"] = inputs["position_ids"][1:]
     output = model.model(**inputs, use_cache=False)
+    if favour is not None:
+        output.logits[..., favour] += 100.0
     values = engine.prepare_model_outputs(output, args, batch, None)["log_probs"]
     parts = values.values().split(values.offsets().diff().tolist())
     return torch.cat([part[len(row.prompt_ids) - 1 : -1] for part, row in zip(parts, rows, strict=True)])
@@ -68,6 +70,12 @@ def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tow
     patches = model.model.model.visual.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(found.sum(), [patches])
     assert float(gradient.norm()) > 1e-6
+
+
+def test_what_no_response_may_hold_takes_no_probability(model: HFModel) -> None:
+    assert model.reader is not None
+    rows = sample_rows(model)
+    assert torch.equal(forward(model, rows, favour=model.reader.image_token_id), forward(model, rows))
 
 
 def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:

@@ -1,0 +1,72 @@
+"""How a model is run by vLLM; vLLM itself is not needed for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+
+DTYPES = ("float32", "bfloat16", "float16")
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Greatest ranks that vLLM lets one choose."""
+
+
+@dataclass(frozen=True)
+class VLLMOptions:
+    """How a model is run.
+
+    Args:
+        tensor_parallel: devices (processes, on a CPU) that share each layer.
+        lora: folder of an adapter as peft writes it; None for the model alone.
+        dtype: of the computation; None for that of the weights (``config.json``), float32 where it is not named.
+        max_model_len: most tokens of prompt and response together; None for the model's own limit.
+        gpu_memory_utilization: share of a GPU's memory that vLLM may take; None for its own choice.
+        kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else 1 GiB; on a GPU
+            what ``gpu_memory_utilization`` leaves.
+
+    Raises:
+        SpearError: a number is out of range, or an unknown dtype.
+    """
+
+    tensor_parallel: int = 1
+    lora: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1 or (self.max_model_len is not None and self.max_model_len < 2):
+            raise SpearError("tensor_parallel must be at least 1 and max_model_len at least 2")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise SpearError(f"no dtype {self.dtype!r}: take one of {', '.join(DTYPES)}")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise SpearError(f"the share of the GPU's memory lies in (0, 1], got {self.gpu_memory_utilization}")
+        if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
+            raise SpearError(f"the memory of the key-value cache must be above 0 GiB, got {self.kv_cache_gib}")
+
+
+def read_dtype(path: Path) -> str:
+    """The type of the weights, as the folder names it."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    for part in (config, config.get("text_config") or {}):
+        named = part.get("dtype") or part.get("torch_dtype")
+        if named in DTYPES:
+            return str(named)
+    return DTYPES[0]
+
+
+def read_lora_rank(folder: str) -> int:
+    """What vLLM is to make room for.  Raises SpearError where the folder holds no adapter."""
+    path = Path(folder) / "adapter_config.json"
+    try:
+        rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpearError(f"{folder} holds no LoRA adapter: give a folder with adapter_config.json, as peft writes it"
+                         ) from error  # fmt: skip
+    room = next((greatest for greatest in _LORA_RANKS if rank <= greatest), None)
+    if room is None:
+        raise SpearError(f"the adapter in {folder} has rank {rank}; vLLM takes up to {_LORA_RANKS[-1]}")
+    return room

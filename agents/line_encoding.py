@@ -1,0 +1,68 @@
+"""Tokenising line by line, where that gives the tokens of the whole text: known lines need not be read again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+REMEMBERED_LINES = 4096
+LONGEST_REMEMBERED = 1024
+"""Characters of a line."""
+
+_PIECES = frozenset(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    # of Qwen2, Qwen2.5 and Qwen3; of Llama 3
+    for digits in (r"\p{N}", r"\p{N}{1,3}")
+)
+"""Patterns by which tokenizers cut a text before they merge bytes.
+
+A piece of these that holds a line break ends in one, since ``\\s*[\\r\\n]+`` goes before ``\\s+``.
+"""
+_LINE = re.compile(r".*?\n(?=[!-~])|.+", re.DOTALL)
+"""Up to a line break before a visible ASCII character, which no later one joins or composes with."""
+
+Encode = Callable[[str], tuple[int, ...]]
+
+
+def encode_by_line(encode: Encode, backend: Any) -> Encode:
+    """``encode``, which remembers lines where ``backend`` is known to tokenise each by itself; else as it is.
+
+    Args:
+        encode: gives the ids of a text, with nothing added.
+        backend: the ``tokenizers.Tokenizer`` behind it.
+    """
+    if not cuts_at_lines(json.loads(backend.to_str())):
+        return encode
+    remembered = lru_cache(REMEMBERED_LINES)(encode)
+
+    def encode_lines(text: str) -> tuple[int, ...]:
+        ids: list[int] = []
+        for line in _LINE.findall(text):
+            ids += remembered(line) if len(line) <= LONGEST_REMEMBERED else encode(line)
+        return tuple(ids)
+
+    return encode_lines
+
+
+def cuts_at_lines(description: dict[str, Any]) -> bool:
+    """Whether a tokenizer (``tokenizer.json``) gives a text the tokens of its lines one after the other."""
+    normalizer, cutter = description.get("normalizer"), description.get("pre_tokenizer") or {}
+    if normalizer is not None and normalizer != {"type": "NFC"}:
+        return False
+    if any(
+        token["lstrip"] or token["rstrip"] or token["single_word"] or "\n" in token["content"]
+        for token in description.get("added_tokens", ())
+    ):
+        return False
+    match cutter.get("pretokenizers"):
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return pattern in _PIECES and (description.get("model") or {}).get("type") == "BPE"
+    return False

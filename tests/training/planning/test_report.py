@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from spear_envs.core.errors import SpearError
+from tests.agents.test_metrics import write_launch
+from training.planning.cli import plan
+
+GIB = 2**30
+
+
+def ask(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(plan, [*arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output))
+
+
+def test_a_plan_on_eight_gpus() -> None:
+    made = ask("preset=alfworld_qwen2.5_7b", "cluster=8gpu", "--turns", "16", "--prompt-tokens", "900")
+    parameters = 7_615_616_512
+    assert made["parameters"] == parameters
+    assert (made["step"]["episodes"], made["step"]["rows"]) == (256, 4096)
+    assert made["texts"] == {"turns": 16, "prompt": 900, "response": 512, "written": 512, "positive": 0.5}
+    update = {item["name"]: item["bytes"] for item in made["memory"]["update"]}
+    assert update["weights"] == update["gradients"] == parameters / 2 and update["Adam"] == parameters
+    rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
+    assert rollout["engine's weights"] == parameters, "bfloat16 over two GPUs"
+    cache = 0.6 * 80 * GIB - parameters
+    assert rollout["key-value cache"] == pytest.approx(cache)
+    assert made["memory"]["cache_tokens"] == pytest.approx(cache / (56 * 1024 / 2))
+    assert made["memory"]["rollout_bytes"] == pytest.approx(sum(rollout.values()))
+
+
+def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:
+    made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=1gpu")
+    rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
+    assert rollout["trainer's share"] == 0
+
+
+def test_what_does_not_fit_is_said() -> None:
+    small = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "40"])
+    assert small.exit_code == 0 and "does not fit into 40.0 GiB" in small.output
+    large = CliRunner().invoke(plan, ["preset=math_qwen3_32b_16k", "cluster=8gpu", "--device-memory", "192"])
+    assert "does not fit" not in large.output and "P = 32,762,123,264" in large.output
+
+
+def test_a_plan_says_how_each_number_is_made() -> None:
+    output = CliRunner().invoke(plan, ["preset=math", "cluster=8gpu"], env={"COLUMNS": "140"}).output
+    for words in (
+        "128 tasks × 16",
+        "one for each episode",
+        "prompt 2048 + response 16384",
+        "rows × 0.75",
+        "first replay                  step 4",
+        "3 passes over a replayed token",
+        "Memory: no model is named",
+    ):
+        assert words in output
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        (("preset=demo", "algorithm=grpo"), "Replay: none"),
+        (("preset=demo", "--positive", "0"), "Replay: none"),
+        (("preset=demo", "spear.replay.capacity=1000000"), "Replay: never"),
+    ],
+)
+def test_a_training_without_replay(choices: tuple[str, ...], expected: str) -> None:
+    assert expected in CliRunner().invoke(plan, list(choices), catch_exceptions=False).output
+
+
+def test_lengths_come_from_another_run(tmp_path: Path) -> None:
+    step = {"rows/total": 60.0, "rows/trained": 40.0, "turns/mean": 7.5, "replay/dropped_nonpositive": 10.0}
+    step |= {"tokens/prompt": 2400.0, "tokens/response": 180.0, "tokens/written": 120.0, "training/global_step": 1}
+    write_launch(tmp_path, 0, (1, step))
+    made = ask("preset=demo", "--like", str(tmp_path), "--turns", "5")
+    assert made["texts"] == {"turns": 5, "prompt": 40, "response": 3, "written": 2, "positive": 0.75}
+    assert made["step"]["rows"] == 128 * 5
+
+
+def test_a_folder_without_metrics_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="has no metrics of a training step"):
+        CliRunner().invoke(plan, ["--like", str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_mistake_is_told_as_by_the_training() -> None:
+    with pytest.raises(SpearError, match="did you mean demo"):
+        CliRunner().invoke(plan, ["preset=demoo"], catch_exceptions=False)

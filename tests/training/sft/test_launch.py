@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from click.testing import CliRunner
+from rich.console import Console
+
+from agents.metrics import METRICS_FOLDER
+from spear_envs.core.errors import SpearError
+from tests.training.sft.conftest import write_lines
+from training.sft import launch
+from training.sft.data import Preparation
+from training.sft.launch import (
+    ModelFacts,
+    SftSettings,
+    compose_sft,
+    count_steps,
+    describe,
+    read_model,
+    read_progress,
+    run_sft,
+)
+from training.sft_cli import sft
+
+QUIET = Console(quiet=True)
+LINE = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "won": True}
+
+
+@pytest.fixture
+def model(tokenizer: Any, tmp_path: Path) -> Path:
+    """A folder that says all that is read before a training starts."""
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer), "max_position_embeddings": 64}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def settings(model: Path, tmp_path: Path) -> SftSettings:
+    return SftSettings(model, (write_lines(tmp_path / "data.jsonl", *[LINE] * 10),), batch=4, epochs=3)
+
+
+def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    config = {"vocab_size": 9, "eos_token_id": 3, "max_position_embeddings": 50}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_model(tmp_path) == ModelFacts(9, 50, (3,))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 3]}')
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config, "eos_token_id": None}))
+    assert read_model(tmp_path) == ModelFacts(9, 50, (4, 3)), "of a model that also sees"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])
+def test_a_folder_that_is_no_model_is_said(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpearError, match=r"no folder of a language model .*`hf download"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SpearError, match="no folder of a language model"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    with pytest.raises(SpearError, match="holds no weights"):
+        read_model(tmp_path)
+
+
+def test_the_configuration_is_verls_with_the_papers_numbers(settings: SftSettings, tmp_path: Path) -> None:
+    plain = SftSettings(settings.model, settings.data)
+    config = compose_sft(plain, tmp_path, {"samples_digest": "a"}, 20_000)
+    assert (config.data.train_batch_size, config.trainer.total_epochs, config.data.max_length) == (32, 1, 16384)
+    assert config.trainer.device == "cpu" and config.engine.strategy == "fsdp2"
+    assert config.data.max_token_len_per_gpu == 20_000, "a micro-batch holds the longest sample"
+    assert config.spear.samples_digest == "a"
+    gpu = compose_sft(replace(plain, device="cuda", overrides=("optim.lr=3e-6",)), tmp_path, {}, 5)
+    assert gpu.trainer.device == "cuda" and gpu.model.use_remove_padding and gpu.optim.lr == 3e-6
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.lrr=1", "did you mean optim.lr?"),
+        ("xyzzy=1", "no key 'xyzzy'; sft_trainer_engine.yaml in .* lists all keys"),
+        ("fast", "'fast' is no override"),
+        ("trainer.nnodes=2", "trainer.nnodes can only be 1 here"),
+        ("data.val_files=x", "data.val_files can only be None here"),
+        ("trainer.total_training_steps=9", "trainer.total_training_steps can only be None"),
+    ],
+)
+def test_an_override_that_cannot_be_is_said(
+    settings: SftSettings, tmp_path: Path, override: str, expected: str
+) -> None:
+    with pytest.raises(SpearError, match=expected):
+        compose_sft(replace(settings, overrides=(override,)), tmp_path, {}, 5)
+
+
+def test_steps_are_whole_batches(settings: SftSettings, tmp_path: Path) -> None:
+    def count(samples: int, *overrides: str) -> tuple[int, int]:
+        return count_steps(compose_sft(replace(settings, overrides=overrides), tmp_path, {}, 5), samples)
+
+    assert count(4) == (1, 3) and count(11) == (2, 6)
+    assert count(11, "trainer.n_gpus_per_node=2") == (2, 6)
+    assert count(9, "trainer.n_gpus_per_node=4") == (2, 6)
+    with pytest.raises(SpearError, match=r"3 samples are less than one batch of 4: .* lower --batch"):
+        count(3)
+    with pytest.raises(SpearError, match="a batch of 4 does not divide over 3 ranks"):
+        count(40, "trainer.n_gpus_per_node=3")
+
+
+def test_a_run_is_that_of_its_settings_data_and_model(
+    settings: SftSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, runs = tmp_path / "run", []
+
+    def train(folder: Path, device: str, observer: Any, module: str) -> None:
+        runs.append((device, module))
+        steps = len((folder / "metrics").mkdir(exist_ok=True) or "123456")
+        lines = [json.dumps({"step": n, "data": {"train/loss": 1 / n, "train/lr": 1e-5}}) for n in range(1, steps + 1)]
+        (folder / METRICS_FOLDER / "0000.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "checkpoints" / "global_step_6" / "huggingface").mkdir(parents=True)
+
+    monkeypatch.setattr(launch, "supervise_training", train)
+    assert run_sft(settings, out, QUIET) == out / "model"
+    assert runs == [("cpu", "training.sft.process")]
+    report = json.loads((out / "sft.json").read_text())
+    assert report["steps"] == 6 and report["losses"][0] == 1.0 and report["samples"]["samples"] == 10
+    assert run_sft(settings, out, QUIET) == out / "model" and len(runs) == 1, "it has its steps already"
+    with pytest.raises(SpearError, match=r"optim.lr was 1e-05, is now 0\.1"):
+        run_sft(replace(settings, learning_rate=0.1), out, QUIET)
+    with pytest.raises(SpearError, match=r"another configuration: spear.samples_digest"):
+        run_sft(replace(settings, data=(write_lines(tmp_path / "b.jsonl", *[LINE] * 9),)), out, QUIET)
+    (settings.model / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(SpearError, match=r"another configuration: spear.model_digest"):
+        run_sft(settings, out, QUIET)
+
+
+def test_a_training_that_ends_early_is_said(
+    settings: SftSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "supervise_training", lambda *_, **__: None)
+    with pytest.raises(SpearError, match=r"ended before step 6: see .*train\.log"):
+        run_sft(settings, tmp_path / "run", QUIET)
+
+
+def test_the_models_own_folder_is_not_trained_into(settings: SftSettings) -> None:
+    with pytest.raises(SpearError, match="is the model's own folder"):
+        run_sft(settings, settings.model, QUIET)
+
+
+def test_samples_are_no_longer_than_the_models_context(
+    settings: SftSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = {"messages": [LINE["messages"][0], {"role": "assistant", "content": "y" * 70}]}  # type: ignore[index]
+    with pytest.raises(SpearError, match="longer than 64 tokens"):
+        run_sft(replace(settings, data=(write_lines(tmp_path / "long.jsonl", long),)), tmp_path / "run", QUIET)
+
+
+def test_a_mistake_on_the_command_line_is_one_line(settings: SftSettings, tmp_path: Path) -> None:
+    given = ["--model", str(settings.model), "--data", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(sft, [*given, "--device", "cpu"])
+    assert isinstance(result.exception, SpearError) and "none.jsonl cannot be read" in str(result.exception)
+    assert CliRunner().invoke(sft, given[:2]).exit_code == 2
+
+
+def test_progress_and_what_was_left_out_are_told() -> None:
+    assert read_progress([{"step": 0}]) is None
+    told = read_progress(
+        [{"step": 1, "train/loss": 2.0, "train/lr": 1e-5}, {"step": 2, "train/loss": None, "train/lr": 0}]
+    )
+    assert told == (2, "loss 0.000 · lr 0.0e+00")
+    found = Preparation(samples=1200, tokens=9000, learnt=4000, longest=30, lost=2, dropped=1, unended=3)
+    assert describe(found, 16384) == (
+        "1,200 samples of 9,000 tokens, 4,000 of them learnt; 2 of lost episodes left out; "
+        "1 of more than 16,384 tokens left out; 3 do not end with an end token"
+    )

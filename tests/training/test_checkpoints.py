@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+
+from spear_envs.core.errors import SpearError
+from tests.training.trainings import save_small_checkpoint
+from training.checkpoints import (
+    BEST,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Resume,
+    check_files,
+    check_origin,
+    describe_code,
+    is_finished,
+    keep_best,
+    read_best,
+    read_state,
+    write_manifest,
+    write_state,
+)
+
+
+class Bomb:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_nested_state_comes_back_with_its_tensors_and_arrays(tmp_path: Path) -> None:
+    state = {
+        "format": 2,
+        "numbers": [1, 2.5, None, True, 2**100],
+        "deep": {"tensor": torch.arange(3), "array": np.arange(4, dtype=np.uint8), "empty": torch.empty(0)},
+        "rows": [{"tensor": torch.ones(2, 2)}],
+    }
+    write_state(tmp_path, state)
+    found = read_state(tmp_path)
+    assert found["numbers"] == state["numbers"]
+    assert torch.equal(found["deep"]["tensor"], torch.arange(3)) and isinstance(found["deep"]["array"], np.ndarray)
+    assert found["deep"]["empty"].numel() == 0 and torch.equal(found["rows"][0]["tensor"], torch.ones(2, 2))
+
+
+def test_a_whole_checkpoint_passes(tmp_path: Path) -> None:
+    folder = save_small_checkpoint(tmp_path, 3)
+    assert is_finished(folder)
+    check_files(folder)
+
+
+@pytest.mark.parametrize("name", ["actor/model.pt", "data.pt", STATE, TENSORS, MANIFEST])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_damage_is_one_error_that_names_the_file(tmp_path: Path, name: str, damage: str) -> None:
+    folder = save_small_checkpoint(tmp_path, 3)
+    path = folder / name
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flip":
+        data[0] ^= 0xFF
+        path.write_bytes(data)
+    else:
+        path.unlink()
+    with pytest.raises(SpearError, match="remove this checkpoint") as caught:
+        check_files(folder)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["torch", "pickle"])
+@pytest.mark.parametrize("name", ["actor/model.pt", "data.pt", "actor/more.pt"])
+def test_a_pickle_that_would_run_something_is_told_and_not_loaded(tmp_path: Path, kind: str, name: str) -> None:
+    folder = save_small_checkpoint(tmp_path, 3)
+    trace = tmp_path / "trace"
+    if kind == "torch":
+        torch.save({"weights": Bomb(trace)}, folder / name)
+    else:
+        (folder / name).write_bytes(pickle.dumps(Bomb(trace)))
+    write_manifest(folder)  # whoever can change a file can change the list of files
+    with pytest.raises(SpearError, match=r"would run .*mkdir|cannot be read") as caught:
+        check_files(folder)
+    assert name in str(caught.value)
+    assert not trace.exists()
+
+
+def test_names_reached_through_an_allowed_module_are_told_too(tmp_path: Path) -> None:
+    # Protocol 4 lets a name go through attributes, and that module has imported others.
+    module, name = b"torch.distributed.device_mesh", b"os.mkdir"
+    trace = str(tmp_path / "trace").encode()
+    code = b"\x80\x04\x8c" + bytes([len(module)]) + module + b"\x8c" + bytes([len(name)]) + name + b"\x93"
+    code += b"\x8c" + bytes([len(trace)]) + trace + b"\x85R."
+    folder = save_small_checkpoint(tmp_path, 3)
+    with zipfile.ZipFile(folder / "data.pt", "w") as file:
+        for member, data in (("data.pkl", code), ("version", b"3\n"), ("byteorder", b"little")):
+            file.writestr(f"archive/{member}", data)
+    write_manifest(folder)
+    with pytest.raises(SpearError, match=r"would run|cannot be read"):
+        check_files(folder)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_another_configuration_is_told_with_the_override(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    write_state(folder, {"format": 2, "config": {"a.b": 1, "free.x": 2}, "code": describe_code()})
+    check_origin(folder, {"a.b": 1, "free.x": 5, "free.y": 6}, Resume.EXACT, changeable=["free"])
+    with pytest.raises(SpearError, match=r"a\.b was 1, is now 2 and 1 more.*spear\.resume=changed"):
+        check_origin(folder, {"a.b": 2, "c": 0}, Resume.EXACT, changeable=["free"])
+    check_origin(folder, {"a.b": 2, "c": 0}, Resume.CHANGED, changeable=["free"])
+
+
+def test_other_code_is_told_with_the_override(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "global_step_3"
+    write_state(folder, {"format": 2, "config": {}, "code": {"version": "0.0.1", "source": "abc"}})
+    with pytest.raises(SpearError, match=r"version 0\.0\.1, sources abc.*spear\.resume=changed"):
+        check_origin(folder, {}, Resume.EXACT, changeable=[])
+    check_origin(folder, {}, Resume.CHANGED, changeable=[])
+
+
+def test_the_best_is_kept_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    assert read_best(checkpoints) is None
+    values = (0.5, 0.5, 0.7, float("nan"))
+    kept = [keep_best(save_small_checkpoint(tmp_path, n), "success", value) for n, value in enumerate(values, 1)]
+    assert kept == [True, False, True, False]
+    assert read_best(checkpoints) == {"step": 3, "metric": "success", "value": 0.7}
+    (checkpoints / "global_step_3" / "data.pt").unlink()
+    check_files(checkpoints / BEST)
+    assert keep_best(save_small_checkpoint(tmp_path, 5), "score", 0.1), "by another metric"
+
+
+def test_a_manifest_lists_all_files(tmp_path: Path) -> None:
+    folder = save_small_checkpoint(tmp_path, 3)
+    listed = json.loads((folder / MANIFEST).read_text())["files"]
+    assert set(listed) == {"actor/model.pt", "data.pt", STATE, TENSORS}
+    assert all(entry["bytes"] > 0 and len(entry["sha256"]) == 64 for entry in listed.values())

@@ -1,0 +1,198 @@
+"""Advice: each rule speaks where it should, names the mend, and the mend silences it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.algorithms import SpearSettings
+from training.guidance import WINDOW, Advice, RunShape, review_history, review_settings
+
+SHAPE = RunShape(tasks=16, group_size=8, max_turns=15, per_turn=True, steps=200, response_limit=512)
+
+
+def choose(**nodes: Any) -> SpearSettings:
+    return SpearSettings.from_mapping(nodes)
+
+
+def get_topics(found: list[Advice]) -> set[str]:
+    return {advice.topic for advice in found}
+
+
+def test_the_librarys_defaults_need_no_advice() -> None:
+    assert review_settings(SpearSettings(), SHAPE) == []
+
+
+FIXED = {"bounds": "fixed", "lower": 2, "upper": 60}
+SETTING_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # topic: settings, changes of the shape, and the mend that the advice names
+    "group size": ({}, {"group_size": 1, "tasks": 500}, {"advantage": {"estimator": "gae"}}),
+    "group filter": ({}, {"tasks": 2, "max_turns": 150}, {"filter": {"groups": 1}}),
+    "covariance bounds": ({"cov": FIXED}, {}, {"cov": {"bounds": "percentile"}}),
+    "replay buffer": ({"replay": {"capacity": 10_000}}, {}, {"replay": {"capacity": 1440}}),
+    "baseline buffer": ({"baseline": {"capacity": 3}}, {}, {"baseline": {"capacity": 2048}}),
+    "warm-up": ({"sil": {"warmup_steps": 400}}, {}, {"sil": {"warmup_steps": 200}}),
+    "decay": ({"reward": {"decay_steps": 400}}, {}, {"reward": {"decay_steps": 200}}),
+    "reward scale": ({"reward": {"success": 1, "failure": 0}}, {}, {"reward": {"success": 1, "failure": -1}}),
+    "scale factor": ({"loss": {"scale_factor": 6}}, {}, {"loss": {"scale_factor": 512}}),
+    "anchors": ({"advantage": {"estimator": "gigpo"}}, {"per_turn": False, "tasks": 300}, {"advantage": {}}),
+}
+
+
+@pytest.mark.parametrize("topic", SETTING_CASES)
+def test_settings_that_couple_badly_are_told_with_their_mend(topic: str) -> None:
+    nodes, sizes, mend = SETTING_CASES[topic]
+    shape = replace(SHAPE, **sizes)
+    (advice,) = review_settings(choose(**nodes), shape)
+    assert advice.topic == topic and advice.mend and str(advice) == f"{advice.finding}: {advice.mend}"
+    assert review_settings(choose(**(nodes | mend)), shape) == []
+    for node, values in mend.items():
+        if values.get("estimator") is None:
+            assert all(f"spear.{node}.{key}={value}" in advice.mend for key, value in values.items()), advice.mend
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "topic"),
+    [
+        ({"replay": {"max_age": 0}}, {}, "replay buffer"),
+        ({"replay": {"max_age": None}}, {"steps": 2}, "replay buffer"),
+        ({"replay": {"unit": "trajectory"}}, {}, "replay buffer"),
+        ({}, {"per_turn": False}, "replay buffer"),
+        ({"sil": {"gamma": "none"}}, {}, "warm-up"),
+    ],
+)
+def test_more_ways_to_the_same_advice(nodes: dict[str, Any], sizes: dict[str, Any], topic: str) -> None:
+    assert topic in get_topics(review_settings(choose(**nodes), replace(SHAPE, **sizes)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [
+        ({"cov": FIXED, "reward": {"success": 10, "failure": 0}}, {}),
+        ({"cov": {**FIXED, "lower": 1, "upper": 40}}, {}),
+        ({"cov": FIXED, "sil": {"enabled": False}}, {}),
+        ({"replay": {"max_age": None, "capacity": 10_000}}, {}),
+        ({"sil": {"gamma": "constant", "warmup_steps": 999}}, {}),
+        ({"reward": {"mu": "none", "decay_steps": 999}}, {}),
+        ({"advantage": {"singleton": "raw"}}, {"group_size": 1, "tasks": 500}),
+        ({"baseline": {"capacity": 0}}, {}),
+        ({"loss": {"scale_factor": 32}}, {"per_turn": False, "tasks": 300}),
+        ({}, {"steps": 2}),  # a dry run has the schedules of the real one
+    ],
+)
+def test_what_fits_is_not_told(nodes: dict[str, Any], sizes: dict[str, Any]) -> None:
+    assert review_settings(choose(**nodes), replace(SHAPE, **sizes)) == []
+
+
+@given(st.integers(1, 200), st.integers(1, 32), st.integers(1, 60), st.integers(1, 30_000), st.integers(1, 9))
+def test_the_capacity_that_is_named_fills(tasks: int, group: int, turns: int, capacity: int, age: int) -> None:
+    shape = replace(SHAPE, tasks=tasks, group_size=group, max_turns=turns)
+    settings = choose(replay={"capacity": capacity, "max_age": age})
+    for advice in review_settings(settings, shape):
+        if advice.topic == "replay buffer":
+            named = int(advice.mend.split("spear.replay.capacity=")[1].split(",")[0])
+            again = review_settings(settings.override({"replay": {"capacity": named}}), shape)
+            assert named <= capacity and ("replay buffer" not in get_topics(again) or named == 1)
+
+
+# ---- a run's metrics -------------------------------------------------------------------------------------------------
+QUIET = {
+    "entropy/token-mean": 1.0,
+    "clip/ppo_fraction": 0.02,
+    "groups/equal": 0.3,
+    "success/all": 0.4,
+    "rows/trained": 100.0,
+    "mask/void": 0.1,
+    "mask/overlong": 0.0,
+    "mask/repetition": 0.0,
+    "replay/size": 500.0,
+    "replay/drawn": 10.0,
+    "replay/considered": 20.0,
+    "replay/eligible": 12.0,
+    "clip/cov_fraction": 0.01,
+    "training/rollout_log_probs_diff_mean": 1e-6,
+}
+
+
+def run(count: int = 25, *, without: tuple[str, ...] = (), **changes: float) -> list[dict[str, Any]]:
+    """Metrics of ``count`` equal steps, among records of validation alone."""
+    step = {name: value for name, value in QUIET.items() if name not in without}
+    step |= {name.replace("__", "/"): value for name, value in changes.items()}
+    steps = [{"step": t, "training/global_step": t, **step} for t in range(1, count + 1)]
+    return [{"step": 0, "val/success/all": 0.1}, *steps]
+
+
+def test_a_healthy_run_needs_no_advice() -> None:
+    assert review_history(run(), SpearSettings()) == []
+    assert review_history([], SpearSettings()) == []
+
+
+DRAWS = ("replay/drawn", "replay/considered", "replay/eligible", "clip/cov_fraction")
+HISTORY_CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "covariance clip": (run(clip__cov_fraction=0.0), "spear.cov.lower_top"),
+    "equal advantages": (run(groups__equal=0.95), "rollout.n"),
+    "empty buffer": (run(without=DRAWS), "spear.replay.capacity=400"),
+    "recalibration": (run(replay__eligible=0.5), "spear.replay.max_age"),
+    "masks": (run(mask__void=0.6), "spear.filter.void=off"),
+    "idle steps": (run(rows__trained=0.0), "switch off the filter"),
+    "large updates": (run(clip__ppo_fraction=0.5), "optim.lr"),
+    "rollout engine": (run(**{"training/rollout_log_probs_diff_mean": 0.2}), "rollout.dtype"),
+    "critic": (run(**{"critic/explained_variance": -0.3}), "critic.optim.lr"),
+    "entropy": ([*run(6), *run(9, **{"entropy/token-mean": 0.05})], "spear.sil.warmup_steps"),
+}
+
+
+@pytest.mark.parametrize("topic", HISTORY_CASES)
+def test_a_run_that_goes_wrong_is_told_with_the_mend(topic: str) -> None:
+    records, mend = HISTORY_CASES[topic]
+    (advice,) = review_history(records, SpearSettings())
+    assert advice.topic == topic and mend in advice.mend
+
+
+@pytest.mark.parametrize(
+    ("records", "nodes", "mend"),
+    [
+        (run(clip__cov_fraction=0.0), {"cov": FIXED}, "spear.cov.bounds=percentile"),
+        (run(groups__equal=1.0, success__all=0.99), {}, "harder"),
+        (run(groups__equal=1.0, success__all=0.01), {}, "easier"),
+        (run(without=DRAWS, replay__size=0.0, replay__dropped_other=9.0), {}, "require_tool_call=false"),
+        (run(without=DRAWS, replay__size=0.0), {}, "easier tasks"),
+        ([*run(6), *run(9, **{"entropy/token-mean": 3.0})], {}, "learning rate"),
+        (run(mask__overlong=0.9), {}, "data.max_response_length"),
+        (run(mask__repetition=0.9), {}, "temperature"),
+    ],
+)
+def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dict[str, Any], mend: str) -> None:
+    (advice,) = review_history(records, choose(**nodes))
+    assert mend in advice.mend
+
+
+@pytest.mark.parametrize(
+    ("records", "nodes"),
+    [
+        (run(groups__equal=1.0), {"advantage": {"estimator": "gae"}}),
+        (run(without=DRAWS), {"sil": {"enabled": False}}),
+        (run(8, without=DRAWS), {}),
+        (run(WINDOW - 1, groups__equal=1.0, rows__trained=0.0), {}),
+        (run(clip__cov_fraction=0.0), {"cov": {"ratio": 0.0}}),
+        (run(10, **{"critic/explained_variance": -0.3}), {}),
+    ],
+)
+def test_too_early_or_not_concerned_is_not_told(records: list[dict[str, Any]], nodes: dict[str, Any]) -> None:
+    assert review_history(records, choose(**nodes)) == []
+
+
+def test_measured_bounds_are_told_beside_the_papers() -> None:
+    records = run(**{"cov/lower": 0.4234, "cov/upper": 1.876})
+    (note,) = review_history(records, SpearSettings())
+    assert "0.423 to 1.88" in str(note) and "2 to 60" in str(note) and "1 to 40" in str(note) and not note.mend
+    assert review_history(records, choose(cov=FIXED)) == []
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    records = [record | {"entropy/token-mean": None, "clip/ppo_fraction": float("nan")} for record in run()]
+    assert review_history(records, SpearSettings()) == []

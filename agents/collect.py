@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from agents.engines.base import Finish, Generation, Sampling
 from agents.engines.bytes import ChatByteTokenizer
 from agents.episode import play_episode
 from agents.evaluate import Observer, choose_template, find_splits, make_env, run_evaluation
-from agents.files import explain_unwritable
+from agents.files import draft_file
 from agents.prompting import PromptBuilder, Tokenizer
 from agents.settings import EvalSettings
 from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
@@ -205,18 +204,9 @@ def _join_samples(
 
 def _write_lines(path: Path, samples: Iterator[dict[str, Any]]) -> int:
     """Writes JSON lines under a temporary name and renames them; returns their number."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="ascii") as file:
-            for sample in samples:
-                file.write(json.dumps(sample, separators=(",", ":")) + "\n")
-                count += 1
-        temporary.replace(path)
-    except OSError as error:
-        raise explain_unwritable(path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with draft_file(path) as draft, draft.open("w", encoding="ascii") as file:
+        for sample in samples:
+            file.write(json.dumps(sample, separators=(",", ":")) + "\n")
+            count += 1
     return count

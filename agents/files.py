@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,27 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         SpearError: the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft_file(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def draft_file(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``, which takes its place when the block ends and is removed when it fails.
+
+    Raises:
+        SpearError: the folder cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        yield draft
+        draft.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise explain_unwritable(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:

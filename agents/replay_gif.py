@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from agents.evaluate import make_env
-from agents.files import explain_unwritable
+from agents.files import draft_file
 from agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
@@ -104,11 +102,9 @@ def _save(pictures: list[Image.Image], path: Path) -> None:
         strip.paste(picture, (0, i * picture.height))
     palette = strip.quantize(256, dither=Image.Dither.NONE)
     frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with draft_file(path) as draft:
         frames[0].save(
-            temporary,
+            draft,
             format="GIF",
             save_all=True,
             append_images=frames[1:],
@@ -116,8 +112,3 @@ def _save(pictures: list[Image.Image], path: Path) -> None:
             loop=0,
             optimize=False,
         )
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise explain_unwritable(path, error) from error

@@ -2,8 +2,10 @@
 
 ``python -m benchmarks.agents share`` plays each environment with 64 episodes at a time and sets the CPU time of episode
 loop, environments, prompts and parsing against the wall time of the rollout.  ``python -m benchmarks.agents schedule``
-plays the same episodes of ALFWorld in two ways: each asks as soon as it is ready, or all in lock-step, where a batch
-takes its turns together and the next batch begins when the last episode has ended.  Without a word both are measured.
+plays the same episodes of ALFWorld in three ways: each asks as soon as it is ready; all in lock-step, where a batch
+takes its turns together and the next batch begins when the last episode has ended; and in lock-step with a response for
+each place of the batch in each turn, ended or not, as the loop of the paper's agent half does.  Without a word both are
+measured.
 
 The policy is a tiny model of random weights (Qwen3, 4 layers of 96) behind vLLM, with a byte-level tokenizer learnt on
 the environments' prompts.  For each turn it samples as many tokens as the response has that an expert wrote for it, and
@@ -26,6 +28,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
@@ -47,13 +50,21 @@ PLACES = 64
 SHARE_BAR = 5.0
 GAIN_BAR = 1.5
 SCHEDULED = "ALFWorld"
-SCHEDULED_EPISODES = 256
-SCHEDULED_TOKENS = 64
-ROUNDS = 2
+SCHEDULED_EPISODES = 128
+SCHEDULED_TOKENS = 32
 QUICK_TURNS = 4
 QUICK_EPISODES = 80
 TICKS = os.sysconf("SC_CLK_TCK")
 Responses = Mapping[str, tuple[int, ...]]
+
+
+class Way(Enum):
+    """How the turns of many episodes are taken."""
+
+    OWN = "each on its own"
+    LOCK_STEP = "lock-step"
+    ALL_PLACES = "lock-step of all places"
+    """Places whose episodes have ended generate until the last has ended."""
 
 
 class WrittenEngine:
@@ -222,9 +233,10 @@ class Stage:
         # Before the clock runs: those who train keep their environments, too.
         self._envs = [MeteredEnv(recording.workload.make_env(), self._meter) for _ in range(PLACES)]
 
-    def play(self, batches: Sequence[Sequence[Job]], *, in_step: bool = False) -> Played:
+    def play(self, batches: Sequence[Sequence[Job]], way: Way = Way.OWN) -> Played:
         """Plays one batch after the other."""
-        engine = WrittenEngine(make_lock_step(self._opened.engine) if in_step else self._opened.engine, self._responses)
+        inner = self._opened.engine
+        engine = WrittenEngine(inner if way is Way.OWN else make_lock_step(inner, way), self._responses)
         spent: list[Spent] = []
         left = sum(map(len, batches))
 
@@ -268,13 +280,23 @@ class Stage:
         return Played(full - start, end - start, trajectories)
 
 
-def make_lock_step(engine: Engine) -> MicroBatcher:
+def make_lock_step(engine: Engine, way: Way) -> MicroBatcher:
     """The peer: nobody goes on before everybody has asked and the last response is there."""
+    last: dict[str, Request] = {}
 
     async def run_batch(requests: list[Request]) -> list[Generation]:
-        return await asyncio.gather(
-            *(engine.generate(r.prompt_ids, r.sampling, request_id=r.request_id, images=r.images) for r in requests)
+        if len(requests) == PLACES:  # a new batch: nobody has ended
+            last.clear()
+        now = {request.request_id.rpartition("#")[0]: request for request in requests}
+        last.update(now)
+        ended = [request for episode, request in last.items() if way is Way.ALL_PLACES and episode not in now]
+        generations = await asyncio.gather(
+            *(
+                engine.generate(r.prompt_ids, r.sampling, request_id=r.request_id, images=r.images)
+                for r in (*requests, *ended)
+            )
         )
+        return generations[: len(requests)]
 
     return MicroBatcher(run_batch, max_batch=PLACES, deterministic=True)
 
@@ -304,10 +326,8 @@ def measure_share(
     yield Figure(f"{name}: of {len(trajectories)} episodes not as recorded", changed, "", 0)
 
 
-def measure_schedules(
-    recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened, rounds: int
-) -> Iterator[Figure]:
-    """Each episode on its own beside lock-step: the same engine, the same episodes, alternating."""
+def measure_schedules(recording: Recording, tokenizer: PreTrainedTokenizerFast, opened: Opened) -> Iterator[Figure]:
+    """Each episode on its own beside lock-step: the same engine, the same episodes, in turn."""
     prompts = PromptBuilder(tokenizer, recording.template)
     stage = Stage(recording, prompts, write_responses(recording, tokenizer, SCHEDULED_TOKENS), opened)
     jobs = random.Random(0).sample(recording.jobs, len(recording.jobs))
@@ -318,17 +338,13 @@ def measure_schedules(
     yield Figure(f"{name}: median length (deciles {cuts[0]:.0f} and {cuts[-1]:.0f})", median(lengths.values()), "turns")
     taken = sum(PLACES * max(lengths[job.task_id, job.seed] for job in batch) for batch in batches)
     yield Figure(f"{name}: places that idle in lock-step", 100 * (1 - sum(lengths.values()) / taken), "%")
-    spent: dict[bool, list[Spent]] = {True: [], False: []}
-    for _ in range(rounds):
-        for in_step, chosen in ((True, batches), (False, [jobs])):
-            spent[in_step].append(stage.play(chosen, in_step=in_step).whole)
-    rates = {in_step: [one.tokens / one.wall for one in rounds_of] for in_step, rounds_of in spent.items()}
-    costs = {in_step: [one.tokens / one.engine for one in rounds_of] for in_step, rounds_of in spent.items()}
-    for in_step, way in ((True, "lock-step"), (False, "each on its own")):
-        yield Figure(f"{name}: {way}", median(rates[in_step]), "tokens/s")
-        yield Figure(f"{name}: {way}, by the engine's CPU time", median(costs[in_step]), "tokens/s")
-    gains = [own / step for own, step in zip(rates[False], rates[True], strict=True)]
-    yield Figure(f"{name}: gain, median of {rounds}", median(gains), "times", GAIN_BAR, True)
+    spent = {way: stage.play([jobs] if way is Way.OWN else batches, way).whole for way in Way}
+    for way, one in spent.items():
+        yield Figure(f"{name}: {way.value}", one.tokens / one.wall, "tokens/s")
+        yield Figure(f"{name}: {way.value}, by the engine's CPU time", one.tokens / one.engine, "tokens/s")
+    for way in (Way.LOCK_STEP, Way.ALL_PLACES):
+        gain = spent[way].wall / spent[Way.OWN].wall
+        yield Figure(f"{name}: gain over {way.value}", gain, "times", GAIN_BAR, True)
 
 
 def warm_up(engine: Engine, prompt_ids: Sequence[int]) -> None:
@@ -365,7 +381,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[Figure]:
             for tokens in options.tokens or [recording.workload.tokens]:
                 yield from measure_share(recording, tokenizer, opened, tokens)
         for recording in scheduled:
-            yield from measure_schedules(recording, tokenizer, opened, 1 if options.quick else ROUNDS)
+            yield from measure_schedules(recording, tokenizer, opened)
     finally:
         opened.engine.close()
 

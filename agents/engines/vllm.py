@@ -46,7 +46,7 @@ _ENVIRONMENT = {
 }
 _SHUTDOWN_S = 60.0
 _log = logging.getLogger(__name__)
-_SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|sem\.loky-)\w[\w-]*")
+_SHARED_MEMORY = re.compile(r"/dev/shm/psm_\w+")
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
 
 
@@ -114,7 +114,8 @@ class VLLMEngine:
         self._filters = all(self.call_workers("give_log_probs_before_filters"))
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
         workers = self.call_workers("end_with", os.getpid(), core)
-        self._shared_memory = _find_shared_memory(core, *workers)
+        self._processes = (core, *workers)
+        self._shared_memory = _find_shared_memory(self._processes)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -155,7 +156,7 @@ class VLLMEngine:
         asyncio.run_coroutine_threadsafe(_end(self._llm), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for file in self._shared_memory:  # of processes that were killed
+        for file in (*self._shared_memory, *_find_semaphores(self._processes)):  # of processes that were killed
             file.unlink(missing_ok=True)
         self.log.close()
 
@@ -376,7 +377,12 @@ async def _end(llm: AsyncLLM) -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
-def _find_shared_memory(*processes: int) -> list[Path]:
+def _find_semaphores(processes: Sequence[int]) -> list[Path]:
+    """Those that joblib made in processes that have ended; their names tell which."""
+    return [file for number in processes for file in Path("/dev/shm").glob(f"sem.loky-{number}-*")]
+
+
+def _find_shared_memory(processes: Sequence[int]) -> list[Path]:
     """The files of shared memory that vLLM's processes made; none where the system has no ``/proc``."""
     found = set()
     for number in processes:

@@ -95,7 +95,7 @@ from pathlib import Path
 import torch, transformers, agents.engines.hf
 from spear_envs.cli import main
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20,) * 2)
 main(sys.argv[1:])
 """
 
@@ -103,7 +103,7 @@ main(sys.argv[1:])
 @pytest.mark.slow  # two processes that import torch; and neither is quick without memory
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 def test_memory_that_runs_out_is_one_clear_error_and_the_run_goes_on_later(tiny_model: Path, tmp_path: Path) -> None:
-    # 28 prompts at a time need more than a gigabyte for the activations of a layer, one a few megabytes.
+    # 28 prompts at a time need more than 300 MiB for the activations of a layer, two less than 100.
     tokenizer = load_tokenizer(tiny_model)
     model = make_model(PolicyShape(hidden=16, layers=1, heads=2, mlp=2**17), tokenizer, 64, seed=0)
     with quiet_transformers():

@@ -200,8 +200,8 @@ class SpearTrainer(PPOTrainerSync):
             if state.baseline is not None:  # 8. (a step whose rows are all filtered still tells what rewards are usual)
                 state.baseline.extend(plan.baselines)
         if plan.rows:
-            with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs by the actor
-                fresh = self.updater.recompute_log_probs(plan.rows, metrics)
+            with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs, by the actor unless bypassed
+                fresh = self.updater.collect_rows(plan.rows, metrics)
             if self.use_critic:  # 7. with PPO, advantages are of tokens
                 with marked_timer("values", timing_raw):
                     fresh, targets = self.critic.estimate(fresh, metrics)

@@ -135,26 +135,36 @@ class ActorUpdater:
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self._rows_per_minibatch = actor.ppo_mini_batch_size * rollout.n
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
+        self._bypass = bool(config.algorithm.rollout_correction.bypass_mode)
         self._token_columns = list_token_columns(settings)
         self._replay_watch = Stopwatch()
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
-    def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
-        """Old log-probs of ``rows`` by the actor; logs the entropy and how far the rollout's log-probs are off."""
+    def collect_rows(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
+        """``rows`` with their old log-probs; logs the entropy.
+
+        Old log-probs come from a forward pass of the actor, and metrics tell how far the rollout's are off. With
+        ``algorithm.rollout_correction.bypass_mode`` they are the rollout's own: there is no forward pass, and the
+        entropy is estimated from the log-probs of the sampled tokens.
+        """
         keys = [planned.row.key for planned in rows]
-        fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
+        fields = ["loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
             fields += [name for name in self._queue.forward_columns if name in ("input_ids", PICTURES)]
         prompts = np.asarray([planned.row.prompt_length for planned in rows])
         lengths = np.asarray([planned.row.response_length for planned in rows])
-        data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
-        where = find_predictions(prompts, lengths)
-        log_probs, entropy = data["log_probs"].values()[where].float(), data["entropy"].values()[where].float()
-        mask = data["loss_mask"].values().bool()
-        rollout = data["rollout_log_probs"].values()
-        self._log_agreement(log_probs[mask], rollout[mask], metrics)
-        padded = pad_rows(entropy, lengths)
-        padded_mask = pad_rows(mask, lengths)
+        if self._bypass:
+            data = self._queue.get(keys, fields)
+            log_probs = data["rollout_log_probs"].values().float()
+            mask, entropy = data["loss_mask"].values().bool(), -log_probs
+        else:
+            fields += ["log_probs", "entropy"]
+            data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
+            where = find_predictions(prompts, lengths)
+            log_probs, entropy = (data[name].values()[where].float() for name in ("log_probs", "entropy"))
+            mask = data["loss_mask"].values().bool()
+            self._log_agreement(log_probs[mask], data["rollout_log_probs"].values()[mask], metrics)
+        padded, padded_mask = pad_rows(entropy, lengths), pad_rows(mask, lengths)
         norm = sequence_entropy(padded, padded_mask, loss_scale_factor=self._scale_factor)
         metrics["entropy/seq-mean-token-sum-norm"] = float(norm)
         metrics["entropy/seq-mean-token-sum"] = float(norm) * self._scale_factor

@@ -119,6 +119,7 @@ class Step:
         ranks: int = 1,
         micro: int = 1000,
         reference_in_actor: bool = False,
+        bypass: bool = False,
     ) -> None:
         self.settings, self.queue = settings, FakeQueue()
         self.queue.install(monkeypatch)
@@ -137,6 +138,7 @@ class Step:
                     "rollout": {"n": 1, "temperature": 1.0, "log_prob_max_token_len_per_gpu": 10_000},
                 },
                 "data": {"max_response_length": SCALE},
+                "algorithm": {"rollout_correction": {"bypass_mode": bypass}},
             }
         )
         tokenizer = type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2})
@@ -165,7 +167,7 @@ class Step:
 
     def collect(self) -> FreshRows:
         """Old log-probs of the rows."""
-        return self.updater.recompute_log_probs(self.rows, self.metrics)
+        return self.updater.collect_rows(self.rows, self.metrics)
 
     def remember(self, fresh: FreshRows) -> Replay:
         """The rows of positive advantage as the replay buffer would give them back, with recalibrated advantages."""
@@ -280,6 +282,35 @@ def test_entropy_and_agreement_are_those_of_the_policys_tokens(make: Any, monkey
     difference = np.abs(fresh.old_log_probs - rollout)[fresh.mask]
     assert step.metrics["training/rollout_log_probs_diff_max"] == pytest.approx(difference.max(), rel=1e-5)
     assert step.metrics["training/rollout_log_probs_diff_mean"] == pytest.approx(difference.mean(), rel=1e-5)
+
+
+def test_bypassed_old_log_probs_are_the_rollouts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(make, monkeypatch, choose(), rows=7, bypass=True)
+    fresh = step.collect()
+    rollout = torch.cat([step.queue.rows[row.row.key]["rollout_log_probs"] for row in step.rows]).numpy()
+    np.testing.assert_array_equal(fresh.old_log_probs, rollout)
+    assert not any("log_probs" in step.queue.rows[row.row.key] for row in step.rows)  # nobody asked the actor
+    assert step.metrics["entropy/token-mean"] == pytest.approx(-rollout[fresh.mask].mean(), rel=1e-5)
+    assert "training/rollout_log_probs_diff_max" not in step.metrics
+
+
+@pytest.mark.parametrize("coupling", ["sequential", "joint"])
+def test_a_step_with_the_rollouts_log_probs_is_the_same_where_they_are_the_actors(
+    make: Any, monkeypatch: pytest.MonkeyPatch, coupling: str
+) -> None:
+    after = []
+    for bypass in (False, True):
+        step = Step(make, monkeypatch, choose(coupling), bypass=bypass)
+        for planned in step.rows:  # an engine that agrees with the trainer, as spear_hf does
+            stored = step.queue.rows[planned.row.key]
+            where = stored["input_ids"][planned.row.prompt_length :]
+            stored["rollout_log_probs"] = (step.workers.parameters.detach()[where] - 2.0).float()
+        fresh = step.collect()
+        step.updater.update(fresh, step.remember(fresh), GAMMA, step.metrics)
+        names = ("loss/on_policy", "loss/sil", "actor/grad_norm", "entropy/token-mean")
+        after.append((step.workers.parameters.detach(), [step.metrics.get(name) for name in names]))
+    assert torch.equal(after[0][0], after[1][0])
+    assert after[0][1] == after[1][1]
 
 
 def test_rows_of_positive_advantage_go_to_the_replay_buffer_as_they_were(

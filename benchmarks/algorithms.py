@@ -1,16 +1,15 @@
-"""Cost of training.algorithms on one thread, beside its bars: ``python -m benchmarks.algorithms [--json FILE]``."""
+"""Advantages, filters, loss and buffers at the size of the paper's batches, on one thread."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks._figures import Figure, measure_cpu, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, make_parser, measure_cpu, run_benchmark
 from training.algorithms import (
     BaselineBuffer,
     ReplayBuffer,
@@ -28,7 +27,21 @@ from training.algorithms import (
 ROWS, REPLAY_ROWS, REPLAY_TOKENS = 65_536, 2_048, 6_000
 
 
-def measure(function: Callable[[], Any], repeats: int = 3) -> float:
+BARS = (
+    Bar("group_advantages, 65,536 rows", "s", at_most=2.0),
+    Bar("gigpo_advantages, 65,536 rows", "s", at_most=2.0),
+    Bar("keep_high_variance_groups, 65,536 rows", "s", at_most=2.0),
+    Bar("P50 of 10,240 values", "ms", at_most=1.0),
+    Bar("add of 2,048 rows of 6,000 tokens", "ms", at_most=50.0),
+    Bar("evict by age from these", "ms", at_most=50.0),
+    Bar("draw of all of these", "ms", at_most=50.0),
+    Bar("memory of these rows", "MB", at_most=100.0),
+    Bar("memory of these rows, a token", "B", at_most=8.2),
+    Bar("memory of a token, where every token is a loss token", "B", at_most=8.2),
+)
+
+
+def measure_least(function: Callable[[], Any], repeats: int = 3) -> float:
     """Least CPU seconds of a call."""
     return min(measure_cpu(function) for _ in range(repeats))
 
@@ -46,21 +59,18 @@ def measure_advantages() -> Iterator[Figure]:
     turns = (order % 16).tolist()
     yield Figure(
         "group_advantages, 65,536 rows",
-        measure(lambda: group_advantages(rewards, groups, trajectory_ids=trajectories)),
+        measure_least(lambda: group_advantages(rewards, groups, trajectory_ids=trajectories)),
         "s",
-        2.0,
     )
     yield Figure(
         "gigpo_advantages, 65,536 rows",
-        measure(lambda: gigpo_advantages(rewards, steps, groups, trajectories, anchors, turn_ids=turns)),
+        measure_least(lambda: gigpo_advantages(rewards, steps, groups, trajectories, anchors, turn_ids=turns)),
         "s",
-        2.0,
     )
     yield Figure(
         "keep_high_variance_groups, 65,536 rows",
-        measure(lambda: keep_high_variance_groups(rewards, groups, trajectory_ids=trajectories)),
+        measure_least(lambda: keep_high_variance_groups(rewards, groups, trajectory_ids=trajectories)),
         "s",
-        2.0,
     )
 
 
@@ -73,7 +83,7 @@ def measure_buffers() -> Iterator[Figure]:
     rng = np.random.default_rng(0)
     baseline = BaselineBuffer(10_240)
     baseline.extend(rng.normal(size=10_240))
-    yield Figure("P50 of 10,240 values", 1e3 * measure(baseline.percentile, 20), "ms", 1.0)
+    yield Figure("P50 of 10,240 values", 1e3 * measure_least(baseline.percentile, 20), "ms")
 
     prompt, response = 1_000, REPLAY_TOKENS - 1_000
     ids = rng.integers(0, 150_000, (REPLAY_ROWS, REPLAY_TOKENS)).astype(np.int32)
@@ -84,21 +94,19 @@ def measure_buffers() -> Iterator[Figure]:
         for index, row in enumerate(ids)
     ]
     buffer = ReplayBuffer(REPLAY_ROWS)
-    yield Figure(
-        "first add of 2,048 rows of 6,000 tokens, memory still to be had", measure_cpu(lambda: buffer.add(rows)), "s"
-    )
-    yield Figure("memory of these rows", buffer.nbytes / 1e6, "MB", 100.0)
-    yield Figure("the same for a token", buffer.nbytes / (REPLAY_ROWS * REPLAY_TOKENS), "B", 8.2)
-    yield Figure("state_dict of these rows", measure(buffer.state_dict, 1), "s")
+    yield Figure("the first add of 2,048 rows of 6,000 tokens", 1e3 * measure_cpu(lambda: buffer.add(rows)), "ms")
+    yield Figure("memory of these rows", buffer.nbytes / 1e6, "MB")
+    yield Figure("memory of these rows, a token", buffer.nbytes / (REPLAY_ROWS * REPLAY_TOKENS), "B")
+    yield Figure("state_dict of these rows", measure_least(buffer.state_dict, 1), "s")
     filled, filtered, drawn = [], [], []
     for _ in range(5):
         buffer = ReplayBuffer(REPLAY_ROWS)
         filled.append(measure_cpu(lambda: buffer.add(rows)))  # noqa: B023 - called at once
         filtered.append(measure_cpu(lambda: buffer.evict(2)))  # noqa: B023
         drawn.append(measure_cpu(lambda: buffer.draw(baseline)))  # noqa: B023
-    yield Figure("add of 2,048 rows of 6,000 tokens", 1e3 * min(filled), "ms", 50.0)
-    yield Figure("evict by age from these", 1e3 * min(filtered), "ms", 50.0)
-    yield Figure("draw of all of these", 1e3 * min(drawn), "ms", 50.0)
+    yield Figure("add of 2,048 rows of 6,000 tokens", 1e3 * min(filled), "ms")
+    yield Figure("evict by age from these", 1e3 * min(filtered), "ms")
+    yield Figure("draw of all of these", 1e3 * min(drawn), "ms")
 
     full = ReplayBuffer(REPLAY_ROWS)
     everything = np.ones(REPLAY_TOKENS, np.uint8)
@@ -107,7 +115,7 @@ def measure_buffers() -> Iterator[Figure]:
         for index, row in enumerate(ids)
     )
     tokens = REPLAY_ROWS * REPLAY_TOKENS
-    yield Figure("for a token, where every token is a loss token", full.nbytes / tokens, "B", 8.2)
+    yield Figure("memory of a token, where every token is a loss token", full.nbytes / tokens, "B")
 
 
 def measure_tokens() -> Iterator[Figure]:
@@ -124,34 +132,34 @@ def measure_tokens() -> Iterator[Figure]:
         leaf = log_probs.clone().requires_grad_(True)
         spear_loss(leaf, old, advantages, mask, replay, gamma=0.5, cov_lower=0.2, generator=generator).loss.backward()
 
-    yield Figure("spear_loss and its gradient, 64 x 4,096 tokens", measure(step), "s")
+    yield Figure("spear_loss and its gradient, 64 x 4,096 tokens", measure_least(step), "s")
     clip = {"ratio": 0.02, "lower": 0.2, "upper": 40.0, "budget": "trajectory", "generator": generator}
     yield Figure(
         "covariance_clip_mask per trajectory, 64 x 4,096 tokens",
-        measure(lambda: covariance_clip_mask(log_probs, advantages, mask, **clip)),
+        measure_least(lambda: covariance_clip_mask(log_probs, advantages, mask, **clip)),
         "s",
     )
     yield Figure(
         "calibrate_covariance_bounds, 64 x 4,096 tokens",
-        measure(lambda: calibrate_covariance_bounds(log_probs, advantages, mask)),
+        measure_least(lambda: calibrate_covariance_bounds(log_probs, advantages, mask)),
         "s",
     )
-    yield Figure("gae_advantages, 64 x 4,096 tokens", measure(lambda: gae_advantages(old, log_probs, mask)), "s")
+    yield Figure("gae_advantages, 64 x 4,096 tokens", measure_least(lambda: gae_advantages(old, log_probs, mask)), "s")
     ids = np.random.default_rng(0).integers(0, 150_000, 16_384)
-    yield Figure("has_repetition, 16,384 tokens", 1e3 * measure(lambda: has_repetition(ids)), "ms")
+    yield Figure("has_repetition, 16,384 tokens", 1e3 * measure_least(lambda: has_repetition(ids)), "ms")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures; they take seconds at any size."""
+    torch.set_num_threads(1)
+    yield from measure_advantages()
+    yield from measure_buffers()
+    yield from measure_tokens()
 
 
 def main() -> int:
-    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    file = parser.parse_args().json
-    torch.set_num_threads(1)
-    sections = (measure_advantages, measure_buffers, measure_tokens)
-    figures = print_figures(figure for section in sections for figure in section())
-    if file is not None:
-        write_figures(figures, file)
-    return 0 if all(figure.held for figure in figures) else 1
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("torch", "numpy"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,17 @@ from agents.replay.page import export_page
 from agents.replay.runs import Run
 from agents.replay.server import PageServer
 from agents.settings import EngineKind, EvalSettings
-from benchmarks._figures import Figure, describe_run, measure_cpu, print_figures, write_figures
+from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
 from tests.agents.replay.chromium import PROGRAM, Chromium
 
-READY_SECONDS = 2.0
+BARS = (
+    Bar("opening the file, first time", "s", at_most=2.0),
+    Bar("opening the file, median of 5 more", "s", at_most=2.0),
+    Bar("opening the served page, first time", "s", at_most=2.0),
+    Bar("opening the served page, median of 5 more", "s", at_most=2.0),
+    Bar("rows in the document", at_most=60),
+)
+EPISODES = {Size.QUICK: 500, Size.STANDARD: 2_000, Size.FULL: 2_000}
 REPEATS = 5
 
 
@@ -36,7 +42,7 @@ def measure_page(episodes: int, folder: Path) -> Iterator[Figure]:
     runs: list[Run] = []
     yield Figure("reading the list", measure_cpu(lambda: runs.append(Run(folder / "run"))), "s CPU")
     run = runs[0]
-    yield Figure("pictures", float(sum(row["turns"] + 1 for row in run.rows())), "")
+    yield Figure("pictures", float(sum(row["turns"] + 1 for row in run.rows())), note=f"{episodes:,} episodes")
     page = folder / "page.html"
     yield Figure("writing the file", measure_cpu(lambda: export_page(run, page)), "s CPU")
     yield Figure("its size", page.stat().st_size / 1e6, "MB")
@@ -44,30 +50,23 @@ def measure_page(episodes: int, folder: Path) -> Iterator[Figure]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, address in (("the file", page.as_uri()), ("the served page", server.address)):
             seconds = [browser.open(address) for _ in range(1 + REPEATS)]
-            yield Figure(f"opening {name}, first time", seconds[0], "s", READY_SECONDS)
-            yield Figure(
-                f"opening {name}, median of {REPEATS} more", statistics.median(seconds[1:]), "s", READY_SECONDS
-            )
+            yield Figure(f"opening {name}, first time", seconds[0], "s")
+            yield Figure(f"opening {name}, median of {REPEATS} more", statistics.median(seconds[1:]), "s")
         rows = browser.evaluate("document.querySelectorAll('.row').length")
-        yield Figure("rows in the document", float(rows), "", 60)
+        yield Figure("rows in the document", float(rows))
         server.shutdown()
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """All figures."""
+    if PROGRAM is None:
+        raise LeftOut("there is no Chromium on this machine (apt install chromium)")
+    yield from measure_page(EPISODES[options.size], options.work)
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=2_000)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    if PROGRAM is None:
-        print("No measurement: there is no Chromium on this machine (apt install chromium).")
-        return 0
-    print(describe_run("spear-envs", "pillow"))
-    with tempfile.TemporaryDirectory() as folder:
-        figures = print_figures(measure_page(options.episodes, Path(folder)))
-    if options.json is not None:
-        write_figures(figures, options.json)
-    return 0 if all(figure.held for figure in figures) else 1
+    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("spear-envs", "pillow"))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,116 @@
-"""Seconds of a training step through verl on a CPU: SPEAR beside GRPO, and what SPEAR adds on the driver.
+"""What SPEAR costs a training step through verl on a CPU: time, memory and work on the driver, beside GRPO.
 
-Three short trainings of the demo's policy from the same warm start with the same seed: GRPO's form (no replay), SPEAR
-whose replay never fires (every row still goes through the buffer), and SPEAR as in the demo. The first steps are left
-out.
+Four short trainings of the demo's policy from the same warm start with the same seed. Three of them learn at a rate of
+0, so that all play the same episodes and differ in nothing but what is measured: GRPO's form (no replay), SPEAR whose
+replay never fires (every row still goes through the buffer), and SPEAR that replays at each step what the last one
+stored. The fourth is the demo. The first steps are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import psutil
 from rich.console import Console
 
 from agents.metrics import read_history
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from training.runs import run_training
+from training.supervise import MARK
 from training.warmstart import WarmStartSettings, train_policy
 
-STEP_BAR, RATIO_BAR, DRIVER_BAR = 4.0, 1.10, 0.02
+BARS = (
+    Bar("median step of the demo", "s", at_most=4.0),
+    Bar("SPEAR's step over GRPO's, replay off", "times", at_most=1.10),
+    Bar("SPEAR's step over GRPO's, n_SIL 0.5", "times", at_most=1.25),
+    Bar("share of the replay's own passes in what is added", "", at_least=0.90),
+    Bar("driver's share of a step, replay off", "", at_most=0.02),
+    Bar("driver's share of a step, replay on", "", at_most=0.02),
+    Bar("driver's share of a step, the demo", "", at_most=0.02),
+    Bar("peak memory of SPEAR's step over GRPO's and the store", "times", at_most=1.02),
+)
 WARM_UP = 2
-ARMS = {
-    "GRPO (no replay)": ("spear.sil.enabled=false",),
-    "SPEAR, replay never fires": ("spear.replay.capacity=1000000",),
-    "SPEAR as in the demo": (),
-}
+N_SIL = 0.5
+"""Replay optimiser steps for each on-policy one at which SPEAR is held to its bar."""
+STILL = ("actor_rollout_ref.actor.optim.lr=0",)
 
 
-def measure(policy: Path, out: Path, steps: int, overrides: tuple[str, ...]) -> dict[str, float]:
-    """Train for ``steps`` steps; medians over the steps after the warm-up, seconds."""
+@dataclass
+class Arm:
+    """What one training measured: its steps after the warm-up, and the memory of its processes."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    peaks: dict[int, float] = field(default_factory=dict)
+    """Most resident memory by process id, MB."""
+
+    def list_values(self, name: str) -> list[float]:
+        """A metric at each step, 0 where it is missing."""
+        return [record.get(name) or 0.0 for record in self.history]
+
+    def median(self, name: str) -> float:
+        """Of a metric over the steps."""
+        return statistics.median(self.list_values(name))
+
+    def total(self, name: str) -> float:
+        """Of a metric over the steps."""
+        return sum(self.list_values(name))
+
+    @property
+    def peak(self) -> float:
+        """Most resident memory of the processes, added up, MB."""
+        return sum(self.peaks.values())
+
+    @property
+    def work(self) -> float:
+        """Seconds of the steps without their rollouts."""
+        return self.total("perf/step_seconds") - self.total("timing_s/gen")
+
+
+@contextmanager
+def watch_memory(peaks: dict[int, float], seconds: float = 1.0) -> Iterator[None]:
+    """Note the most memory that the trainer and its workers have held; a process tells its own peak."""
+    over = threading.Event()
+
+    def look() -> None:
+        own = psutil.Process().children(recursive=True)
+        marks = {read_mark(process) for process in own} - {None}
+        for process in psutil.process_iter():
+            try:
+                title = " ".join(process.cmdline())
+                if read_mark(process) in marks and any(name in title for name in ("WorkerDict", "TaskRunner")):
+                    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                    peaks[process.pid] = next(int(line.split()[1]) for line in lines if line[:5] == "VmHWM") / 1024
+            except (psutil.Error, OSError, StopIteration):
+                continue
+
+    def keep_looking() -> None:
+        while not over.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=keep_looking, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def read_mark(process: psutil.Process) -> str | None:
+    """What the processes of one training have in common; None for others."""
+    try:
+        return process.environ().get(MARK)
+    except (psutil.Error, OSError):
+        return None
+
+
+def train(policy: Path, out: Path, steps: int, *overrides: str) -> Arm:
+    """Train for ``steps`` steps and measure those after the warm-up."""
     common = (
         f"actor_rollout_ref.model.path={policy}",
         f"trainer.total_training_steps={steps}",
@@ -37,43 +118,63 @@ def measure(policy: Path, out: Path, steps: int, overrides: tuple[str, ...]) -> 
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     )
-    run_training(("preset=demo", *common, *overrides), out, Console(stderr=True))
-    history = [record for record in read_history(out) if record["step"] > WARM_UP]
-    names = {"step": "perf/step_seconds", "rollout": "timing_s/gen", "log-probs": "timing_s/old_log_prob"}
-    names |= {"update": "timing_s/update_actor", "driver share": "perf/spear_driver_share"}
-    return {name: statistics.median(record[key] for record in history) for name, key in names.items()}
+    arm = Arm()
+    with watch_memory(arm.peaks):
+        run_training(("preset=demo", *common, *overrides), out, Console(stderr=True))
+    arm.history = [record for record in read_history(out) if record["step"] > WARM_UP]
+    return arm
+
+
+def compare(grpo: Arm, idle: Arm, spear: Arm, demo: Arm) -> Iterator[Figure]:
+    """The figures of all arms.
+
+    Rollouts are left out of the differences: they are the same in all arms, but not equally fast.
+    """
+    yield Figure("median step of the demo", demo.median("perf/step_seconds"), "s")
+    yield Figure("GRPO's step, mean", grpo.total("perf/step_seconds") / len(grpo.history), "s")
+    yield Figure("GRPO's step without its rollouts, mean", grpo.work / len(grpo.history), "s")
+    steps, added = grpo.total("perf/step_seconds"), spear.work - grpo.work
+    yield Figure("SPEAR's step over GRPO's, replay off", 1 + (idle.work - grpo.work) / steps, "times")
+    n_sil = statistics.mean(spear.list_values("replay/n_sil"))
+    note = f"{n_sil:.2f} replay steps for each on-policy one, {spear.median('replay/drawn'):.0f} rows drawn a step"
+    yield Figure("SPEAR's step over GRPO's, replay on", 1 + added / steps, "times", note=note)
+    yield Figure(
+        "SPEAR's step over GRPO's, n_SIL 0.5", 1 + added / steps * N_SIL / n_sil, "times", note="in proportion"
+    )
+    own = spear.total("timing_s/train_replayed_rows")
+    yield Figure("share of the replay's own passes in what is added", own / added)
+    for name, arm in (("replay off", idle), ("replay on", spear), ("the demo", demo)):
+        yield Figure(f"driver's share of a step, {name}", arm.median("perf/spear_driver_share"))
+    store = max(spear.list_values("replay/bytes")) / 1e6
+    yield Figure("peak memory of GRPO's step, trainer and worker", grpo.peak, "MB")
+    yield Figure("peak memory of SPEAR's step, replay off", idle.peak, "MB")
+    yield Figure("peak memory of SPEAR's step, replay on", spear.peak, "MB", note=f"of it the store {store:.2f} MB")
+    yield Figure("peak memory of SPEAR's step over GRPO's and the store", spear.peak / (grpo.peak + store), "times")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """Warm start, four trainings, figures."""
+    folder: Path = options.work
+    steps = options.steps or (WARM_UP + 4 if options.size is Size.QUICK else WARM_UP + 12)
+    policy = options.policy or folder / "warmstart"
+    if not policy.exists():
+        train_policy(WarmStartSettings("spear/Sokoban-v0", env_kwargs={"modality": "text"}, panel_tasks=0), policy)
+    grpo = train(policy, folder / "grpo", steps, "spear.sil.enabled=false", *STILL)
+    idle = train(policy, folder / "idle", steps, "spear.replay.capacity=1000000", *STILL)
+    stored = int(idle.median("replay/kept"))
+    spear = train(policy, folder / "spear", steps, f"spear.replay.capacity={stored}", *STILL)
+    demo = train(policy, folder / "demo", steps)
+    if not grpo.list_values("rows/trained") == idle.list_values("rows/trained") == spear.list_values("rows/trained"):
+        raise SystemExit("the arms did not play the same episodes: their times cannot be compared")
+    yield from compare(grpo, idle, spear, demo)
 
 
 def main() -> int:
-    """Measure, print a table, and write it as JSON where asked; exit code 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=14, help="steps of each training (default 14)")
+    """Do what the command line asks for; exit code 1 if a bar does not hold."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, help="steps of each training (default 14; --quick 6)")
     parser.add_argument("--policy", type=Path, help="warm-started folder; made if not given")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        policy = options.policy or Path(folder) / "warmstart"
-        if options.policy is None:
-            train_policy(WarmStartSettings("spear/Sokoban-v0", env_kwargs={"modality": "text"}, panel_tasks=0), policy)
-        figures = {
-            name: measure(policy, Path(folder) / f"arm{number}", options.steps, overrides)
-            for number, (name, overrides) in enumerate(ARMS.items())
-        }
-    for name, row in figures.items():
-        print(f"{name:28}" + "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
-    grpo, idle, spear = figures.values()
-    ratio = idle["step"] / grpo["step"]
-    share = max(idle["driver share"], spear["driver share"])
-    bars = (
-        ("median step of the demo", spear["step"], STEP_BAR, "s"),
-        ("SPEAR's step over GRPO's, replay off", ratio, RATIO_BAR, ""),
-        ("driver-side share of the step", share, DRIVER_BAR, ""),
-    )
-    for name, value, bar, unit in bars:
-        print(f"{name:40} {value:8.3g} {unit:2} bar {bar:g}{'' if value <= bar else '  NOT HELD'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"arms": figures, "ratio": ratio, "driver share": share}, indent=1) + "\n")
-    return 0 if all(value <= bar for _, value, bar, _ in bars) else 1
+    return run_benchmark(measure, parser.parse_args(), BARS, ("verl", "torch", "ray"))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def pack_entry(entry: ReplayEntry) -> PackedEntry:
         raise ValueError(f"row {entry.trajectory_id!r}: reward, advantage or a log-prob is not finite; leave it out")
     return PackedEntry(
         # Joined straight from the arrays: thousands of long rows cost one copy of their tokens.
-        block=bytearray().join(map(np.ascontiguousarray, (prompt, response, kept, np.packbits(mask)))),
+        block=bytearray().join(np.ascontiguousarray(part).data for part in (prompt, response, kept, np.packbits(mask))),
         n_prompt=prompt.size,
         n_response=response.size,
         n_loss=kept.size,

@@ -258,6 +258,7 @@ class ActorUpdater:
                 own.pop("loss/on_policy")
                 metrics.update({name: own[name] for name in ("loss/sil", "clip/cov_fraction", "actor/lr")})
                 metrics.update({f"sil/{name}": own[name] for name in ("actor/grad_norm", "clip/ppo_fraction")})
+                metrics["timing_s/train_replayed_rows"] = own["timing_s/train_rows"]
             metrics["replay/n_sil"] = replayed / steps
         metrics["actor/optimizer_steps"] = float(steps)
 
@@ -305,7 +306,9 @@ class ActorUpdater:
             "hold_learning_rate": hold_learning_rate,
         }
         columns = (*self._queue.forward_columns, *self._token_columns, STEERING)
+        start = time.perf_counter()
         output = tu.get(self._workers.update_actor(name_rows(keys, columns, info)), "metrics")
+        metrics["timing_s/train_rows"] = time.perf_counter() - start
         self._log_update(reduce_metrics(dict(output)), bool(replay.any()), metrics)
         return len(deal.minibatches) * actor.ppo_epochs
 

@@ -39,6 +39,15 @@ class WorkerExtension:
         filters.forward = forward
         return True
 
+    def load_weights(self, path: str) -> None:
+        """Replaces the model's weights by those that ``torch.save`` wrote to ``path``, in place.
+
+        On a CPU vLLM keeps the weights of linear layers in another order: ``reload_weights`` makes that anew, which
+        ``model.load_weights`` does not.
+        """
+        state = torch.load(path, mmap=True, weights_only=True)
+        self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+
     def end_with(self, owner: int, core: int) -> int:
         """Ends vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
 

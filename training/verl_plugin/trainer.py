@@ -35,6 +35,7 @@ from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards, summarize_rows
 from training.verl_plugin.plan import plan_update
 from training.verl_plugin.queue import StepQueue
+from training.verl_plugin.rollout_servers import close_servers
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
 from training.verl_plugin.state import SpearState
 from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
@@ -93,8 +94,9 @@ class SpearTrainer(PPOTrainerSync):
         super().on_init_end()
         self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
         shared = (self.config, self.settings, self.state, self.queue)
-        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings))
         self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)
+        corrected = self.updater.correction is not None
+        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings, corrected=corrected))
         if self.use_critic:
             self.critic_wg.set_loss_fn(partial(critic_loss, self.settings.critic))
             self.critic = CriticUpdater(self.critic_wg, *shared)
@@ -105,7 +107,7 @@ class SpearTrainer(PPOTrainerSync):
         return self.agent_loop_manager
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop.
+        """verl's loop; whatever ends it, the rollout servers end in order.
 
         Raises:
             SpearError: a worker process died.
@@ -117,6 +119,8 @@ class SpearTrainer(PPOTrainerSync):
             if explanation is None:
                 raise
             raise SpearError(explanation) from error
+        finally:
+            close_servers(self.llm_server_manager.get_replicas())
 
     def on_train_begin(self) -> None:
         """Log the checkpoint's own step if the run was killed between its checkpoint and its log line."""

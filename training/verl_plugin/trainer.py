@@ -92,6 +92,10 @@ class SpearTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Install the losses and push the (loaded) weights to the rollout engine."""
         super().on_init_end()
+        self.install_algorithm()
+
+    def install_algorithm(self) -> None:
+        """Bring ``settings`` and ``state`` to the workers: losses, and the updaters that call them."""
         self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
         shared = (self.config, self.settings, self.state, self.queue)
         self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)

@@ -20,6 +20,9 @@ from verl.utils.config import validate_config
 from training.launch import CONFIG_FILE
 from training.supervise import VARIABLES, die_with_parent
 
+OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+"""What Ray decides when it starts a node, and refuses to hear again from who joins it."""
+
 
 def main() -> None:
     """Run the training that ``RUN_FOLDER/config.yaml`` describes."""
@@ -29,6 +32,9 @@ def main() -> None:
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         environment = config.ray_kwargs.ray_init.runtime_env
+        if "RAY_ADDRESS" in os.environ:
+            for key in OF_A_NODE:
+                config.ray_kwargs.ray_init.pop(key, None)
         own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         # Workers on other nodes do not inherit this process's environment.
         environment.env_vars = {**own, **(environment.get("env_vars") or {})}

@@ -57,6 +57,16 @@ def test_verl_runs_the_configuration_of_the_folder(launch: Any) -> None:
     assert OmegaConf.is_struct(seen[0])
 
 
+def test_a_cluster_that_runs_is_not_told_what_its_nodes_have(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    seen: list[Any] = []
+    launch(seen.append)
+    assert set(process.OF_A_NODE) <= set(seen[0].ray_kwargs.ray_init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    launch(seen.append)
+    assert not set(process.OF_A_NODE) & set(seen[1].ray_kwargs.ray_init)
+
+
 def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -20,6 +20,8 @@ if __name__ == "__main__":
     main()
     sys.exit()
 
+# Before anything of verl that asks for a device; where the plugin itself is what imports verl, it is half made here.
+import training.verl_plugin.platform  # noqa: E402, F401, I001
 from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
 
 from training.catalogue import list_algorithms  # noqa: E402

@@ -241,6 +241,27 @@ def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
             child.wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_shared_memory_of_killed_processes_goes_too() -> None:
+    code = "from multiprocessing import shared_memory, resource_tracker\nimport time\n"
+    code += (
+        "m = shared_memory.SharedMemory(create=True, size=64)\nresource_tracker.unregister(m._name, 'shared_memory')\n"
+    )
+    code += "print(m.name, flush=True)\ntime.sleep(300)\n"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: "mark-m"}
+    )
+    try:
+        assert holder.stdout is not None
+        file = Path("/dev/shm", holder.stdout.readline().strip())
+        assert file.exists()
+        _end_all("mark-m")
+        assert holder.poll() is not None and not file.exists()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
 def test_nothing_marked_nothing_to_do() -> None:
     _end_all("no such mark")
 

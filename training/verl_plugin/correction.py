@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
+from spear_envs.core.errors import SpearError
 from training.rollout_correction import RolloutCorrection
 from training.verl_plugin.queue import pad_rows
 
@@ -43,14 +44,24 @@ def correct_rows(
         log_probs, rollout_log_probs: of response tokens, concatenated over rows [S].
         mask: loss tokens [S], bool, at least one.
         lengths: response tokens of each row [N].
+
+    Raises:
+        SpearError: every weight is 0.
     """
     inside = pad_rows(torch.ones_like(mask, dtype=torch.int64), lengths) > 0
-    weights, left, metrics = compute_rollout_correction_and_rejection_mask(
-        old_log_prob=pad_rows(log_probs, lengths),
-        rollout_log_prob=pad_rows(rollout_log_probs, lengths),
-        response_mask=pad_rows(mask.float(), lengths),
-        **asdict(correction),
-    )
+    try:
+        weights, left, metrics = compute_rollout_correction_and_rejection_mask(
+            old_log_prob=pad_rows(log_probs, lengths),
+            rollout_log_prob=pad_rows(rollout_log_probs, lengths),
+            response_mask=pad_rows(mask.float(), lengths),
+            **asdict(correction),
+        )
+    except ZeroDivisionError as error:  # by the sum of weights that are all 0
+        raise SpearError(
+            f"no token of this step has a weight within {correction.rollout_is_threshold}: rollout engine and trainer "
+            "are far apart; give both the same actor_rollout_ref.rollout.dtype, or widen "
+            "algorithm.rollout_correction.rollout_is_threshold"
+        ) from error
     kept = left > 0
     factors = torch.ones_like(log_probs) if weights is None else weights.batch["rollout_is_weights"][inside]
     return Corrected(kept[inside], factors.float().numpy(), tuple(kept.sum(-1).tolist()), metrics)

@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
+from spear_envs.core.errors import SpearError
 from tests.training.verl_plugin.fakes import FakeQueue
 from training.algorithms import Estimator, SpearSettings, calibrate_covariance_bounds, spear_loss
 from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
@@ -42,6 +43,8 @@ class FakeWorkers:
         self.parameters = (0.3 * table).requires_grad_()
         self.reference = 0.5 * table.flip(0)
         """The reference policy's table."""
+        self.corrected = False
+        """Whether rows have weights of rollout correction."""
         self.calls: list[Any] = []
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -100,9 +103,8 @@ class FakeWorkers:
         tu.assign_non_tensor(data, dp_size=self.ranks, cov_lower=info["cov_lower"], cov_upper=info["cov_upper"])
         ids = data["input_ids"]
         output = torch.cat([self.log_probs(row) for row in ids.unbind()])
-        return actor_loss(
-            self.settings, {"log_probs": nest_flat(output, ids.offsets().diff().tolist())}, data, dp_group=None
-        )
+        log_probs = {"log_probs": nest_flat(output, ids.offsets().diff().tolist())}
+        return actor_loss(self.settings, log_probs, data, dp_group=None, corrected=self.corrected)
 
 
 class Step:
@@ -120,6 +122,7 @@ class Step:
         micro: int = 1000,
         reference_in_actor: bool = False,
         bypass: bool = False,
+        **correction: Any,
     ) -> None:
         self.settings, self.queue = settings, FakeQueue()
         self.queue.install(monkeypatch)
@@ -138,7 +141,7 @@ class Step:
                     "rollout": {"n": 1, "temperature": 1.0, "log_prob_max_token_len_per_gpu": 10_000},
                 },
                 "data": {"max_response_length": SCALE},
-                "algorithm": {"rollout_correction": {"bypass_mode": bypass}},
+                "algorithm": {"rollout_correction": {"bypass_mode": bypass, **correction}},
             }
         )
         tokenizer = type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2})
@@ -146,6 +149,7 @@ class Step:
         self.updater = ActorUpdater(
             self.workers, config, settings, self.state, self.keys, reference_in_actor=reference_in_actor
         )
+        self.workers.corrected = self.updater.correction is not None
         self.rows = self.roll_out(make, rows)
 
     def roll_out(self, make: Any, count: int) -> list[PlannedRow]:
@@ -311,6 +315,97 @@ def test_a_step_with_the_rollouts_log_probs_is_the_same_where_they_are_the_actor
         after.append((step.workers.parameters.detach(), [step.metrics.get(name) for name in names]))
     assert torch.equal(after[0][0], after[1][0])
     assert after[0][1] == after[1][1]
+
+
+# ---- rollout correction ----------------------------------------------------------------------------------------------
+class Disagreement:
+    """Makes rollout engine and actor of a step differ on each token; knows the loss that follows from it."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.ids, self.masks, self.ratios = [], [], []
+        for planned in step.rows:
+            stored = step.queue.rows[planned.row.key]
+            self.ids.append(stored["input_ids"][planned.row.prompt_length :])
+            self.masks.append(stored["loss_mask"] > 0)
+            own = (step.workers.parameters.detach()[self.ids[-1]] - 2.0).float()
+            stored["rollout_log_probs"] = own - torch.linspace(-0.9, 0.9, 7)[self.ids[-1] % 7]
+            self.ratios.append((own - stored["rollout_log_probs"]).exp())
+
+    def specify(self, factors: list[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+        """Parameters after one step on the rows' mean over kept tokens of -A times the factor."""
+        theta = self.step.workers.parameters.detach().clone().requires_grad_()
+        total = sum(mask.sum() for mask in kept)
+        for planned, ids, factor, mask in zip(self.step.rows, self.ids, factors, kept, strict=True):
+            log_probs = theta[ids]
+            ratio = (log_probs - log_probs.detach()).exp()
+            (-(planned.advantage * ratio * factor)[mask].sum() / total).backward()
+        assert theta.grad is not None
+        return theta.detach() - RATE * theta.grad
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("threshold", [1.5, "0.6_1.5"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
+    make: Any, monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, int]
+) -> None:
+    settings = choose(loss={"aggregation": "token-mean"})
+    step = Step(make, monkeypatch, settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
+    between = Disagreement(step)
+    factors = []
+    for ratio, mask in zip(between.ratios, between.masks, strict=True):
+        raw = ratio if level == "token" else ratio[mask].prod().expand_as(ratio)
+        inside = (raw >= 0.6) & (raw <= 1.5)
+        factors.append(raw.clamp(max=1.5) if threshold == 1.5 else torch.where(inside, raw, 0.0))
+    assert any(bool((factor != ratio).any()) for factor, ratio in zip(factors, between.ratios, strict=True))
+    expected = between.specify(factors, between.masks)
+    step.updater.update(step.collect(), Replay.empty(), 0.0, step.metrics)
+    torch.testing.assert_close(step.workers.parameters.detach(), expected, rtol=1e-5, atol=1e-6)
+    assert step.metrics["rollout_corr/rollout_is_mean"] > 0
+
+
+def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = choose(loss={"aggregation": "token-mean"})
+    step = Step(make, monkeypatch, settings, rollout_rs="token_k1", rollout_rs_threshold="0.6_1.5")
+    between = Disagreement(step)
+    # verl holds the bounds against the rollout's probability over the actor's.
+    kept = [
+        mask & (1 / ratio >= 0.6) & (1 / ratio <= 1.5)
+        for ratio, mask in zip(between.ratios, between.masks, strict=True)
+    ]
+    assert 0 < sum(int(mask.sum()) for mask in kept) < sum(int(mask.sum()) for mask in between.masks)
+    assert any(not mask.any() for mask in kept), "a row with nothing left"
+    expected = between.specify([torch.ones_like(ratio) for ratio in between.ratios], kept)
+    fresh = step.collect()
+    assert fresh.mask.tolist() == torch.cat(kept).tolist()
+    assert [planned.row.loss_tokens for planned in fresh.rows] == [int(mask.sum()) for mask in kept]
+    entries, others = fresh.to_entries(1)
+    good = [n for n, planned in enumerate(step.rows) if planned.advantage > 0 and kept[n].any()]
+    assert [np.asarray(entry.response_mask).tolist() for entry in entries] == [kept[n].tolist() for n in good]
+    assert others == len(step.rows) - len(good)
+    step.updater.update(fresh, Replay.empty(), 0.0, step.metrics)
+    torch.testing.assert_close(step.workers.parameters.detach(), expected, rtol=1e-5, atol=1e-6)
+    assert 0 < step.metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
+
+
+def test_a_step_without_a_token_both_agree_on_is_told(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(make, monkeypatch, choose(), rollout_is="token", rollout_is_threshold="20_30")
+    with pytest.raises(SpearError, match=r"no token of this step .* 20_30.*rollout\.dtype"):
+        step.collect()
+
+
+@pytest.mark.parametrize("coupling", ["sequential", "joint"])
+def test_replayed_rows_are_not_corrected(make: Any, monkeypatch: pytest.MonkeyPatch, coupling: str) -> None:
+    after = []
+    for correction in ({}, {"rollout_is": "token"}):
+        step = Step(make, monkeypatch, choose(coupling), **correction)
+        fresh = step.collect()
+        replay = step.remember(fresh)
+        still = replace(fresh, rows=tuple(replace(planned, advantage=0.0) for planned in fresh.rows))
+        step.updater.update(still, replay, GAMMA, step.metrics)
+        after.append(step.workers.parameters.detach())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-6, atol=1e-7)
 
 
 def test_rows_of_positive_advantage_go_to_the_replay_buffer_as_they_were(

@@ -76,6 +76,8 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
         variables.setdefault("OMP_NUM_THREADS", "1")
+        # Else Ray joins any cluster that someone has started on this machine.
+        variables.setdefault("RAY_ADDRESS", "local")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
     return variables
 

@@ -310,6 +310,14 @@ def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.
     assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
 
 
+def test_a_cpu_run_joins_no_cluster_that_it_was_not_told_of(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "local"
+    assert "RAY_ADDRESS" not in build_environment(out, "cuda"), "several machines are one cluster first"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
+
+
 def test_a_gpu_run_keeps_the_devices_it_was_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     monkeypatch.delenv("VERL_PLATFORM", raising=False)

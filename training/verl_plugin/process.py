@@ -20,6 +20,8 @@ from verl.utils.config import validate_config
 from training.launch import CONFIG_FILE
 from training.supervise import VARIABLES, die_with_parent
 
+OWN_RAY = "local"
+"""``RAY_ADDRESS`` of a training that starts Ray by itself."""
 OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 """What Ray decides when it starts a node, and refuses to hear again from who joins it."""
 
@@ -32,7 +34,7 @@ def main() -> None:
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         environment = config.ray_kwargs.ray_init.runtime_env
-        if "RAY_ADDRESS" in os.environ:
+        if os.environ.get("RAY_ADDRESS", OWN_RAY) != OWN_RAY:
             for key in OF_A_NODE:
                 config.ray_kwargs.ray_init.pop(key, None)
         own = {name: os.environ[name] for name in VARIABLES if name in os.environ}

@@ -1,178 +1,131 @@
 """What SPEAR costs a training step through verl on a CPU: time, memory and work on the driver, beside GRPO.
 
-Four short trainings of the demo's policy from the same warm start with the same seed. Three of them learn at a rate of
-0, so that all play the same episodes and differ in nothing but what is measured: GRPO's form (no replay), SPEAR whose
-replay never fires (every row still goes through the buffer), and SPEAR that replays at each step what the last one
-stored. The fourth is the demo. The first steps are left out.
+One training of the demo's policy in which GRPO's steps (no replay), SPEAR's whose replay never fires (every row still
+goes through the buffer) and SPEAR's that replay take turns, all on the same episodes; see ``_training_arms``.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-from rich.console import Console
+from omegaconf import OmegaConf, open_dict
 
+from agents.files import write_text
 from agents.metrics import read_history
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from training.runs import run_training
-from training.supervise import MARK
+from training.launch import CONFIG_FILE, compose_config, prepare_run
+from training.supervise import supervise_training
 from training.warmstart import WarmStartSettings, train_policy
 
 BARS = (
     Bar("median step of the demo", "s", at_most=4.0),
     Bar("SPEAR's step over GRPO's, replay off", "times", at_most=1.10),
     Bar("SPEAR's step over GRPO's, n_SIL 0.5", "times", at_most=1.25),
-    Bar("share of the replay's own passes in what is added", "", at_least=0.90),
-    Bar("driver's share of a step, replay off", "", at_most=0.02),
-    Bar("driver's share of a step, replay on", "", at_most=0.02),
-    Bar("driver's share of a step, the demo", "", at_most=0.02),
-    Bar("peak memory of SPEAR's step over GRPO's and the store", "times", at_most=1.02),
+    Bar("share of the replay's own passes in what is added", at_least=0.90),
+    Bar("driver's share of a step, replay off", at_most=0.02),
+    Bar("driver's share of a step, replay on", at_most=0.02),
+    Bar("peak memory of SPEAR's steps over GRPO's and the store", "times", at_most=1.02),
 )
-WARM_UP = 2
 N_SIL = 0.5
 """Replay optimiser steps for each on-policy one at which SPEAR is held to its bar."""
-STILL = ("actor_rollout_ref.actor.optim.lr=0",)
+CYCLES = {Size.QUICK: 4, Size.STANDARD: 11, Size.FULL: 31}
+"""Steps of each arm; the first is left out, for nothing is stored yet."""
 
 
 @dataclass
-class Arm:
-    """What one training measured: its steps after the warm-up, and the memory of its processes."""
+class Steps:
+    """The steps of one arm."""
 
-    history: list[dict[str, Any]] = field(default_factory=list)
-    peaks: dict[int, float] = field(default_factory=dict)
-    """Most resident memory by process id, MB."""
+    records: list[dict[str, Any]]
 
     def list_values(self, name: str) -> list[float]:
         """A metric at each step, 0 where it is missing."""
-        return [record.get(name) or 0.0 for record in self.history]
+        return [record.get(name) or 0.0 for record in self.records]
 
     def median(self, name: str) -> float:
         """Of a metric over the steps."""
         return statistics.median(self.list_values(name))
 
-    def total(self, name: str) -> float:
-        """Of a metric over the steps."""
-        return sum(self.list_values(name))
-
-    @property
-    def peak(self) -> float:
-        """Most resident memory of the processes, added up, MB."""
-        return sum(self.peaks.values())
-
     @property
     def work(self) -> float:
-        """Seconds of the steps without their rollouts."""
-        return self.total("perf/step_seconds") - self.total("timing_s/gen")
+        """Median seconds of a step without its rollouts, which are the same in all arms but not equally fast."""
+        pairs = zip(self.list_values("perf/step_seconds"), self.list_values("timing_s/gen"), strict=True)
+        return statistics.median(step - rollouts for step, rollouts in pairs)
 
 
-@contextmanager
-def watch_memory(peaks: dict[int, float], seconds: float = 1.0) -> Iterator[None]:
-    """Note the most memory that the trainer and its workers have held; a process tells its own peak."""
-    over = threading.Event()
+def train(policy: Path, out: Path, steps: int) -> list[dict[str, Any]]:
+    """Train for ``steps`` steps; their metrics."""
+    from benchmarks._training_arms import NAME, OWN  # imports verl
 
-    def look() -> None:
-        own = psutil.Process().children(recursive=True)
-        marks = {read_mark(process) for process in own} - {None}
-        for process in psutil.process_iter():
-            try:
-                title = " ".join(process.cmdline())
-                if read_mark(process) in marks and any(name in title for name in ("WorkerDict", "TaskRunner")):
-                    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-                    peaks[process.pid] = next(int(line.split()[1]) for line in lines if line[:5] == "VmHWM") / 1024
-            except (psutil.Error, OSError, StopIteration):
-                continue
-
-    def keep_looking() -> None:
-        while not over.wait(seconds):
-            look()
-
-    thread = threading.Thread(target=keep_looking, daemon=True)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
-
-
-def read_mark(process: psutil.Process) -> str | None:
-    """What the processes of one training have in common; None for others."""
-    try:
-        return process.environ().get(MARK)
-    except (psutil.Error, OSError):
-        return None
-
-
-def train(policy: Path, out: Path, steps: int, *overrides: str) -> Arm:
-    """Train for ``steps`` steps and measure those after the warm-up."""
-    common = (
+    overrides = (
+        "preset=demo",
         f"actor_rollout_ref.model.path={policy}",
+        "actor_rollout_ref.actor.optim.lr=0",
+        "spear.reward.mu=none",  # else the same episodes would earn less from step to step
         f"trainer.total_training_steps={steps}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     )
-    arm = Arm()
-    with watch_memory(arm.peaks):
-        run_training(("preset=demo", *common, *overrides), out, Console(stderr=True))
-    arm.history = [record for record in read_history(out) if record["step"] > WARM_UP]
-    return arm
+    config = compose_config(overrides, out)
+    prepare_run(config, out)
+    with open_dict(config):
+        config.trainer.v1.trainer_mode = NAME
+        config.trainer.v1[NAME] = {}
+    write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
+    supervise_training(out, "cpu", lambda history: None, module=OWN)
+    return [record for record in read_history(out) if "training/global_step" in record]
 
 
-def compare(grpo: Arm, idle: Arm, spear: Arm, demo: Arm) -> Iterator[Figure]:
-    """The figures of all arms.
+def compare(history: list[dict[str, Any]]) -> Iterator[Figure]:
+    """The figures of a training's steps."""
+    from benchmarks._training_arms import SETTLE, Arm, choose_arm
 
-    Rollouts are left out of the differences: they are the same in all arms, but not equally fast.
-    """
-    yield Figure("median step of the demo", demo.median("perf/step_seconds"), "s")
-    yield Figure("GRPO's step, mean", grpo.total("perf/step_seconds") / len(grpo.history), "s")
-    yield Figure("GRPO's step without its rollouts, mean", grpo.work / len(grpo.history), "s")
-    steps, added = grpo.total("perf/step_seconds"), spear.work - grpo.work
-    yield Figure("SPEAR's step over GRPO's, replay off", 1 + (idle.work - grpo.work) / steps, "times")
-    n_sil = statistics.mean(spear.list_values("replay/n_sil"))
-    note = f"{n_sil:.2f} replay steps for each on-policy one, {spear.median('replay/drawn'):.0f} rows drawn a step"
-    yield Figure("SPEAR's step over GRPO's, replay on", 1 + added / steps, "times", note=note)
-    yield Figure(
-        "SPEAR's step over GRPO's, n_SIL 0.5", 1 + added / steps * N_SIL / n_sil, "times", note="in proportion"
+    first = SETTLE + len(Arm)
+    grpo, idle, spear = (
+        Steps([record for record in history if record["step"] > first and choose_arm(record["step"]) is arm])
+        for arm in Arm
     )
-    own = spear.total("timing_s/train_replayed_rows")
-    yield Figure("share of the replay's own passes in what is added", own / added)
-    for name, arm in (("replay off", idle), ("replay on", spear), ("the demo", demo)):
-        yield Figure(f"driver's share of a step, {name}", arm.median("perf/spear_driver_share"))
-    store = max(spear.list_values("replay/bytes")) / 1e6
-    yield Figure("peak memory of GRPO's step, trainer and worker", grpo.peak, "MB")
-    yield Figure("peak memory of SPEAR's step, replay off", idle.peak, "MB")
-    yield Figure("peak memory of SPEAR's step, replay on", spear.peak, "MB", note=f"of it the store {store:.2f} MB")
-    yield Figure("peak memory of SPEAR's step over GRPO's and the store", spear.peak / (grpo.peak + store), "times")
+    step, added = grpo.median("perf/step_seconds"), spear.work - grpo.work
+    yield Figure("median step of the demo", spear.median("perf/step_seconds"), "s", note=f"{len(spear.records)} steps")
+    yield Figure("GRPO's step", step, "s")
+    yield Figure("GRPO's step without its rollouts", grpo.work, "s")
+    yield Figure("SPEAR's step over GRPO's, replay off", 1 + (idle.work - grpo.work) / step, "times")
+    n_sil = statistics.mean(spear.list_values("replay/n_sil"))
+    rows = f"{spear.median('replay/drawn'):.0f} rows replayed beside {spear.median('rows/trained'):.0f}"
+    yield Figure("SPEAR's step over GRPO's, replay on", 1 + added / step, "times", note=f"n_SIL {n_sil:.2f}, {rows}")
+    ratio = 1 + added / step * N_SIL / n_sil
+    yield Figure("SPEAR's step over GRPO's, n_SIL 0.5", ratio, "times", note="what is added, in proportion")
+    own = spear.median("timing_s/train_replayed_rows")
+    yield Figure("share of the replay's own passes in what is added", own / added, note=f"{own:.3g} of {added:.3g} s")
+    for arm, steps in ((Arm.IDLE, idle), (Arm.SPEAR, spear)):
+        yield Figure(f"driver's share of a step, {arm.value}", steps.median("perf/spear_driver_share"))
+    store = max(idle.list_values("replay/bytes")) / 1e6
+    before, after = history[SETTLE - 1]["benchmark/peak_mb"], history[-1]["benchmark/peak_mb"]
+    yield Figure("peak memory of GRPO's steps, trainer and worker", before, "MB")
+    note = f"{after - before:.1f} MB more, the store {store:.1f} MB"
+    yield Figure("peak memory of SPEAR's steps over GRPO's and the store", after / (before + store), "times", note=note)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """Warm start, four trainings, figures."""
+    """Warm start, training, figures."""
+    from benchmarks._training_arms import SETTLE, Arm
+
     folder: Path = options.work
-    steps = options.steps or (WARM_UP + 4 if options.size is Size.QUICK else WARM_UP + 12)
     policy = options.policy or folder / "warmstart"
     if not policy.exists():
         train_policy(WarmStartSettings("spear/Sokoban-v0", env_kwargs={"modality": "text"}, panel_tasks=0), policy)
-    grpo = train(policy, folder / "grpo", steps, "spear.sil.enabled=false", *STILL)
-    idle = train(policy, folder / "idle", steps, "spear.replay.capacity=1000000", *STILL)
-    stored = int(idle.median("replay/kept"))
-    spear = train(policy, folder / "spear", steps, f"spear.replay.capacity={stored}", *STILL)
-    demo = train(policy, folder / "demo", steps)
-    if not grpo.list_values("rows/trained") == idle.list_values("rows/trained") == spear.list_values("rows/trained"):
-        raise SystemExit("the arms did not play the same episodes: their times cannot be compared")
-    yield from compare(grpo, idle, spear, demo)
+    yield from compare(train(policy, folder / "run", SETTLE + len(Arm) * CYCLES[options.size]))
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
     parser = make_parser(__doc__)
-    parser.add_argument("--steps", type=int, help="steps of each training (default 14; --quick 6)")
     parser.add_argument("--policy", type=Path, help="warm-started folder; made if not given")
     return run_benchmark(measure, parser.parse_args(), BARS, ("verl", "torch", "ray"))
 

@@ -40,7 +40,7 @@ def test_pictures_have_a_policy_that_sees_them() -> None:
     assert config.actor_rollout_ref.model.path == str(Path("runs/x/policy").resolve())
     settings = choose_warm_start(config)
     assert isinstance(settings, TinyVisionSettings)
-    assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 25)
+    assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 70)
 
 
 def test_a_wrong_setting_of_the_policy_is_told() -> None:

@@ -47,7 +47,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         SpearError: it holds no safetensors.
     """
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from safetensors.torch import save_file  # noqa: E402
+import torch
+from safetensors.torch import save_file
 
-from agents.engines.weights import read_shapes, select_weights, share_weights  # noqa: E402
-from spear_envs.core.errors import SpearError  # noqa: E402
+from agents.engines.weights import read_shapes, select_weights, share_weights
+from spear_envs.core.errors import SpearError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 

@@ -47,7 +47,7 @@ class Disagreement:
 @pytest.mark.parametrize("threshold", [1.5, "0.6_1.5"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
-    make: Any, monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, int]
+    make: Any, monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, Any]
 ) -> None:
     settings = choose(loss={"aggregation": "token-mean"})
     step = Step(make, monkeypatch, settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
@@ -97,7 +97,8 @@ def test_a_step_without_a_token_both_agree_on_is_told(make: Any, monkeypatch: py
 @pytest.mark.parametrize("coupling", ["sequential", "joint"])
 def test_replayed_rows_are_not_corrected(make: Any, monkeypatch: pytest.MonkeyPatch, coupling: str) -> None:
     after = []
-    for correction in ({}, {"rollout_is": "token"}):
+    corrections: tuple[dict[str, Any], ...] = ({}, {"rollout_is": "token"})
+    for correction in corrections:
         step = Step(make, monkeypatch, choose(coupling), **correction)
         fresh = step.collect()
         replay = step.remember(fresh)

@@ -19,7 +19,8 @@ from training.verl_plugin import rollout_servers, rollout_vllm
 from training.verl_plugin.rollout_servers import close_servers
 from training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
 
-SERVER: Any = VLLMServer.__ray_metadata__.modified_class
+ACTOR: Any = VLLMServer
+SERVER: Any = ACTOR.__ray_metadata__.modified_class
 """The class behind the Ray actor."""
 
 
@@ -99,7 +100,7 @@ def test_servers_end_in_order_and_a_dead_one_is_passed_over(monkeypatch: pytest.
     ended: list[str] = []
 
     def replica(kind: type, name: str) -> Any:
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         made.servers = [SimpleNamespace(close=SimpleNamespace(remote=lambda: name))]
         return made
 

@@ -28,6 +28,8 @@ from training.choices import GROUPS, check_choice
 from training.environments import EnvironmentSettings, make_environment
 from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from training.recording import RecordSettings
+from training.rollout_correction import RolloutCorrection
+from training.rollouts import check_rollouts, require_backend
 from training.supervise import hold_lock
 
 CONFIG_FILE = "config.yaml"
@@ -54,6 +56,7 @@ WITHOUT_EFFECT = {
     "actor_rollout_ref.actor.checkpoint.async_save": (False, "a run could not be resumed"),
     "algorithm.adv_estimator": ("grpo", "set spear.advantage.estimator"),
     "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
+    "algorithm.rollout_correction.loss_type": ("ppo_clip", "the loss is SPEAR's"),
     "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
     "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
     "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
@@ -262,6 +265,8 @@ def check_config(config: DictConfig) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     _check_hardware(config)
+    check_rollouts(config)
+    RolloutCorrection.from_mapping(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
     if not isinstance(config.spear.env, DictConfig):
         raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
     if not isinstance(config.spear.record, DictConfig):
@@ -334,9 +339,10 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
     Raises:
-        SpearError: the folder cannot be written, it holds a run of another configuration, or a training is under way
-            in it.
+        SpearError: the folder cannot be written, it holds a run of another configuration, a training is under way in
+            it, or the engine that plays the episodes is not installed.
     """
+    require_backend(config)
     checkpoints = out / "checkpoints"
     try:
         out.mkdir(parents=True, exist_ok=True)

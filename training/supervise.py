@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from agents.engines.leftovers import find_semaphores, find_shared_memory
 from agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
 
@@ -69,11 +70,14 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "SPT_NOENV": "1",  # vLLM's processes name themselves, which would overwrite the mark
     }
     variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` sends the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
         variables.setdefault("OMP_NUM_THREADS", "1")
+        # Else Ray joins any cluster that someone has started on this machine.
+        variables.setdefault("RAY_ADDRESS", "local")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
     return variables
 
@@ -177,8 +181,21 @@ def _find_marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def _end_all(mark: str) -> None:
-    """End every process that carries the mark: Ray's daemons and workers outlive a killed driver."""
+    """End every process that carries the mark: Ray's daemons and workers outlive a killed driver.
+
+    What those that have to be killed leave in shared memory goes too.
+    """
     left = list(_find_marked(mark))
+    numbers = [process.pid for process in left]
+    shared = find_shared_memory(numbers)
+    try:
+        _end_processes(left, mark)
+    finally:
+        for file in (*shared, *find_semaphores(numbers)):
+            file.unlink(missing_ok=True)
+
+
+def _end_processes(left: list[psutil.Process], mark: str) -> None:
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
             try:

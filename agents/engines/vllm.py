@@ -6,11 +6,10 @@ import asyncio
 import atexit
 import logging
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import active_children
@@ -22,12 +21,14 @@ import numpy as np
 from PIL import Image
 
 from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from agents.engines.leftovers import find_semaphores, find_shared_memory
 from agents.engines.vllm_log import EngineLog
 from agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
 from agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
 if TYPE_CHECKING:
+    import torch
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _GIB = 2**30
@@ -46,7 +47,6 @@ _ENVIRONMENT = {
 }
 _SHUTDOWN_S = 60.0
 _log = logging.getLogger(__name__)
-_SHARED_MEMORY = re.compile(r"/dev/shm/psm_\w+")
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
 
 
@@ -115,7 +115,7 @@ class VLLMEngine:
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
         workers = self.call_workers("end_with", os.getpid(), core)
         self._processes = (core, *workers)
-        self._shared_memory = _find_shared_memory(self._processes)
+        self._shared_memory = find_shared_memory(self._processes)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -148,6 +148,41 @@ class VLLMEngine:
         call = self._llm.collective_rpc(method, args=args)
         return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
 
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the weights by ``state``, in which they have the names and shapes of the folder.
+
+        Keys and values in the prefix cache belong to the old weights and are forgotten.  Linux only.
+
+        Raises:
+            SpearError: weights of another model, an answer is under way, the engine has an adapter or is closed, or
+                vLLM does not take them.
+            EngineFault: vLLM has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from agents.engines.weights import select_weights, share_weights
+
+        if self._closing.locked():
+            raise SpearError("this vLLM engine is closed: make a new one")
+        if self.options.lora is not None:
+            raise SpearError("weights of a vLLM engine with an adapter cannot be replaced: merge the adapter first")
+        if self._llm.get_num_unfinished_requests():
+            raise SpearError("answers are under way: wait for them before the weights are replaced")
+        weights = select_weights(self.path, state)
+        try:
+            with share_weights(weights) as path:
+                self.call_workers("load_weights", path)
+            reset = asyncio.run_coroutine_threadsafe(self._llm.reset_prefix_cache(), self._loop)
+            if not reset.result():
+                raise RuntimeError("its prefix cache is in use")
+        except EngineDeadError as error:
+            raise self._explain_death() from error
+        except Exception as error:
+            raise SpearError(
+                f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
+                "What it has now may be neither the old ones nor these: start it again"
+            ) from error
+
     def close(self) -> None:
         """Aborts what is under way and ends vLLM's processes; may be called more than once."""
         if not self._closing.acquire(blocking=False):
@@ -156,7 +191,7 @@ class VLLMEngine:
         asyncio.run_coroutine_threadsafe(_end(self._llm), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for file in (*self._shared_memory, *_find_semaphores(self._processes)):  # of processes that were killed
+        for file in (*self._shared_memory, *find_semaphores(self._processes)):  # of processes that were killed
             file.unlink(missing_ok=True)
         self.log.close()
 
@@ -375,20 +410,6 @@ async def _end(llm: AsyncLLM) -> None:
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
-
-
-def _find_semaphores(processes: Sequence[int]) -> list[Path]:
-    """Those that joblib made in processes that have ended; their names tell which."""
-    return [file for number in processes for file in Path("/dev/shm").glob(f"sem.loky-{number}-*")]
-
-
-def _find_shared_memory(processes: Sequence[int]) -> list[Path]:
-    """The files of shared memory that vLLM's processes made; none where the system has no ``/proc``."""
-    found = set()
-    for number in processes:
-        with suppress(OSError):
-            found |= set(_SHARED_MEMORY.findall(Path(f"/proc/{number}/maps").read_text(encoding="utf-8")))
-    return sorted(map(Path, found))
 
 
 @contextmanager

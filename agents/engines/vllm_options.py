@@ -11,6 +11,8 @@ from spear_envs.core.errors import SpearError
 DTYPES = ("float32", "bfloat16", "float16")
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Greatest ranks that vLLM lets one choose."""
+_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of attention heads that vLLM 0.31 computes with on a CPU (``CPUAttentionBackend``)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,21 @@ def read_dtype(path: Path) -> str:
         if named in DTYPES:
             return str(named)
     return DTYPES[0]
+
+
+def check_cpu_heads(path: Path) -> None:
+    """Raises SpearError where vLLM does not compute with the model's attention heads on a CPU."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = {**config, **(config.get("text_config") or {})}
+    width = config.get("head_dim")
+    if width is None and {"hidden_size", "num_attention_heads"} <= config.keys():
+        width = config["hidden_size"] // config["num_attention_heads"]
+    if width is not None and width not in _CPU_HEADS:
+        raise SpearError(
+            f"the attention heads of {path} are {width} wide, and vLLM on a CPU computes with "
+            f"{', '.join(map(str, _CPU_HEADS))}: choose another model (`spear warmstart` makes heads of 32), or "
+            "transformers"
+        )
 
 
 def read_lora_rank(folder: str) -> int:

@@ -39,6 +39,24 @@ class WorkerExtension:
         filters.forward = forward
         return True
 
+    def load_weights(self, path: str) -> None:
+        """Replaces the model's weights by those that ``torch.save`` wrote to ``path``, in place.
+
+        On a CPU vLLM keeps the weights of linear layers in another order: ``reload_weights`` makes that anew, which
+        ``model.load_weights`` does not.
+        """
+        state = torch.load(path, mmap=True, weights_only=True)
+        self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+        # vLLM 0.31 forgets layers that get no weight of their own: an output layer that is tied to the embedding would
+        # go on with its old order of the old weights.
+        owners: dict[int, list[Any]] = {}
+        for layer in self.model_runner.get_model().modules():
+            for weight in layer.parameters(recurse=False):
+                owners.setdefault(id(weight), []).append(layer)
+        for layers in owners.values():
+            for layer in layers if len(layers) > 1 else ():
+                layer.quant_method.process_weights_after_loading(layer)
+
     def end_with(self, owner: int, core: int) -> int:
         """Ends vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
 

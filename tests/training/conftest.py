@@ -17,6 +17,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sokoban_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's policy after a short warm start: it knows the form of a response and solves some rooms."""
+    pytest.importorskip("transformers", reason="needs the extra 'train'")
+    from training.warmstart import WarmStartSettings, train_policy
+
+    folder = tmp_path_factory.mktemp("policy") / "warmstart"
+    sokoban = {"modality": "text"}
+    train_policy(
+        WarmStartSettings("spear/Sokoban-v0", env_kwargs=sokoban, episodes=600, epochs=1, panel_tasks=0), folder
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_vision_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2.5-VL of 0.35 M parameters that knows a little of the form of Sokoban's responses."""
     pytest.importorskip("transformers", reason="needs the extra 'train'")

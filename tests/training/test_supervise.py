@@ -241,6 +241,27 @@ def test_marked_processes_are_ended_and_others_are_not(kind: str) -> None:
             child.wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_shared_memory_of_killed_processes_goes_too() -> None:
+    code = "from multiprocessing import shared_memory, resource_tracker\nimport time\n"
+    code += (
+        "m = shared_memory.SharedMemory(create=True, size=64)\nresource_tracker.unregister(m._name, 'shared_memory')\n"
+    )
+    code += "print(m.name, flush=True)\ntime.sleep(300)\n"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: "mark-m"}
+    )
+    try:
+        assert holder.stdout is not None
+        file = Path("/dev/shm", holder.stdout.readline().strip())
+        assert file.exists()
+        _end_all("mark-m")
+        assert holder.poll() is not None and not file.exists()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
 def test_nothing_marked_nothing_to_do() -> None:
     _end_all("no such mark")
 
@@ -287,6 +308,14 @@ def test_a_cpu_run_is_kept_off_gpus_and_networks(out: Path, monkeypatch: pytest.
     assert "CUDA_VISIBLE_DEVICES" not in variables, "empty, it makes Ray refuse logical GPUs"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert build_environment(out, "cpu")["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_cpu_run_joins_no_cluster_that_it_was_not_told_of(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "local"
+    assert "RAY_ADDRESS" not in build_environment(out, "cuda"), "several machines are one cluster first"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert build_environment(out, "cpu")["RAY_ADDRESS"] == "10.0.0.1:6379"
 
 
 def test_a_gpu_run_keeps_the_devices_it_was_given(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

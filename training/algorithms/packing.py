@@ -56,7 +56,7 @@ class PackedEntry:
         "trajectory_id",
     )
 
-    block: bytes
+    block: bytearray
     n_prompt: int
     n_response: int
     n_loss: int
@@ -82,7 +82,7 @@ def pack_entry(entry: ReplayEntry) -> PackedEntry:
             finite.
     """
     prompt, response = _token_ids(entry.prompt_ids, "prompt_ids"), _token_ids(entry.response_ids, "response_ids")
-    mask = np.asarray(entry.response_mask) > 0
+    mask = read_mask(entry)
     log_probs = np.asarray(entry.old_log_probs, dtype=np.float32)
     if not response.shape == mask.shape == log_probs.shape:
         raise ValueError(
@@ -93,7 +93,8 @@ def pack_entry(entry: ReplayEntry) -> PackedEntry:
     if not (math.isfinite(entry.reward) and math.isfinite(entry.advantage) and np.isfinite(kept).all()):
         raise ValueError(f"row {entry.trajectory_id!r}: reward, advantage or a log-prob is not finite; leave it out")
     return PackedEntry(
-        block=b"".join((prompt.tobytes(), response.tobytes(), kept.tobytes(), np.packbits(mask).tobytes())),
+        # Joined straight from the arrays: thousands of long rows cost one copy of their tokens.
+        block=bytearray().join(np.ascontiguousarray(part).data for part in (prompt, response, kept, np.packbits(mask))),
         n_prompt=prompt.size,
         n_response=response.size,
         n_loss=kept.size,
@@ -107,8 +108,17 @@ def pack_entry(entry: ReplayEntry) -> PackedEntry:
     )
 
 
+def read_mask(entry: ReplayEntry) -> npt.NDArray[np.bool_]:
+    """Where the row's loss tokens are [R]."""
+    mask = np.asarray(entry.response_mask)
+    return mask if mask.dtype == np.bool_ else mask > 0  # comparing bools would turn each into 8 bytes
+
+
 def unpack_entry(packed: PackedEntry) -> ReplayEntry:
-    """The row again: ids int32, mask uint8, old log-probs float32 (0 off the mask); arrays of its own."""
+    """The row again: ids int32, mask uint8, old log-probs float32 (0 off the mask).
+
+    The ids are views of the packed row, which is to be thrown away: copies of them would double the cost of a draw.
+    """
     prompt_end = 4 * packed.n_prompt
     response_end = prompt_end + 4 * packed.n_response
     probs_end = response_end + 4 * packed.n_loss
@@ -117,8 +127,8 @@ def unpack_entry(packed: PackedEntry) -> ReplayEntry:
     log_probs = np.zeros(packed.n_response, np.float32)
     log_probs[mask.view(np.bool_)] = block[response_end:probs_end].view(np.float32)
     return ReplayEntry(
-        prompt_ids=block[:prompt_end].view(np.int32).copy(),
-        response_ids=block[prompt_end:response_end].view(np.int32).copy(),
+        prompt_ids=block[:prompt_end].view(np.int32),
+        response_ids=block[prompt_end:response_end].view(np.int32),
         response_mask=mask,
         old_log_probs=log_probs,
         reward=packed.reward,

@@ -7,14 +7,13 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from training.algorithms.baseline import BaselineBuffer, recalibrate_advantages
 from training.algorithms.choices import ReplayUnit
 from training.algorithms.errors import StateMismatchError
-from training.algorithms.packing import PackedEntry, ReplayEntry, pack_entry, unpack_entry
+from training.algorithms.packing import PackedEntry, ReplayEntry, pack_entry, read_mask, unpack_entry
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class ReplayBuffer:
         for entry in entries:
             if entry.advantage <= 0:
                 nonpositive += 1
-            elif not np.any(np.asarray(entry.response_mask) > 0) or (self.require_tool_call and entry.tool_calls < 1):
+            elif not read_mask(entry).any() or (self.require_tool_call and entry.tool_calls < 1):
                 other += 1
             else:
                 new.append(pack_entry(entry))
@@ -201,7 +200,7 @@ class ReplayBuffer:
                     f"the checkpoint has spear.replay.{key}={state[key]}, this run {own}: "
                     "resume with the same value or start a new run"
                 )
-        blocks = state["blocks"].numpy().tobytes()
+        blocks = bytearray(state["blocks"].numpy())
         terms, extra = copy.deepcopy(state["terms"]), copy.deepcopy(state["extra"])
         rows, at = [], 0
         for index, (length, n_prompt, n_response, n_loss, step, tool_calls) in enumerate(state["numbers"].tolist()):

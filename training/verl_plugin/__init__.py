@@ -12,6 +12,7 @@ import verl  # noqa: F401  (must stay first)
 from training.verl_plugin import (  # noqa: F401
     platform,
     rollout_hf,
+    rollout_vllm,
     trainer,
     workers,
 )

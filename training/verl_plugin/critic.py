@@ -111,7 +111,10 @@ class CriticUpdater:
         self._describe(old[on], returns[on], metrics)
         advantages = whiten_advantages(raw, on) if self._settings.whiten else raw
         parts = zip(fresh.rows, raw.split(list(fresh.lengths)), on.split(list(fresh.lengths)), strict=True)
-        means = tuple(replace(planned, advantage=float(part[own].mean())) for planned, part, own in parts)
+        # Of some rows rollout correction has left no token.
+        means = tuple(
+            replace(planned, advantage=float(part[own].mean()) if own.any() else 0.0) for planned, part, own in parts
+        )
         return (
             replace(fresh, rows=means, advantages=advantages.float().numpy()),
             ValueTargets(old.float().numpy(), returns.float().numpy()),

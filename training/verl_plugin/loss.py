@@ -22,13 +22,19 @@ REFERENCE = "ref_log_probs"
 """Column of response tokens: log-probs under the reference policy, where there is a KL term."""
 
 
-def list_token_columns(settings: SpearSettings) -> tuple[str, ...]:
+WEIGHTS = "rollout_weights"
+"""Column of response tokens: their factors where the rollout's log-probs are corrected for."""
+
+
+def list_token_columns(settings: SpearSettings, *, corrected: bool = False) -> tuple[str, ...]:
     """Columns of response tokens that the loss reads besides those of a forward pass."""
     columns = ["old_log_probs"]
     if settings.advantage.estimator is Estimator.GAE:
         columns.append(ADVANTAGES)
     if settings.kl.coefficient > 0:
         columns.append(REFERENCE)
+    if corrected:
+        columns.append(WEIGHTS)
     return tuple(columns)
 
 
@@ -61,6 +67,7 @@ def compute_row_loss(
     *,
     advantages: torch.Tensor | None = None,
     ref_log_probs: torch.Tensor | None = None,
+    rollout_weights: torch.Tensor | None = None,
 ) -> RowLoss:
     """Clipped loss of on-policy rows (``eq:grpo_vanilla``) and covariance-clipped loss of replayed ones.
 
@@ -74,6 +81,7 @@ def compute_row_loss(
         bounds: covariance bounds (lower, upper) of replayed rows.
         advantages: [B, T] instead of those in ``steering``.
         ref_log_probs: [B, T], needed where ``kl.coefficient`` is above 0.
+        rollout_weights: [B, T], factors of the clipped loss of each token; the KL term has none.
     """
     weight, replay = steering[:, 1:2], steering[:, 2] > 0
     if advantages is None:
@@ -108,6 +116,8 @@ def compute_row_loss(
             *inputs, fresh_mask, ratio=cov.on_policy_ratio, lower=lower, upper=upper, **choice
         ).to(keep.device)
     token_loss = torch.where(mask & keep, losses.loss, torch.zeros_like(losses.loss))
+    if rollout_weights is not None:
+        token_loss = token_loss * rollout_weights
     divergence = torch.zeros_like(losses.loss)
     if settings.kl.coefficient > 0:
         if ref_log_probs is None:
@@ -133,9 +143,16 @@ def compute_row_loss(
 
 
 def actor_loss(
-    settings: SpearSettings, model_output: Mapping[str, torch.Tensor], data: TensorDict, dp_group: Any = None
+    settings: SpearSettings,
+    model_output: Mapping[str, torch.Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
+    *,
+    corrected: bool = False,
 ) -> tuple[torch.Tensor, dict[str, Metric]]:
     """verl's loss function after ``functools.partial(actor_loss, settings)``; installed with ``set_loss_fn``.
+
+    With ``corrected`` the rows have the column :data:`WEIGHTS`.
 
     FSDP averages gradients over ranks, so the loss is multiplied by their number: the row weights already speak of the
     whole mini-batch.
@@ -144,7 +161,7 @@ def actor_loss(
     prompts = data["input_ids"].offsets().diff() - lengths
     where = find_predictions(prompts.cpu().numpy(), lengths.cpu().numpy()).to(lengths.device)
     log_probs = nest_flat(model_output["log_probs"].values()[where], lengths.tolist()).to_padded_tensor(0.0)
-    names = list_token_columns(settings)
+    names = list_token_columns(settings, corrected=corrected)
     columns = data.select("loss_mask", STEERING, *names).to_padded_tensor()
     result = compute_row_loss(
         settings,
@@ -155,6 +172,7 @@ def actor_loss(
         (float(data["cov_lower"]), float(data["cov_upper"])),
         advantages=columns[ADVANTAGES] if ADVANTAGES in names else None,
         ref_log_probs=columns[REFERENCE] if REFERENCE in names else None,
+        rollout_weights=columns[WEIGHTS] if corrected else None,
     )
     counts = {
         "on_policy": result.on_policy,

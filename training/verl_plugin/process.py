@@ -20,6 +20,11 @@ from verl.utils.config import validate_config
 from training.launch import CONFIG_FILE
 from training.supervise import VARIABLES, die_with_parent
 
+OWN_RAY = "local"
+"""``RAY_ADDRESS`` of a training that starts Ray by itself."""
+OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+"""What Ray decides when it starts a node, and refuses to hear again from who joins it."""
+
 
 def main() -> None:
     """Run the training that ``RUN_FOLDER/config.yaml`` describes."""
@@ -29,6 +34,9 @@ def main() -> None:
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         environment = config.ray_kwargs.ray_init.runtime_env
+        if os.environ.get("RAY_ADDRESS", OWN_RAY) != OWN_RAY:
+            for key in OF_A_NODE:
+                config.ray_kwargs.ray_init.pop(key, None)
         own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         # Workers on other nodes do not inherit this process's environment.
         environment.env_vars = {**own, **(environment.get("env_vars") or {})}

@@ -21,15 +21,24 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
-from agents.engines.base import Engine, Finish, Generation, Request, Sampling
+from agents.engines.base import (
+    Engine,
+    EngineFault,
+    EngineFaultKind,
+    Finish,
+    Generation,
+    Request,
+    Sampling,
+)
 from agents.engines.batching import MicroBatcher
 from agents.engines.stops import Decoder, StopFinder
 from agents.engines.vision import ImageReader, has_vision, pack_pictures
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
+from spear_envs.core.errors import SpearError
 from training.environments import EnvironmentSettings, make_environment
-from training.verl_plugin import rollout_hf
+from training.rollouts import HF
 from training.verl_plugin.batch import RowTokens, build_columns
 from training.verl_plugin.records import EpisodeRecord, record_episode
 
@@ -86,6 +95,8 @@ class CountingEngine:
 class ServerEngine:
     """An :class:`~agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches inside).
 
+    An engine that has died ends the training: no further episode would be played.
+
     Args:
         client: verl's client of its rollout servers.
         end_ids: ids that end a response by themselves.
@@ -131,12 +142,20 @@ class ServerEngine:
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
-        output = await self._client.generate(
-            request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
-            prompt_ids=list(prompt_ids),
-            sampling_params=parameters,
-            image_data=[Image.fromarray(image) for image in images] or None,
-        )
+        try:
+            output = await self._client.generate(
+                request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
+                prompt_ids=list(prompt_ids),
+                sampling_params=parameters,
+                image_data=[Image.fromarray(image) for image in images] or None,
+            )
+        except EngineFault as fault:
+            if fault.kind not in (EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY):
+                raise
+            # As a fault it would end this episode alone, and all that follow in the same way.
+            raise SpearError(
+                f"{fault.message}. The run stopped; the same command resumes it from its last checkpoint"
+            ) from fault
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
         if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):
@@ -160,7 +179,7 @@ class RolloutWorker(AgentLoopWorker):
         path = self.model_config.local_path
         self._reader = ImageReader(path) if has_vision(path) else None
         engine: Engine
-        if config.actor_rollout_ref.rollout.name == rollout_hf.NAME:
+        if config.actor_rollout_ref.rollout.name == HF:
             engine = MicroBatcher(
                 self._generate_batch,
                 max_batch=config.actor_rollout_ref.rollout.max_num_seqs,

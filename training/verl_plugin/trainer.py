@@ -35,6 +35,7 @@ from training.verl_plugin.loss import actor_loss
 from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards, summarize_rows
 from training.verl_plugin.plan import plan_update
 from training.verl_plugin.queue import StepQueue
+from training.verl_plugin.rollout_servers import close_servers
 from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
 from training.verl_plugin.state import SpearState
 from training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
@@ -91,10 +92,15 @@ class SpearTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         """Install the losses and push the (loaded) weights to the rollout engine."""
         super().on_init_end()
+        self.install_algorithm()
+
+    def install_algorithm(self) -> None:
+        """Bring ``settings`` and ``state`` to the workers: losses, and the updaters that call them."""
         self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
         shared = (self.config, self.settings, self.state, self.queue)
-        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings))
         self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)
+        corrected = self.updater.correction is not None
+        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings, corrected=corrected))
         if self.use_critic:
             self.critic_wg.set_loss_fn(partial(critic_loss, self.settings.critic))
             self.critic = CriticUpdater(self.critic_wg, *shared)
@@ -105,7 +111,7 @@ class SpearTrainer(PPOTrainerSync):
         return self.agent_loop_manager
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop.
+        """verl's loop; whatever ends it, the rollout servers end in order.
 
         Raises:
             SpearError: a worker process died.
@@ -117,6 +123,8 @@ class SpearTrainer(PPOTrainerSync):
             if explanation is None:
                 raise
             raise SpearError(explanation) from error
+        finally:
+            close_servers(self.llm_server_manager.get_replicas())
 
     def on_train_begin(self) -> None:
         """Log the checkpoint's own step if the run was killed between its checkpoint and its log line."""
@@ -200,8 +208,8 @@ class SpearTrainer(PPOTrainerSync):
             if state.baseline is not None:  # 8. (a step whose rows are all filtered still tells what rewards are usual)
                 state.baseline.extend(plan.baselines)
         if plan.rows:
-            with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs by the actor
-                fresh = self.updater.recompute_log_probs(plan.rows, metrics)
+            with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs, by the actor unless bypassed
+                fresh = self.updater.collect_rows(plan.rows, metrics)
             if self.use_critic:  # 7. with PPO, advantages are of tokens
                 with marked_timer("values", timing_raw):
                     fresh, targets = self.critic.estimate(fresh, metrics)

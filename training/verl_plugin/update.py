@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
 
-from training.algorithms import Coupling, Estimator, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
+from training.algorithms import Coupling, ReplayEntry, calibrate_covariance_bounds, sequence_entropy
 from training.algorithms.settings import SpearSettings
+from training.rollout_correction import RolloutCorrection
 from training.verl_plugin.batch import (
     RowTokens,
     build_columns,
     deal_rows,
     find_predictions,
+    nest_flat,
     weigh_rows,
 )
-from training.verl_plugin.loss import ADVANTAGES, REFERENCE, STEERING, list_token_columns
+from training.verl_plugin.correction import correct_rows
+from training.verl_plugin.loss import ADVANTAGES, REFERENCE, STEERING, WEIGHTS, list_token_columns
 from training.verl_plugin.plan import PlannedRow
 from training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows, pad_rows
 from training.verl_plugin.state import SpearState
@@ -50,15 +53,17 @@ class FreshRows:
     """Of each token, where they differ inside a row (PPO); the rows' own are then means over their loss tokens."""
     pictures: tuple[np.ndarray, ...] | None = None
     """Of each row, where the model has a vision tower."""
+    rollout_weights: np.ndarray | None = None
+    """Of each token, where the rollout's log-probs are corrected for."""
 
     def to_entries(self, step: int) -> tuple[list[ReplayEntry], int]:
-        """Entries for the replay buffer, and how many rows had no positive advantage."""
+        """Entries for the replay buffer, and how many rows had no positive advantage, or no token left to learn."""
         entries = []
         ends = np.cumsum(self.lengths)
         pictures = self.pictures or (None,) * len(self.rows)
         columns = zip(self.rows, self.tokens, pictures, ends, self.lengths, strict=True)
         for planned, (prompt, response), seen, end, length in columns:
-            if planned.advantage <= 0:
+            if planned.advantage <= 0 or not planned.row.loss_tokens:
                 continue
             part = slice(end - length, end)
             entries.append(
@@ -135,26 +140,40 @@ class ActorUpdater:
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self._rows_per_minibatch = actor.ppo_mini_batch_size * rollout.n
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
-        self._token_columns = list_token_columns(settings)
+        correction: Any = OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True)
+        self._bypass = bool(correction["bypass_mode"])
+        self.correction = RolloutCorrection.from_mapping(correction)
+        """None where the rollout's log-probs are not corrected for."""
+        self._token_columns = list_token_columns(settings, corrected=self.correction is not None)
         self._replay_watch = Stopwatch()
 
     # ---- log-probs ---------------------------------------------------------------------------------------------------
-    def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
-        """Old log-probs of ``rows`` by the actor; logs the entropy and how far the rollout's log-probs are off."""
+    def collect_rows(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
+        """``rows`` with their old log-probs; logs the entropy.
+
+        Old log-probs come from a forward pass of the actor, and metrics tell how far the rollout's are off. With
+        ``algorithm.rollout_correction.bypass_mode`` they are the rollout's own: there is no forward pass, and the
+        entropy is estimated from the log-probs of the sampled tokens. Without it the other keys of that node
+        (:class:`RolloutCorrection`) weigh tokens, or take them out of the loss, where the two disagree.
+        """
         keys = [planned.row.key for planned in rows]
-        fields = ["log_probs", "entropy", "loss_mask", "rollout_log_probs"]
+        fields = ["loss_mask", "rollout_log_probs"]
         if self._settings.sil.enabled:
             fields += [name for name in self._queue.forward_columns if name in ("input_ids", PICTURES)]
         prompts = np.asarray([planned.row.prompt_length for planned in rows])
         lengths = np.asarray([planned.row.response_length for planned in rows])
-        data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
-        where = find_predictions(prompts, lengths)
-        log_probs, entropy = data["log_probs"].values()[where].float(), data["entropy"].values()[where].float()
-        mask = data["loss_mask"].values().bool()
-        rollout = data["rollout_log_probs"].values()
-        self._log_agreement(log_probs[mask], rollout[mask], metrics)
-        padded = pad_rows(entropy, lengths)
-        padded_mask = pad_rows(mask, lengths)
+        if self._bypass:
+            data = self._queue.get(keys, fields)
+            log_probs = data["rollout_log_probs"].values().float()
+            mask, entropy = data["loss_mask"].values().bool(), -log_probs
+        else:
+            fields += ["log_probs", "entropy"]
+            data = self._forward(keys, prompts + lengths, fields, calculate_entropy=True)
+            where = find_predictions(prompts, lengths)
+            log_probs, entropy = (data[name].values()[where].float() for name in ("log_probs", "entropy"))
+            mask = data["loss_mask"].values().bool()
+            self._log_agreement(log_probs[mask], data["rollout_log_probs"].values()[mask], metrics)
+        padded, padded_mask = pad_rows(entropy, lengths), pad_rows(mask, lengths)
         norm = sequence_entropy(padded, padded_mask, loss_scale_factor=self._scale_factor)
         metrics["entropy/seq-mean-token-sum-norm"] = float(norm)
         metrics["entropy/seq-mean-token-sum"] = float(norm) * self._scale_factor
@@ -169,6 +188,17 @@ class ActorUpdater:
                 if self._queue.vision:
                     column = data[PICTURES]
                     pictures = tuple(np.split(column.values().numpy(), column.offsets()[1:-1].tolist()))
+        weights = None
+        if self.correction is not None:
+            rollout = data["rollout_log_probs"].values()
+            corrected = correct_rows(self.correction, log_probs, rollout, mask, lengths)
+            metrics.update(corrected.metrics)
+            mask, weights = corrected.mask, corrected.weights
+            self._queue.put(keys, TensorDict({"loss_mask": nest_flat(mask.long(), lengths.tolist())}, len(keys)))
+            rows = [
+                replace(planned, row=replace(planned.row, loss_tokens=left))
+                for planned, left in zip(rows, corrected.loss_tokens, strict=True)
+            ]
         reference = self._ask_reference(keys, prompts, lengths)
         return FreshRows(
             tuple(rows),
@@ -178,6 +208,7 @@ class ActorUpdater:
             tokens,
             reference,
             pictures=pictures,
+            rollout_weights=weights,
         )
 
     def _forward(
@@ -230,7 +261,7 @@ class ActorUpdater:
             self._state.bounds = self._measure_bounds(replay_keys, replay)
         reference = self._ask_reference(replay_keys, *_measure_entries(replay.entries)) if replay_keys else None
         batch = _Batch.of_fresh(fresh)
-        drawn = _Batch.of_replay(replay if replay_keys else Replay.empty(), replay_keys, self._settings, reference)
+        drawn = _Batch.of_replay(replay if replay_keys else Replay.empty(), replay_keys, self._token_columns, reference)
         weight, bounds = gamma, self._state.bounds or (0.0, 0.0)
         if coupling is Coupling.FOLDED:
             # gamma moves from the loss into the advantages; covariances shrink by it, so the bounds must too.
@@ -248,6 +279,7 @@ class ActorUpdater:
                 own.pop("loss/on_policy")
                 metrics.update({name: own[name] for name in ("loss/sil", "clip/cov_fraction", "actor/lr")})
                 metrics.update({f"sil/{name}": own[name] for name in ("actor/grad_norm", "clip/ppo_fraction")})
+                metrics["timing_s/train_replayed_rows"] = own["timing_s/train_rows"]
             metrics["replay/n_sil"] = replayed / steps
         metrics["actor/optimizer_steps"] = float(steps)
 
@@ -295,7 +327,9 @@ class ActorUpdater:
             "hold_learning_rate": hold_learning_rate,
         }
         columns = (*self._queue.forward_columns, *self._token_columns, STEERING)
+        start = time.perf_counter()
         output = tu.get(self._workers.update_actor(name_rows(keys, columns, info)), "metrics")
+        metrics["timing_s/train_rows"] = time.perf_counter() - start
         self._log_update(reduce_metrics(dict(output)), bool(replay.any()), metrics)
         return len(deal.minibatches) * actor.ppo_epochs
 
@@ -389,7 +423,12 @@ class _Batch:
 
     @classmethod
     def of_fresh(cls, fresh: FreshRows) -> _Batch:
-        columns = {"old_log_probs": fresh.old_log_probs, REFERENCE: fresh.ref_log_probs, ADVANTAGES: fresh.advantages}
+        columns = {
+            "old_log_probs": fresh.old_log_probs,
+            REFERENCE: fresh.ref_log_probs,
+            ADVANTAGES: fresh.advantages,
+            WEIGHTS: fresh.rollout_weights,
+        }
         return cls(
             tuple(planned.row.key for planned in fresh.rows),
             fresh.lengths,
@@ -402,16 +441,18 @@ class _Batch:
 
     @classmethod
     def of_replay(
-        cls, replay: Replay, keys: Sequence[str], settings: SpearSettings, reference: np.ndarray | None
+        cls, replay: Replay, keys: Sequence[str], token_columns: Sequence[str], reference: np.ndarray | None
     ) -> _Batch:
         entries = replay.entries
         prompts, lengths = _measure_entries(entries)
         logs = [np.asarray(entry.old_log_probs, dtype=np.float32) for entry in entries]
         columns = {"old_log_probs": np.concatenate(logs) if logs else np.zeros(0, dtype=np.float32)}
-        if settings.kl.coefficient > 0:
+        if REFERENCE in token_columns:
             columns[REFERENCE] = reference if reference is not None else np.zeros(0, dtype=np.float32)
-        if settings.advantage.estimator is Estimator.GAE:
+        if ADVANTAGES in token_columns:
             columns[ADVANTAGES] = np.repeat(np.asarray(replay.advantages, dtype=np.float32), lengths.astype(np.int64))
+        if WEIGHTS in token_columns:  # of a policy that is gone: the ratio to its own log-probs is all there is
+            columns[WEIGHTS] = np.ones(int(lengths.sum()), dtype=np.float32)
         return cls(
             tuple(keys),
             tuple(lengths.tolist()),

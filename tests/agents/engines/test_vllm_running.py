@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+
 from agents.engines.base import (
     ContextExceededError,
     EngineFault,
@@ -253,6 +255,69 @@ def test_what_it_cannot_do_is_said(engine: VLLMEngine, model: HFModel) -> None:
         with pytest.raises(kind, match=words):
             answer(engine, [wrong])
     assert answer(engine, [request])
+
+
+def change(state: dict[str, Any], *parts: str) -> dict[str, Any]:
+    """The weights whose names hold one of ``parts`` are others."""
+    dice = torch.Generator().manual_seed(len(parts[0]))
+    return {
+        name: tensor + 0.2 * torch.randn(tensor.shape, generator=dice)
+        if any(part in name for part in parts)
+        else tensor
+        for name, tensor in state.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "parts", [("embed_tokens", "lm_head"), ("norm",), ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("mlp",), ("",)]
+)
+def test_replaced_weights_are_computed_with(
+    engine: VLLMEngine, model: HFModel, wide_model: Path, parts: tuple[str, ...]
+) -> None:
+    """One part at a time: vLLM keeps each in its own order, the output layer that is tied to the embedding too."""
+    before = {name: tensor.clone() for name, tensor in model.model.state_dict().items()}
+    after = change(before, *parts)
+    after["lm_head.weight"] = after["model.embed_tokens.weight"]
+    requests = make_requests(model, 6, lengths=(2 * BLOCK + 5, 9))
+    other = HFModel(wide_model)
+    other.load_state(after)
+    try:
+        for state, reference in ((after, other), (before, model)):
+            answer(engine, requests)  # its prompts are cached, under the weights of before
+            engine.load_state(state)
+            for request, given in zip(requests, answer(engine, requests), strict=True):
+                wanted = reference.log_probs(request.prompt_ids, given.token_ids)
+                assert given.log_probs == pytest.approx(wanted, abs=1e-4)
+    finally:
+        engine.load_state(before)
+    first = requests[0]
+    moved = max(
+        abs(a - b)
+        for a, b in zip(
+            model.log_probs(first.prompt_ids, (3, 4, 5)), other.log_probs(first.prompt_ids, (3, 4, 5)), strict=True
+        )
+    )
+    assert moved > 1e-2, "the change shows"
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VLLMEngine, model: HFModel) -> None:
+    state = dict(model.model.state_dict())
+    request = make_requests(model, 1)[0]
+    before = answer(engine, [request])
+    with pytest.raises(SpearError, match=r"missing \['model.norm.weight'\]"):
+        engine.load_state({name: tensor for name, tensor in state.items() if name != "model.norm.weight"})
+    with pytest.raises(SpearError, match=r"norm\.weight is .*, there it is"):
+        engine.load_state(state | {"model.norm.weight": torch.ones(3)})
+    assert answer(engine, [request]) == before
+
+    async def load() -> None:
+        task = asyncio.ensure_future(ask(engine, replace(request, sampling=Sampling(max_tokens=900, seed=1))))
+        await wait_until(lambda: engine._llm.get_num_unfinished_requests() > 0)
+        with pytest.raises(SpearError, match="answers are under way"):
+            engine.load_state(state)
+        await task
+
+    asyncio.run(load())
 
 
 def test_a_death_is_a_fault_and_leaves_nothing(engine: VLLMEngine, model: HFModel) -> None:

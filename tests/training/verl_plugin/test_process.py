@@ -57,6 +57,18 @@ def test_verl_runs_the_configuration_of_the_folder(launch: Any) -> None:
     assert OmegaConf.is_struct(seen[0])
 
 
+def test_a_cluster_that_runs_is_not_told_what_its_nodes_have(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    seen: list[Any] = []
+    launch(seen.append)
+    monkeypatch.setenv("RAY_ADDRESS", process.OWN_RAY)
+    launch(seen.append)
+    assert all(set(process.OF_A_NODE) <= set(config.ray_kwargs.ray_init) for config in seen)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    launch(seen.append)
+    assert not set(process.OF_A_NODE) & set(seen[2].ray_kwargs.ray_init)
+
+
 def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -11,8 +11,10 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 
 from agents.engines.base import Finish, Generation, Request, Sampling
-from training.verl_plugin import rollout_hf
-from training.verl_plugin.rollout_hf import HFServer, HFWeightSender, name_server
+from training.rollouts import HF
+from training.verl_plugin import rollout_servers
+from training.verl_plugin.rollout_hf import HFServer, HFWeightSender
+from training.verl_plugin.rollout_servers import name_server
 
 SERVER: Any = HFServer.__ray_metadata__.modified_class
 """The class behind the Ray actor."""
@@ -56,6 +58,10 @@ def test_a_batch_keeps_its_order() -> None:
             Sampling(temperature=0.4, top_p=0.6, max_tokens=5),
         ),
         ({"top_k": 3, "max_new_tokens": 4, "seed": 9}, Sampling(top_k=3, max_tokens=4, seed=9)),
+        (
+            {"stop_token_ids": [5], "stop": ["</a>"]},
+            Sampling(max_tokens=16, stop_token_ids=(5,), stop_strings=("</a>",)),
+        ),
     ],
 )
 def test_verls_own_agent_loops_can_ask(parameters: dict[str, Any], expected: Sampling) -> None:
@@ -82,6 +88,8 @@ def test_new_weights_replace_the_old() -> None:
 
 
 CALLS = [
+    "start",
+    "close",
     "wake_up",
     "sleep",
     "abort_all_requests",
@@ -97,7 +105,8 @@ CALLS = [
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_that_only_a_gpu_engine_needs_are_answered(name: str) -> None:
-    assert asyncio.run(getattr(open_server(FakeModel()), name)(1, tags=["x"])) is None
+    arguments: dict[str, Any] = {} if name in ("start", "close") else {"tags": ["x"]}
+    assert asyncio.run(getattr(open_server(FakeModel()), name)(**arguments)) is None
 
 
 @pytest.mark.parametrize(
@@ -117,8 +126,8 @@ def test_one_rank_of_each_replica_sends_the_weights(
             sent.append((self._name, state))
 
     monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setattr(rollout_hf.BaseRollout, "__init__", lambda self, *_: None)
-    monkeypatch.setattr(rollout_hf.ray, "get_actor", FakeActor)
+    monkeypatch.setattr(rollout_servers.BaseRollout, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(rollout_servers.ray, "get_actor", FakeActor)
 
     class Config:
         tensor_model_parallel_size = per_replica
@@ -136,6 +145,6 @@ def test_one_rank_of_each_replica_sends_the_weights(
     asyncio.run(sender.resume(["weights"]))
     asyncio.run(sender.release())
     assert drained == ["a", "b"], "gathering is collective: every rank drains"
-    assert [name for name, _ in sent] == ([name_server(replica)] if sends else [])
+    assert [name for name, _ in sent] == ([name_server(HF, replica)] if sends else [])
     for _, state in sent:
         assert all(value.dtype is torch.float32 and not value.requires_grad for value in state.values())

@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
-from agents.engines.base import Finish, Generation, Request, Sampling
+from agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
 from agents.engines.batching import MicroBatcher
 from agents.engines.bytes import ByteTokenizer
 from agents.engines.scripted import ScriptedEngine
@@ -134,6 +134,25 @@ def test_an_aborted_request_gives_an_empty_response() -> None:
 def test_a_servers_error_reaches_the_caller() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         ask(FakeClient(RuntimeError("out of memory")))
+    with pytest.raises(EngineFault):  # ends an episode, not the training
+        ask(FakeClient(EngineFault(EngineFaultKind.SERVER_ERROR, "a hiccup")))
+
+
+@pytest.mark.parametrize("kind", [EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY])
+def test_a_dead_engine_ends_the_training(kind: EngineFaultKind) -> None:
+    import ray
+
+    death = EngineFault(kind, "vLLM's process has ended: killed from outside")
+    # As it comes out of the server's process.
+    arrived = ray.exceptions.RayTaskError.from_bytes(
+        ray.exceptions.RayTaskError("generate", "a traceback", death).to_bytes()
+    ).as_instanceof_cause()
+    for error in (death, arrived):
+        with pytest.raises(
+            SpearError, match=r"killed from outside\. The run stopped; the same command resumes"
+        ) as told:
+            ask(FakeClient(error))
+        assert not isinstance(told.value, EngineFault)
 
 
 # ---- a worker --------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class FakeUpdater:
         self.state = state
         self.log: list[Any] = []
 
-    def recompute_log_probs(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
+    def collect_rows(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
         lengths = tuple(planned.row.response_length for planned in rows)
         total = sum(lengths)
         tokens = tuple((np.ones(2, np.int32), np.full(n, 7, np.int32)) for n in lengths)

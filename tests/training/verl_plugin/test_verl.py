@@ -57,12 +57,14 @@ def test_everything_is_registered_under_its_name() -> None:
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from training.verl_plugin import platform, rollout_hf, trainer, workers
+    from training.verl_plugin import platform, rollout_hf, rollout_vllm, trainer, workers
 
     assert PlatformRegistry._platforms["cpu"] is platform.PlatformCPU
     assert get_trainer_cls("spear") is trainer.SpearTrainer
     assert get_rollout_class("spear_hf") is rollout_hf.HFWeightSender
     assert RolloutReplicaRegistry.get("spear_hf") is rollout_hf.HFReplica
+    assert get_rollout_class("vllm_cpu") is rollout_vllm.VLLMWeightSender
+    assert RolloutReplicaRegistry.get("vllm_cpu") is rollout_vllm.VLLMReplica
     for backend in ("fsdp", "fsdp2"):
         for kind, engine in (
             ("language_model", workers.CpuLanguageModelEngine),

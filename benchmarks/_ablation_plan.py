@@ -1,0 +1,186 @@
+"""What the ablation runs: scenarios (an environment and the warm start that all of its runs begin with), arms, seeds.
+
+A scenario fixes everything that the arms share: tasks, prompts, batch sizes, schedules, number of rollouts.  An arm is
+an algorithm; it may differ from the others in the keys that its row of the configuration sets, and in the learning
+rate, which is chosen for each arm by itself, from the same candidates, with the same number of runs, on the valid
+panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from training.warmstart import Answers, WarmStartSettings
+
+__all__ = ["ARMS", "BASES", "SCENARIOS", "TUNING_SEED", "Scenario", "Trial", "list_trials"]
+
+ARMS: Mapping[str, str] = MappingProxyType(
+    {
+        "grpo": "GRPO",
+        "grpo_sil": "GRPO + SI",
+        "grpo_spear": "GRPO + SI + IR (SPEAR)",
+        "drbot": "Dr.BoT",
+        "drbot_spear": "Dr.BoT + SPEAR",
+        "gigpo": "GiGPO",
+        "gigpo_spear": "GiGPO + SPEAR",
+    }
+)
+"""Rows of the configuration group ``algorithm``, with their names in tables."""
+BASES: Mapping[str, str] = MappingProxyType(
+    {"grpo_sil": "grpo", "grpo_spear": "grpo", "drbot_spear": "drbot", "gigpo_spear": "gigpo"}
+)
+"""The arm without self-imitation that an arm is compared with, task by task."""
+TUNING_SEED = 9
+"""Of the runs that a learning rate is chosen by; no result is reported from them."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One environment of the ablation.
+
+    Attributes:
+        preset: configuration that the scenario changes.
+        overrides: its changes, the same for all arms.
+        warm_start: makes the policy that all runs begin with.
+        steps: training steps of every run.
+        test_split: where the result is reported; the split that settings are chosen on is the configuration's.
+        samples: episodes of each task of a panel.
+        rates: candidates for the learning rate of every arm; where there is one, nothing is tuned.
+        seeds: of the reported runs.
+    """
+
+    name: str
+    title: str
+    preset: str
+    overrides: tuple[str, ...]
+    warm_start: WarmStartSettings
+    steps: int
+    test_split: str
+    samples: int
+    arms: tuple[str, ...] = tuple(ARMS)
+    rates: tuple[str, ...] = ("1e-4", "3e-4")
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def list_tuning(self, arm: str) -> list[Trial]:
+        """The trials that the learning rate of an arm is chosen by."""
+        return [Trial(self, arm, rate, TUNING_SEED) for rate in self.rates] if len(self.rates) > 1 else []
+
+    def list_reported(self, arm: str, rate: str) -> list[Trial]:
+        """The trials of an arm that are reported."""
+        return [Trial(self, arm, rate, seed) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: an arm of a scenario with a learning rate and a seed."""
+
+    scenario: Scenario
+    arm: str
+    rate: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Folder of the run and stem of its result."""
+        return f"{self.arm}-lr{self.rate}-seed{self.seed}"
+
+    @property
+    def tuning(self) -> bool:
+        """Whether it only serves to choose a learning rate."""
+        return self.seed == TUNING_SEED
+
+    def list_overrides(self, policy: str) -> tuple[str, ...]:
+        """Arguments of ``spear train`` besides the run folder; ``policy`` is the quoted folder of the warm start."""
+        return (
+            f"preset={self.scenario.preset}",
+            f"algorithm={self.arm}",
+            *COMMON,
+            *self.scenario.overrides,
+            f"trainer.total_training_steps={self.scenario.steps}",
+            f"actor_rollout_ref.actor.optim.lr={self.rate}",
+            f"actor_rollout_ref.model.path={policy}",
+            f"spear.seed={self.seed}",
+        )
+
+
+COMMON = (
+    "trainer.logger=[file]",
+    "trainer.test_freq=25",
+    "trainer.save_freq=10",
+    "trainer.max_actor_ckpt_to_keep=1",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "actor_rollout_ref.actor.optim.min_lr_ratio=0.05",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=5",
+)
+
+
+def list_trials(scenario: Scenario, rates: Mapping[str, str]) -> Iterator[Trial]:
+    """The trials of a scenario in the order they are run: tuning first, then seed by seed.
+
+    Args:
+        rates: the learning rate of each arm whose tuning is over; the other arms have tuning trials only.
+    """
+    tuning = [scenario.list_tuning(arm) for arm in scenario.arms]
+    reported = [scenario.list_reported(arm, rates[arm]) for arm in scenario.arms if arm in rates]
+    for group in (tuning, reported):
+        for trials in zip(*group, strict=True):
+            yield from trials
+
+
+FIRST_ARMS = ("grpo", "grpo_sil", "grpo_spear")
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        scenario.name: scenario
+        for scenario in (
+            Scenario(
+                "sokoban",
+                "Sokoban, 6x6, one box, 9 to 15 moves",
+                "demo",
+                (
+                    "spear.env.kwargs.shortest=9",
+                    "spear.env.kwargs.longest=15",
+                    "spear.env.kwargs.max_turns=20",
+                    "spear.sil.warmup_steps=75",
+                    # The policy has learnt to move: the paper's rule is a decay of nearly no steps then.
+                    "spear.reward.decay_steps=10",
+                    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+                ),
+                # Made on levels of 3 to 12 moves: it knows the form, and wins one in 25 of the longer ones.
+                WarmStartSettings("spear/Sokoban-v0", {"modality": "text"}, history=0),
+                steps=150,
+                test_split="test",
+                samples=2,
+            ),
+            Scenario(
+                "alfworld",
+                "ALFWorld, embedded games in small rooms",
+                "alfworld_tiny",
+                (
+                    "spear.sil.warmup_steps=75",
+                    "spear.reward.decay_steps=10",
+                    "data.train_batch_size=16",
+                    "actor_rollout_ref.rollout.n=8",
+                    "data.val_max_samples=240",
+                ),
+                WarmStartSettings(
+                    "spear/ALFWorld-v0",
+                    {"rooms": "small", "max_turns": 20},
+                    history=4,
+                    episodes=1600,
+                    noise=0.5,
+                    answers=Answers.PLAYED,
+                    epochs=3,
+                    learning_rate=2e-3,
+                    panel_tasks=0,
+                ),
+                steps=150,
+                test_split="valid_unseen",
+                samples=2,
+                arms=FIRST_ARMS,
+            ),
+        )
+    }
+)

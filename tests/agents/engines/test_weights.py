@@ -1,0 +1,72 @@
+"""Weights for a running engine: what of them fits a folder, and how another process reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import torch
+from safetensors.torch import save_file
+
+from agents.engines.weights import read_shapes, select_weights, share_weights
+from spear_envs.core.errors import SpearError
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+def save(folder: Path, *names: str, tied: bool, nested: bool = False) -> Path:
+    folder.mkdir()
+    tensors = {EMBEDDING: torch.zeros(4, 2), HEAD: torch.zeros(4, 2), NORM: torch.zeros(2)}
+    for number, name in enumerate(names):  # a file for each, as large models have
+        save_file({name: tensors[name]}, folder / f"model-{number}.safetensors")
+    config = {"tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+    return folder
+
+
+def state(*names: str) -> dict[str, torch.Tensor]:
+    shapes = {EMBEDDING: (4, 2), HEAD: (4, 2), NORM: (2,), "model.other": (1,)}
+    return {name: torch.ones(shapes[name]) for name in names}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_tied_head_may_be_given_or_not(tmp_path: Path, nested: bool) -> None:
+    without = save(tmp_path / "without", EMBEDDING, NORM, tied=True, nested=nested)
+    assert read_shapes(without) == {EMBEDDING: (4, 2), NORM: (2,)}
+    for given in (state(EMBEDDING, NORM), state(EMBEDDING, NORM, HEAD)):
+        assert select_weights(without, given).keys() == {EMBEDDING, NORM}
+    within = save(tmp_path / "within", EMBEDDING, NORM, HEAD, tied=True, nested=nested)
+    assert select_weights(within, state(EMBEDDING, NORM)).keys() == {EMBEDDING, NORM}
+    assert select_weights(within, state(EMBEDDING, NORM, HEAD)).keys() == {EMBEDDING, NORM, HEAD}
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", EMBEDDING, NORM, HEAD, tied=False)
+    assert select_weights(folder, state(EMBEDDING, NORM, HEAD)).keys() == {EMBEDDING, NORM, HEAD}
+    with pytest.raises(SpearError, match=r"missing \['lm_head.weight'\], unknown \['model.other'\]"):
+        select_weights(folder, state(EMBEDDING, NORM, "model.other"))
+    tied = save(tmp_path / "tied", EMBEDDING, NORM, tied=True)
+    with pytest.raises(SpearError, match=r"model.norm.weight is \(3,\), there it is \(2,\)"):
+        select_weights(tied, state(EMBEDDING) | {NORM: torch.ones(3)})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpearError, match=r"holds no \*\.safetensors: save the model with save_pretrained"):
+        select_weights(tmp_path / "empty", {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
+def test_another_process_reads_them_and_nothing_stays() -> None:
+    given = {"a.b": torch.arange(6.0).reshape(2, 3), "c": torch.full((3,), 0.1, dtype=torch.bfloat16)}
+    with share_weights(given) as path:
+        code = f"import torch; s = torch.load({path!r}, mmap=True, weights_only=True); "
+        code += "print({name: tensor.tolist() for name, tensor in s.items()})"
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == str({name: tensor.tolist() for name, tensor in given.items()})
+    assert not os.path.exists(path)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
+from benchmarks._ablation_report import compare, make_tables, print_report, write_report
+from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
+from training.launch import compose_config
+
+SOKOBAN = SCENARIOS["sokoban"]
+SMALL = replace(SOKOBAN, arms=("grpo", "grpo_spear"), rates=("1e-4", "3e-4"), seeds=(0, 1))
+
+
+def make_panel(won: dict[str, float], split: str = "test") -> dict[str, Any]:
+    return {
+        "split": split,
+        "samples": 2,
+        "temperature": 1.0,
+        "fingerprint": "f" * 64,
+        "mean": sum(won.values()) / len(won),
+        "won": won,
+    }
+
+
+def record(results: Path, scenario: Scenario, name: str, won: dict[str, float], **others: Any) -> None:
+    path = results / scenario.name / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    panels = {"valid_panel": make_panel(won, "valid"), "test_panel": make_panel(won)}
+    path.write_text(json.dumps({**panels, **others}))
+
+
+def record_trial(results: Path, trial: Trial, won: dict[str, float]) -> None:
+    curve = [0.1 * step for step in range(20)]
+    record(
+        results,
+        trial.scenario,
+        trial.name,
+        won,
+        steps=20,
+        episodes=2560,
+        code="abc",
+        curves=dict.fromkeys(CURVES, curve),
+    )
+
+
+def record_all(results: Path, scenario: Scenario) -> None:
+    record(results, scenario, WARM_START, {"a": 0.0, "b": 0.5, "c": 0.0})
+    for arm in scenario.arms:
+        for trial in scenario.list_tuning(arm):
+            # The higher rate is better for one arm and worse for the other.
+            better = (trial.rate == "3e-4") == (arm == "grpo_spear")
+            record_trial(results, trial, {"a": float(better), "b": 0.0, "c": 0.0})
+        rate = choose_rates(results, scenario)[arm]
+        for trial in scenario.list_reported(arm, rate):
+            high = 1.0 if arm == "grpo_spear" else 0.5
+            record_trial(results, trial, {"a": high, "b": high, "c": 0.0 if trial.seed else high})
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_arms_differ_in_the_algorithm_alone(scenario: Scenario, tmp_path: Path) -> None:
+    def compose(trial: Trial) -> dict[str, Any]:
+        config = compose_config(trial.list_overrides("model"), tmp_path, check=False)
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        for name in ("sil", "reward", "advantage", "clip", "loss", "filter", "cov"):
+            plain["spear"].pop(name)
+        return plain
+
+    rate, seed = scenario.rates[0], scenario.seeds[0]
+    first, *others = [compose(Trial(scenario, arm, rate, seed)) for arm in scenario.arms]
+    for other in others:
+        assert other == first
+
+
+def test_every_arm_is_tuned_with_the_same_effort() -> None:
+    for scenario in SCENARIOS.values():
+        assert set(scenario.arms) <= set(ARMS)
+        efforts = {len(scenario.list_tuning(arm)) for arm in scenario.arms}
+        assert efforts == {len(scenario.rates)}
+        assert TUNING_SEED not in scenario.seeds
+        assert len(scenario.seeds) >= 3
+        assert {"grpo", "grpo_sil", "grpo_spear"} <= set(scenario.arms)
+    assert set(SOKOBAN.arms) == set(ARMS)
+    assert set(BASES) | set(BASES.values()) <= set(ARMS)
+
+
+def test_tuning_comes_first_and_reported_trials_follow_the_chosen_rate(tmp_path: Path) -> None:
+    trials = list(list_trials(SMALL, {}))
+    assert [trial.seed for trial in trials] == [TUNING_SEED] * 4
+    assert [(trial.arm, trial.rate) for trial in trials[:2]] == [("grpo", "1e-4"), ("grpo_spear", "1e-4")]
+    record_all(tmp_path, SMALL)
+    assert choose_rates(tmp_path, SMALL) == {"grpo": "1e-4", "grpo_spear": "3e-4"}
+    names = [trial.name for trial in list_trials(SMALL, choose_rates(tmp_path, SMALL))][4:]
+    assert names == ["grpo-lr1e-4-seed0", "grpo_spear-lr3e-4-seed0", "grpo-lr1e-4-seed1", "grpo_spear-lr3e-4-seed1"]
+
+
+def test_no_rate_is_chosen_before_all_candidates_are_recorded(tmp_path: Path) -> None:
+    record_trial(tmp_path, SMALL.list_tuning("grpo")[0], {"a": 1.0})
+    assert choose_rates(tmp_path, SMALL) == {}
+    record_trial(tmp_path, SMALL.list_tuning("grpo")[1], {"a": 1.0})
+    assert choose_rates(tmp_path, SMALL) == {"grpo": "1e-4"}, "the first of equals"
+
+
+def test_one_candidate_needs_no_tuning(tmp_path: Path) -> None:
+    single = replace(SMALL, rates=("2e-4",))
+    assert choose_rates(tmp_path, single) == {"grpo": "2e-4", "grpo_spear": "2e-4"}
+    assert {trial.seed for trial in list_trials(single, choose_rates(tmp_path, single))} == {0, 1}
+
+
+def test_the_difference_is_paired_by_task() -> None:
+    before = {"a": 0.0, "b": 0.5, "c": 1.0}
+    after = {"c": 1.0, "a": 0.5, "b": 1.0}
+    difference = compare(before, after)
+    assert difference.mean == pytest.approx(1 / 3)
+    assert difference.half == pytest.approx(1.959964 * stdev([0.5, 0.5, 0.0]) / 3**0.5)
+    with pytest.raises(ValueError, match="same tasks"):
+        compare(before, {"a": 1.0})
+
+
+def test_the_report_has_means_over_seeds_and_paired_differences(tmp_path: Path) -> None:
+    record_all(tmp_path, SMALL)
+    text = make_tables(SMALL, tmp_path)
+    # Seeds 0 and 1 of GRPO win a half of each task and a half of two: 50.0 and 33.3 %; SPEAR twice as much.
+    table = text.split("\n\n")[1]
+    grpo, spear = (line for line in table.splitlines() if line.startswith("| GRPO"))
+    assert "50.0 / 33.3" in grpo and "| 41.7 [" in grpo and "+25.0 [" in grpo
+    assert "100.0 / 66.7" in spear and "| 83.3 [" in spear and "+66.7 [" in spear
+    assert "+41.7 [" in spear and "(GRPO)" in spear
+
+
+def test_the_report_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report([SMALL], tmp_path, Console())
+    assert "No result" in capsys.readouterr().out
+
+
+def test_a_page_gets_its_tables_and_pictures(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "docs" / "results.md"
+    record_all(results, SMALL)
+    page.parent.mkdir()
+    page.write_text("before\n<!-- ablation sokoban -->\nold\n<!-- end -->\nafter\n")
+    write_report([SMALL], results, page)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "old" not in text
+    assert "![" in text and (page.parent / "images" / "ablation-sokoban.png").stat().st_size > 10_000
+    write_report([SMALL], results, page)
+    assert page.read_text() == text
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="no place for sokoban"):
+        write_report([SMALL], results, page)
+
+
+def test_two_calls_share_the_work(tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    first, second = (Ablation(tmp_path / "out", tmp_path / "results", [SMALL], console) for _ in range(2))
+    with first._claim(SMALL, "trial") as mine:
+        assert mine
+        with second._claim(SMALL, "trial") as free:
+            assert not free
+    with second._claim(SMALL, "trial") as free:
+        assert free
+
+
+def test_what_is_recorded_is_finished(tmp_path: Path) -> None:
+    ablation = Ablation(tmp_path / "out", tmp_path / "results", [SMALL], Console(quiet=True))
+    assert not ablation.finished
+    record_all(tmp_path / "results", SMALL)
+    assert ablation.finished
+    ablation.run(0.0)
+
+
+@pytest.mark.slow
+def test_an_arm_runs_through_verl_and_is_recorded(tmp_path: Path) -> None:
+    warm_start = replace(SOKOBAN.warm_start, episodes=30, epochs=1, panel_tasks=0)
+    overrides = (
+        *SOKOBAN.overrides,
+        "data.train_batch_size=4",
+        "actor_rollout_ref.rollout.n=2",
+        "data.val_max_samples=4",
+    )
+    tiny = replace(
+        SOKOBAN,
+        overrides=overrides,
+        warm_start=warm_start,
+        arms=("grpo_spear",),
+        rates=("1e-4",),
+        seeds=(0,),
+        steps=2,
+        samples=1,
+    )
+    out, results = tmp_path / "out", tmp_path / "results"
+    first = Ablation(out, results, [tiny], Console(quiet=True))
+    first.run(0.0)  # over as soon as the training has begun
+    assert not first.finished and not first.failed
+    second = Ablation(out, results, [tiny], Console(quiet=True))
+    second.run(600.0)
+    assert second.finished and not second.failed, second.failed
+    start = json.loads((results / "sokoban" / f"{WARM_START}.json").read_text())
+    (path,) = (results / "sokoban").glob("grpo_spear-*.json")
+    trial = json.loads(path.read_text())
+    assert trial["steps"] == 2 and trial["episodes"] == 16
+    assert [len(trial["curves"][name]) for name in ("success", "entropy", "drawn")] == [2, 2, 2]
+    assert trial["settings"]["sil"]["enabled"] and trial["settings"]["env"]["kwargs"]["shortest"] == 9
+    assert len(trial["test_panel"]["won"]) == 256
+    assert trial["test_panel"]["fingerprint"] == start["test_panel"]["fingerprint"]
+    assert "GRPO + SI + IR" in make_tables(tiny, results)

@@ -1,0 +1,197 @@
+"""Dry runs of the paper's presets through verl and Ray: every experiment, each with another algorithm or cluster."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from agents.trajectory import StopReason
+from tests.training.trainings import get_steps
+from training.launch import compose_config
+from training.planning.step import Texts, count_optimiser_steps, measure_row
+
+pytestmark = pytest.mark.slow
+
+METRICS = (
+    *("spear/gamma", "spear/mu", "baseline/p50", "baseline/size", "replay/size", "replay/kept"),
+    *("replay/dropped_nonpositive", "replay/dropped_other", "replay/evicted_age", "replay/considered"),
+    *("replay/eligible", "replay/drawn", "replay/discarded", "replay/mean_age", "replay/bytes", "replay/n_sil"),
+    *("loss/on_policy", "loss/sil", "clip/ppo_fraction", "clip/dual_fraction", "clip/cov_fraction"),
+    *("cov/lower", "cov/upper", "entropy/seq-mean-token-sum-norm", "entropy/seq-mean-token-sum"),
+    *("reward/total", "reward/outcome", "reward/tool_call", "reward/format", "success/all", "score/mean"),
+    *("tool_calls/mean", "turns/mean", "mask/overlong", "mask/void", "mask/repetition", "mask/low_variance"),
+    *("rollout/wasted_generations", "perf/spear_driver_seconds", "perf/step_seconds"),
+    *(f"stop/{reason.value}" for reason in StopReason),
+)
+"""What a run with a replay tells, besides success by subtask and faults by kind."""
+
+
+LOGGERS = "trainer.logger=[console,tensorboard,file,wandb]"
+EPISODES = 24
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A preset's two steps: how it is started, and what its episodes are of."""
+
+    preset: str
+    overrides: tuple[str, ...]
+    subtasks: frozenset[str]
+    conversation: bool = False
+    """Whether an episode is one row."""
+
+
+RUNS = (
+    DryRun(
+        "webshop_qwen2.5_7b", ("algorithm=gigpo",), frozenset({"beauty", "electronics", "fashion", "garden", "grocery"})
+    ),
+    DryRun(
+        "math_qwen3_32b_16k",
+        ("algorithm=rloo_sil",),
+        frozenset(
+            [
+                "powers",
+                "squares",
+                "multiples",
+                "digits",
+                "products",
+                "remainders",
+                "factorials",
+                "common_multiples",
+                "coprime",
+                "loops",
+            ]
+        ),
+        conversation=True,
+    ),
+    DryRun("search_qwen2.5_7b", ("algorithm=grpo_spear",), frozenset({"1hop", "2hop", "3hop"}), conversation=True),
+)
+
+
+def run(out: Path, *overrides: str, address: str | None = None) -> dict[int, dict[str, float]]:
+    """``spear train`` in a process of its own; its metrics by step."""
+    command = [sys.executable, "-m", "training", "--out", str(out), *overrides]
+    variables = {**os.environ, "WANDB_MODE": "offline"} | ({"RAY_ADDRESS": address} if address else {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
+    log = (out / "train.log").read_text(errors="replace")[-3000:] if (out / "train.log").exists() else ""
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
+    assert "Cut down; every other setting is the preset's" in done.stdout
+    return check(get_steps(out))
+
+
+def check(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """What holds for each of these runs."""
+    assert sorted(steps) == [1, 2]
+    for metrics in steps.values():
+        assert metrics["rollout/wasted_generations"] == 0
+        # Prompts of unequal length: padded on the left where they are played, not at all where they are learnt.
+        assert metrics["training/rollout_log_probs_diff_max"] < 1e-4
+        assert metrics["rows/trained"] > 0 and math.isfinite(metrics["loss/on_policy"])
+        # Groups that all win or all lose are filtered out.
+        assert metrics["actor/grad_norm"] > 0 or metrics["success/all"] in (0, 1)
+        assert 0 <= metrics["turns/valid_action"] <= 1
+    assert 0 <= steps[2]["val/success/all"] <= 1
+    return steps
+
+
+@pytest.mark.parametrize("dry", RUNS, ids=lambda dry: dry.preset)
+def test_a_preset_trains_two_steps(dry: DryRun, tmp_path: Path) -> None:
+    steps = run(tmp_path / "run", f"preset={dry.preset}", "model=tiny", *dry.overrides)
+    for metrics in steps.values():
+        played = {name.removeprefix("success/") for name in metrics if name.startswith("success/")} - {"all"}
+        assert played and played <= dry.subtasks
+        assert (metrics["rows/total"] == EPISODES) == dry.conversation
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[str]:
+    """Address of a Ray cluster of two nodes on this machine, each with room for two ranks."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray")  # the paths of Ray's sockets must be short
+    node = {"num_cpus": 11, "num_gpus": 2, "object_store_memory": 200_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Path) -> None:
+    ranks = ("trainer.nnodes=2", "trainer.n_gpus_per_node=2")
+    overrides = ("preset=alfworld_qwen2.5_7b", "model=tiny", "algorithm=drbot_gigpo_spear", *ranks)
+    steps = run(tmp_path / "run", *overrides, address=two_nodes)
+    assert steps[2]["replay/drawn"] == 8 and steps[2]["loss/sil"] < 0
+    saved = (tmp_path / "run" / "checkpoints" / "global_step_2" / "actor").glob("model_world_size_4_rank_*.pt")
+    assert len(list(saved)) == 4, "a node has room for two ranks, so both have taken part"
+
+
+def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
+    out = tmp_path / "sokoban"
+    run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny", LOGGERS)
+    from agents.metrics import read_history
+
+    steps = [record for record in read_history(out) if "training/global_step" in record]
+    told = {name for record in steps for name, value in record.items() if value is not None}
+    assert set(METRICS) <= told
+    assert any(name.startswith("success/") and name != "success/all" for name in told)
+
+    log = (out / "train.log").read_text(errors="replace")
+    (wandb,) = out.glob("wandb/offline-run-*/run-*.wandb")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    recorded = wandb.read_bytes()
+    for name in METRICS:
+        assert name in log and name in events.Tags()["scalars"] and name.encode() in recorded, name
+
+    # `spear plan --like` gives back what was measured.
+    config: Any = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny"), Path("runs/x"), check=False)
+    from training.planning import make_plan
+
+    plan = make_plan(config, {}, Texts.measure(steps), 2**30)
+    measured = {
+        name: sum(record[name] for record in steps) / 2 for name in steps[0] if name.startswith(("rows", "tok"))
+    }
+    assert plan.step.rows == pytest.approx(measured["rows/total"])
+    assert plan.step.tokens == pytest.approx(measured["tokens/prompt"] + measured["tokens/response"])
+    assert plan.step.written == pytest.approx(measured["tokens/written"])
+    assert plan.step.trained >= measured["rows/trained"], "filters of single rows are not foreseen"
+    first = steps[0]
+    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    assert first["actor/optimizer_steps"] == count_optimiser_steps(first["rows/trained"], rows)
+    row = [first[f"tokens/{part}"] / first["rows/total"] for part in ("prompt", "response", "written")]
+    assert first["replay/bytes"] / first["replay/size"] == pytest.approx(measure_row(*row), rel=0.02)
+    drawn = [record["step"] for record in steps if record.get("replay/drawn")]
+    assert plan.step.first_replay == drawn[0] == 2
+
+
+def test_a_tiny_vision_policy_trains_on_pictures(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from agents.engines.hf import HFModel
+    from training.export import export_policy
+
+    out = tmp_path / "run"
+    steps = run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl", "trainer.save_freq=2")
+    assert steps[2]["replay/drawn"] > 0
+    made = export_policy(out, tmp_path / "policy")
+    before, after = (load_file(folder / "model.safetensors") for folder in (out / "policy", made.folder))
+    moved = {name for name in before if not before[name].equal(after[name])}
+    assert "visual.patch_embed.proj.weight" in moved, "no gradient reached the vision tower"
+    assert HFModel(made.folder).reader is not None, "the image processor is part of the export"

@@ -1,0 +1,77 @@
+"""verl's settings of rollout correction: which make sense, and which change anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("hydra", reason="needs the extra 'train'")
+
+from spear_envs.core.errors import SpearError
+from training.launch import compose_config
+from training.rollout_correction import REJECTIONS, RolloutCorrection
+
+NODE = "algorithm.rollout_correction"
+
+
+def read(**values: Any) -> RolloutCorrection | None:
+    return RolloutCorrection.from_mapping({"bypass_mode": False, "loss_type": "ppo_clip", **values})
+
+
+def test_without_weights_and_rejections_nothing_is_corrected() -> None:
+    assert read() is None
+    assert read(rollout_is_threshold=3.0, bypass_mode=True) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rollout_is": "token"},
+        {"rollout_is": "sequence", "rollout_is_threshold": "5"},
+        {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0", "rollout_is_batch_normalize": True},
+        {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.01"},
+        {"rollout_rs": "token_k1,seq_max_k3", "rollout_rs_threshold": "0.5_2.0,0.1"},
+        {"rollout_rs": "token_k2, token_k3", "rollout_rs_threshold": 0.1},
+    ],
+)
+def test_what_makes_sense_is_taken(values: dict[str, Any]) -> None:
+    made = read(**values)
+    assert made is not None and {name: getattr(made, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rollout_is": "tokens"}, "must be null, token or sequence, not 'tokens'"),
+        ({"rollout_is": "token", "rollout_is_threshold": "2_1"}, "a number above 0 or LOWER_UPPER"),
+        ({"rollout_is": "token", "rollout_is_threshold": 0}, "a number above 0"),
+        ({"rollout_is": "token", "rollout_is_threshold": "many"}, "not 'many'"),
+        ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 1}, "has no 'seq_max_k1': take some of token_k1"),
+        ({"rollout_rs": "token_k1"}, "needs algorithm.rollout_correction.rollout_rs_threshold"),
+        ({"rollout_rs": "token_k3", "rollout_rs_threshold": "0.1_0.2"}, "must be a number above 0, not '0.1_0.2'"),
+        ({"rollout_rs": "token_k1,token_k2", "rollout_rs_threshold": "1,2,3"}, "one for each of token_k1,token_k2"),
+        ({"rollout_is": "token", "bypass_mode": True}, "bypass_mode=true leaves out"),
+    ],
+)
+def test_what_makes_none_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpearError, match=message):
+        read(**values)
+
+
+def test_rejections_are_verls() -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
+
+    assert set(REJECTIONS) == SUPPORTED_ROLLOUT_RS_OPTIONS
+
+
+def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
+    base = ("preset=demo", f"actor_rollout_ref.model.path={model_folder}")
+    config = compose_config((*base, f"{NODE}.rollout_is=token", f"{NODE}.rollout_is_threshold=0.5_2.0"), Path("runs/x"))
+    assert read(**config.algorithm.rollout_correction) == RolloutCorrection("token", "0.5_2.0")
+    with pytest.raises(SpearError, match=r"needs .*rollout_rs_threshold"):
+        compose_config((*base, f"{NODE}.rollout_rs=token_k1"), Path("runs/x"))
+    with pytest.raises(SpearError, match="loss_type can only be 'ppo_clip' here"):
+        compose_config((*base, f"{NODE}.loss_type=reinforce"), Path("runs/x"))

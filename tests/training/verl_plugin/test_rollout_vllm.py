@@ -1,0 +1,115 @@
+"""vLLM on a CPU as a rollout server, with an engine in its place that remembers what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import torch
+
+from agents.engines.base import Finish, Generation, Sampling
+from agents.engines.vllm_options import VLLMOptions
+from training.verl_plugin import rollout_servers, rollout_vllm
+from training.verl_plugin.rollout_servers import close_servers
+from training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
+
+ACTOR: Any = VLLMServer
+SERVER: Any = ACTOR.__ray_metadata__.modified_class
+"""The class behind the Ray actor."""
+
+
+class FakeEngine:
+    """Remembers what it is asked, given and told."""
+
+    def __init__(self, path: str, options: VLLMOptions, max_batch: int) -> None:
+        self.made_of = (path, options, max_batch)
+        self.asked: list[tuple[Sequence[int], Sampling, str]] = []
+        self.state: dict[str, torch.Tensor] = {}
+        self.closed = False
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Generation:
+        self.asked.append((prompt_ids, sampling, request_id))
+        return Generation((5, 2), (-0.5, -0.25), Finish.STOP)
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.state = state
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(rollout_vllm, "VLLMEngine", FakeEngine)
+    return SERVER("policy", VLLMOptions(max_model_len=70), 128, 6)
+
+
+def test_it_answers_with_vllm(server: Any) -> None:
+    async def run() -> Any:
+        await server.start()
+        parameters = {"temperature": 0.4, "top_k": -1, "seed": 9, "stop_token_ids": [3], "logprobs": True}
+        return await server.generate("r", prompt_ids=[7], sampling_params=parameters, image_data=None)
+
+    output = asyncio.run(run())
+    assert server._engine.made_of == ("policy", VLLMOptions(max_model_len=70), 128)
+    assert server._engine.asked == [([7], Sampling(temperature=0.4, max_tokens=6, stop_token_ids=(3,), seed=9), "r")]
+    assert (output.token_ids, output.log_probs, output.stop_reason) == ([5, 2], [-0.5, -0.25], "completed")
+
+
+def test_new_weights_reach_it_and_it_ends(server: Any) -> None:
+    async def run() -> None:
+        await server.close()  # before it has been started there is nothing to end
+        await server.start()
+        await server.update_weights({"w": torch.ones(2)})
+        await server.close()
+
+    asyncio.run(run())
+    assert torch.equal(server._engine.state["w"], torch.ones(2)) and server._engine.closed
+
+
+def test_a_replica_runs_it_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+
+    def options(**chosen: Any) -> Any:
+        made["options"] = chosen
+        return SimpleNamespace(remote=lambda *arguments: made.setdefault("arguments", arguments))
+
+    monkeypatch.setattr(rollout_vllm, "VLLMServer", SimpleNamespace(options=options))
+    replica = object.__new__(VLLMReplica)
+    replica.model_config = SimpleNamespace(path="policy")
+    replica.config = SimpleNamespace(
+        engine_kwargs={"vllm_cpu": {"kv_cache_gib": 0.5}},
+        tensor_model_parallel_size=2,
+        dtype="float32",
+        prompt_length=64,
+        response_length=6,
+        max_num_seqs=32,
+    )
+    replica.make_server(name="vllm_cpu_server_0")
+    wanted = VLLMOptions(tensor_parallel=2, dtype="float32", max_model_len=70, kv_cache_gib=0.5)
+    assert made == {"options": {"name": "vllm_cpu_server_0"}, "arguments": ("policy", wanted, 32, 6)}
+
+
+def test_servers_end_in_order_and_a_dead_one_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def replica(kind: type, name: str) -> Any:
+        made: Any = object.__new__(kind)
+        made.servers = [SimpleNamespace(close=SimpleNamespace(remote=lambda: name))]
+        return made
+
+    def get(name: str, timeout: float) -> None:
+        if name == "dead":
+            raise rollout_servers.ray.exceptions.RayActorError
+        ended.append(name)
+
+    monkeypatch.setattr(rollout_servers.ray, "get", get)
+    stock = type("Stock", (), {})  # verl's own replicas end with their workers
+    close_servers([replica(VLLMReplica, name) for name in ("a", "dead", "b")] + [replica(stock, "stock")])
+    assert ended == ["a", "b"]

@@ -1,0 +1,91 @@
+"""verl's ``algorithm.rollout_correction``: what is done where rollout engine and trainer disagree on log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+
+LEVELS = ("token", "sequence")
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3"),
+    *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3"),
+    *("seq_max_k2", "seq_max_k3"),
+)
+"""What may be held against a threshold: a divergence of a token, or its sum, mean or maximum over a row."""
+_NODE = "algorithm.rollout_correction"
+
+
+@dataclass(frozen=True)
+class RolloutCorrection:
+    """Importance weights and rejections of sampled tokens, r = pi_trainer / pi_rollout; names and meanings are verl's.
+
+    Attributes:
+        rollout_is: the weight of a token is its own r ("token") or the product of its row's ("sequence"); None: no
+            weights.
+        rollout_is_threshold: a number cuts weights off there (truncated importance sampling); "LOWER_UPPER" makes those
+            outside 0 (masked importance sampling, IcePop).
+        rollout_is_batch_normalize: divide the weights by their mean over the step.
+        rollout_rs: rejections, of :data:`REJECTIONS`, by commas; None: none. What is rejected leaves the loss and what
+            the loss is divided by.
+        rollout_rs_threshold: one for all rejections or one for each, by commas; of r, "LOWER_UPPER" or the upper one,
+            for k1; the greatest divergence for k2 and k3.
+    """
+
+    rollout_is: str | None = None
+    rollout_is_threshold: str | float = 2.0
+    rollout_is_batch_normalize: bool = False
+    rollout_rs: str | None = None
+    rollout_rs_threshold: str | float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rollout_is is not None and self.rollout_is not in LEVELS:
+            raise SpearError(f"{_NODE}.rollout_is must be null, {' or '.join(LEVELS)}, not {self.rollout_is!r}")
+        _check_bounds("rollout_is_threshold", self.rollout_is_threshold)
+        if self.rollout_rs is None:
+            return
+        named = list(dict.fromkeys(name.strip() for name in str(self.rollout_rs).split(",")))
+        for name in named:
+            if name not in REJECTIONS:
+                raise SpearError(f"{_NODE}.rollout_rs has no {name!r}: take some of {', '.join(REJECTIONS)}")
+        if self.rollout_rs_threshold is None:
+            raise SpearError(f"{_NODE}.rollout_rs={self.rollout_rs} needs {_NODE}.rollout_rs_threshold")
+        bounds = str(self.rollout_rs_threshold).split(",")
+        if len(bounds) not in (1, len(named)):
+            raise SpearError(
+                f"{_NODE}.rollout_rs_threshold must name one threshold, or one for each of {self.rollout_rs}"
+            )
+        for name, bound in zip(named, bounds * len(named) if len(bounds) == 1 else bounds, strict=True):
+            _check_bounds("rollout_rs_threshold", bound, both=name.endswith("k1"))
+
+    @classmethod
+    def from_mapping(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
+        """From verl's configuration; None where it changes nothing.
+
+        Raises:
+            SpearError: a value has no meaning, or weights are asked for without the trainer's own log-probs.
+        """
+        own = {name: node[name] for name in cls.__dataclass_fields__ if name in node}
+        made = cls(**own)
+        if made.rollout_is is None and made.rollout_rs is None:
+            return None
+        if node.get("bypass_mode"):
+            raise SpearError(
+                f"{_NODE}.rollout_is and rollout_rs compare the rollout's log-probs with the trainer's, which "
+                f"{_NODE}.bypass_mode=true leaves out: the ratio of the loss corrects there"
+            )
+        return made
+
+
+def _check_bounds(key: str, given: str | float, *, both: bool = True) -> None:
+    parts = str(given).strip().split("_") if both else [str(given)]
+    try:
+        bounds = [float(part) for part in parts]
+    except ValueError:
+        bounds = []
+    if len(bounds) not in (1, 2) or not 0 < bounds[0] <= bounds[-1] < float("inf"):
+        form = "a number above 0 or LOWER_UPPER, as 0.5_2.0" if both else "a number above 0"
+        raise SpearError(f"{_NODE}.{key} must be {form}, not {given!r}")

@@ -83,7 +83,7 @@ def test_every_arm_is_tuned_with_the_same_effort() -> None:
     for scenario in SCENARIOS.values():
         assert set(scenario.arms) <= set(ARMS)
         efforts = {len(scenario.list_tuning(arm)) for arm in scenario.arms}
-        assert efforts == {len(scenario.rates)}
+        assert efforts == {len(scenario.rates) if len(scenario.rates) > 1 else 0}
         assert TUNING_SEED not in scenario.seeds
         assert len(scenario.seeds) >= 3
         assert {"grpo", "grpo_sil", "grpo_spear"} <= set(scenario.arms)

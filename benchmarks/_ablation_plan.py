@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from training.warmstart import Answers, WarmStartSettings
+from training.warmstart.policy import PolicyShape
 
 __all__ = ["ARMS", "BASES", "SCENARIOS", "TUNING_SEED", "Scenario", "Trial", "list_trials"]
 
@@ -107,9 +108,13 @@ class Trial:
 
 COMMON = (
     "trainer.logger=[file]",
-    "trainer.test_freq=25",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=20",
     "trainer.save_freq=10",
     "trainer.max_actor_ckpt_to_keep=1",
+    "spear.record.episodes=0",
+    # The engine's log-probs are the trainer's to the last digit: a second forward pass would tell nothing.
+    "algorithm.rollout_correction.bypass_mode=true",
     "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     "actor_rollout_ref.actor.optim.min_lr_ratio=0.05",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=5",
@@ -137,49 +142,66 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         for scenario in (
             Scenario(
                 "sokoban",
-                "Sokoban, 6x6, one box, 9 to 15 moves",
+                "Sokoban, 6x6, one box, 6 to 10 moves",
                 "demo",
                 (
-                    "spear.env.kwargs.shortest=9",
-                    "spear.env.kwargs.longest=15",
-                    "spear.env.kwargs.max_turns=20",
-                    "spear.sil.warmup_steps=75",
+                    "spear.env.kwargs.shortest=6",
+                    "spear.env.kwargs.longest=10",
+                    "spear.env.kwargs.max_turns=12",
+                    "spear.sil.warmup_steps=30",
                     # The policy has learnt to move: the paper's rule is a decay of nearly no steps then.
-                    "spear.reward.decay_steps=10",
+                    "spear.reward.decay_steps=6",
+                    "spear.replay.capacity=512",  # four times the episodes of a step, as the paper advises
                     "actor_rollout_ref.actor.ppo_mini_batch_size=64",
                 ),
-                # Made on levels of 3 to 12 moves: it knows the form, and wins one in 25 of the longer ones.
-                WarmStartSettings("spear/Sokoban-v0", {"modality": "text"}, history=0),
-                steps=150,
+                # Made on levels of 3 to 12 moves: it knows the form, and wins one in ten of these.
+                WarmStartSettings(
+                    "spear/Sokoban-v0",
+                    {"modality": "text"},
+                    history=0,
+                    episodes=5000,
+                    epochs=4,
+                    shape=PolicyShape(hidden=64, layers=3, heads=2, mlp=160),
+                    panel_tasks=0,
+                ),
+                steps=60,
                 test_split="test",
-                samples=2,
+                samples=8,
+                rates=("4e-4",),
             ),
             Scenario(
                 "alfworld",
                 "ALFWorld, embedded games in small rooms",
                 "alfworld_tiny",
                 (
-                    "spear.sil.warmup_steps=75",
-                    "spear.reward.decay_steps=10",
+                    "spear.sil.warmup_steps=40",
+                    "spear.reward.decay_steps=8",
+                    "spear.replay.capacity=512",
                     "data.train_batch_size=16",
                     "actor_rollout_ref.rollout.n=8",
+                    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
                     "data.val_max_samples=240",
                 ),
+                # Half of what it is shown are random admissible commands: it has learnt which there are, not what for.
                 WarmStartSettings(
                     "spear/ALFWorld-v0",
-                    {"rooms": "small", "max_turns": 20},
+                    {"dataset": "embedded", "rooms": "small", "max_turns": 20},
                     history=4,
                     episodes=1600,
                     noise=0.5,
                     answers=Answers.PLAYED,
-                    epochs=3,
+                    prompt_weight=0.05,
+                    renamed=0.3,
+                    epochs=4,
                     learning_rate=2e-3,
+                    shape=PolicyShape(hidden=96, layers=3, heads=3, mlp=256),
                     panel_tasks=0,
                 ),
-                steps=150,
+                steps=80,
                 test_split="valid_unseen",
-                samples=2,
+                samples=4,
                 arms=FIRST_ARMS,
+                rates=("4e-4",),
             ),
         )
     }

@@ -1,83 +1,22 @@
-"""Tables and pictures of the ablation, made of the recorded results alone."""
+"""Tables of the ablation, and the page they stand on, made of the recorded results alone."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from agents.files import write_text
 from agents.statistics import Estimate, estimate_mean
-from benchmarks._ablation_plan import ARMS, BASES, TUNING_SEED, Scenario
+from benchmarks._ablation_plan import ARMS, TUNING_SEED, Scenario
+from benchmarks._ablation_plots import plot_curves, plot_overview
+from benchmarks._ablation_results import ArmResult, compare, compare_arms, read_arms
 from benchmarks._ablation_run import WARM_START, choose_rates, read_result
 
 __all__ = ["print_report", "write_report"]
-
-SMOOTH = 9
-"""Steps of the running mean in pictures."""
-TAIL = 0.1
-"""Share of the steps that "first" and "last" figures are means over."""
-PANELS = (
-    ("success of the rollouts", "success"),
-    ("entropy (nats per token)", "entropy"),
-    ("tool calls an episode", "tool_calls"),
-    ("rows replayed so far", "drawn"),
-)
-
-
-@dataclass(frozen=True)
-class ArmResult:
-    """The recorded runs of one arm, one a seed."""
-
-    arm: str
-    rate: str
-    runs: Sequence[Mapping[str, Any]]
-
-    @property
-    def won(self) -> dict[str, float]:
-        """Share won of each task of the test panel, mean over seeds."""
-        return {
-            task: fmean(run["test_panel"]["won"][task] for run in self.runs)
-            for task in self.runs[0]["test_panel"]["won"]
-        }
-
-    def average(self, name: str, part: slice | None = None) -> float:
-        """Mean of a curve over steps and seeds; of its first or last tenth where ``part`` says so."""
-        values = [value or 0.0 for run in self.runs for value in run["curves"][name][part or slice(None)]]
-        return fmean(values)
-
-    @property
-    def tenth(self) -> int:
-        """Number of steps in a tenth of the run."""
-        return max(1, round(TAIL * len(self.runs[0]["curves"]["success"])))
-
-
-def compare(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate:
-    """Mean over tasks of ``after - before``, with the interval of that paired difference.
-
-    Raises:
-        ValueError: the two are not on the same tasks.
-    """
-    if before.keys() != after.keys():
-        raise ValueError("the results are not on the same tasks")
-    return estimate_mean([after[task] - before[task] for task in before])
-
-
-def read_arms(scenario: Scenario, results: Path) -> list[ArmResult]:
-    """Arms of which at least one seed is recorded, in the order of the scenario."""
-    found = []
-    for arm, rate in choose_rates(results, scenario).items():
-        runs = [read_result(results, scenario, trial.name) for trial in scenario.list_reported(arm, rate)]
-        recorded = [run for run in runs if run is not None]
-        if recorded:
-            found.append(ArmResult(arm, rate, recorded))
-    return found
 
 
 def make_tables(scenario: Scenario, results: Path) -> str:
@@ -113,20 +52,20 @@ def _make_success_table(start: Mapping[str, Any], arms: Sequence[ArmResult]) -> 
         ["arm", "learning rate", "success on test, %", "seeds", "over the warm start", "over the arm without"],
         ["warm start", "", _percent(estimate_mean(list(reference.values()))), "", "", ""],
     ]
-    by_arm = {result.arm: result for result in arms}
     for result in arms:
-        won = result.won
-        base = by_arm.get(BASES.get(result.arm, ""))
-        # Seeds that only one of the two has yet would compare luck.
-        paired = base is not None and len(base.runs) == len(result.runs)
+        paired, beside = compare_arms(arms, result), ""
+        if paired is not None:
+            base, seeds, difference = paired
+            of = "" if len(seeds) == len(result.runs) == len(base.runs) else f", seeds {_list(seeds)} of both"
+            beside = f"{_points(difference)} ({ARMS[base.arm]}{of})"
         rows.append(
             [
                 ARMS[result.arm],
                 result.rate,
-                _percent(estimate_mean(list(won.values()))),
+                _percent(result.success),
                 " / ".join(f"{100 * run['test_panel']['mean']:.1f}" for run in result.runs),
-                _points(compare(reference, won)),
-                f"{_points(compare(base.won, won))} ({ARMS[base.arm]})" if base is not None and paired else "",
+                _points(compare(reference, result.won())),
+                beside,
             ]
         )
     return _format_table(rows)
@@ -180,6 +119,10 @@ def _make_tuning_table(scenario: Scenario, results: Path) -> str:
     return f"Learning rates, chosen by a run of seed {TUNING_SEED}:\n\n{_format_table(rows)}"
 
 
+def _list(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
 def _percent(estimate: Estimate) -> str:
     return f"{100 * estimate.mean:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
@@ -191,39 +134,6 @@ def _points(estimate: Estimate) -> str:
 def _format_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
-
-
-def plot_scenario(scenario: Scenario, results: Path, path: Path) -> None:
-    """Draw the curves of all arms: mean over seeds, and the range of the seeds as a band."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(16, 3.8), layout="constrained")
-    for number, result in enumerate(read_arms(scenario, results)):
-        for axis, (title, name) in zip(axes, PANELS, strict=True):
-            curves = np.asarray([[value or 0.0 for value in run["curves"][name]] for run in result.runs])
-            curves = curves.cumsum(1) if name == "drawn" else np.apply_along_axis(_smooth, 1, curves)
-            if name == "drawn" and not curves.any():
-                continue
-            steps = np.arange(1, curves.shape[1] + 1)
-            axis.plot(steps, curves.mean(0), color=f"C{number}", label=ARMS[result.arm], linewidth=1.4)
-            axis.fill_between(steps, curves.min(0), curves.max(0), color=f"C{number}", alpha=0.12, linewidth=0)
-            axis.set_title(title, fontsize=10, loc="left")
-            axis.set_xlabel("step", fontsize=8)
-            axis.tick_params(labelsize=8)
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(fontsize=8, frameon=False)
-    figure.suptitle(f"{scenario.title}: mean of {len(scenario.seeds)} seeds, band from lowest to highest", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    return np.asarray([values[max(0, i - SMOOTH + 1) : i + 1].mean() for i in range(len(values))])
 
 
 def print_report(scenarios: Sequence[Scenario], results: Path, console: Console) -> None:
@@ -241,10 +151,13 @@ def write_report(scenarios: Sequence[Scenario], results: Path, page: Path) -> No
     text = page.read_text(encoding="utf-8")
     for scenario in scenarios:
         section = make_tables(scenario, results)
-        if read_arms(scenario, results):
-            image = f"images/ablation-{scenario.name}.png"
-            plot_scenario(scenario, results, page.parent / image)
-            section += f"\n![Curves of {scenario.title}]({image})\n"
+        start, arms = read_result(results, scenario, WARM_START), read_arms(scenario, results)
+        if start is not None and arms:
+            overview, curves = (f"images/ablation-{scenario.name}{part}.png" for part in ("", "-curves"))
+            reference = estimate_mean(list(start["test_panel"]["won"].values()))
+            plot_overview(scenario, reference, arms, page.parent / overview)
+            plot_curves(scenario, arms, page.parent / curves)
+            section += f"\n![Results of {scenario.title}]({overview})\n\n![Curves of {scenario.title}]({curves})\n"
         place = re.compile(rf"(<!-- ablation {scenario.name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, found = place.subn(lambda match, section=section: match[1] + section + match[2], text)  # type: ignore[misc]
         if not found:

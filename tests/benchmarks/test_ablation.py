@@ -11,7 +11,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, TUNING_SEED, Scenario, Trial, list_trials
-from benchmarks._ablation_report import compare, make_tables, print_report, write_report
+from benchmarks._ablation_plots import COLOURS
+from benchmarks._ablation_report import make_tables, print_report, write_report
+from benchmarks._ablation_results import compare
 from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
 from training.launch import compose_config
 
@@ -47,6 +49,7 @@ def record_trial(results: Path, trial: Trial, won: dict[str, float]) -> None:
         steps=20,
         episodes=2560,
         code="abc",
+        seed=trial.seed,
         curves=dict.fromkeys(CURVES, curve),
     )
 
@@ -83,7 +86,7 @@ def test_every_arm_is_tuned_with_the_same_effort() -> None:
     for scenario in SCENARIOS.values():
         assert set(scenario.arms) <= set(ARMS)
         efforts = {len(scenario.list_tuning(arm)) for arm in scenario.arms}
-        assert efforts == {len(scenario.rates)}
+        assert efforts == {len(scenario.rates) if len(scenario.rates) > 1 else 0}
         assert TUNING_SEED not in scenario.seeds
         assert len(scenario.seeds) >= 3
         assert {"grpo", "grpo_sil", "grpo_spear"} <= set(scenario.arms)
@@ -135,6 +138,18 @@ def test_the_report_has_means_over_seeds_and_paired_differences(tmp_path: Path) 
     assert "+41.7 [" in spear and "(GRPO)" in spear
 
 
+def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
+    record_all(tmp_path, SMALL)
+    (tmp_path / SMALL.name / "grpo-lr1e-4-seed1.json").unlink()
+    spear = next(line for line in make_tables(SMALL, tmp_path).splitlines() if line.startswith("| GRPO + SI + IR"))
+    # Of seed 0 alone: 100 % beside 50 %.
+    assert "+50.0 [" in spear and "(GRPO, seeds 0 of both)" in spear
+
+
+def test_every_arm_has_a_colour_of_its_own() -> None:
+    assert COLOURS.keys() == ARMS.keys() and len(set(COLOURS.values())) == len(ARMS)
+
+
 def test_the_report_without_results_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_report([SMALL], tmp_path, Console())
     assert "No result" in capsys.readouterr().out
@@ -148,7 +163,8 @@ def test_a_page_gets_its_tables_and_pictures(tmp_path: Path) -> None:
     write_report([SMALL], results, page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "old" not in text
-    assert "![" in text and (page.parent / "images" / "ablation-sokoban.png").stat().st_size > 10_000
+    for name in ("ablation-sokoban.png", "ablation-sokoban-curves.png"):
+        assert f"](images/{name})" in text and (page.parent / "images" / name).stat().st_size > 10_000
     write_report([SMALL], results, page)
     assert page.read_text() == text
     page.write_text("nothing")

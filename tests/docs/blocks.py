@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = ("python", "bash")
 TEXT = ("", "text", "console", "json", "yaml", "bibtex")
-SHELL_SECONDS = 240
+SHELL_SECONDS = 540
 
 _FENCE = re.compile(r"( *)(`{3,})(\w*)(?: +title=\"([^\"]+)\")?\s*")
 _MARK = re.compile(r" *<!-- (slow|quickstart|not run: (.+)) -->")

@@ -33,7 +33,13 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("scenario", ROOM)
+HEAVY = ("samples", "checkpoint")
+"""They import torch and verl in the process of the scenario."""
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in ROOM]
+)
 def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path: Path, scenario: str) -> None:
     try:
         probe = run_on_small_disk(tmp_path, "true")
@@ -41,7 +47,7 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_there(tmp_path: Path, sc
         pytest.skip("no program unshare on this machine")
     if probe.returncode:
         pytest.skip(f"no namespaces here: {probe.stderr.strip()}")
-    if scenario in ("samples", "checkpoint"):
+    if scenario in HEAVY:
         pytest.importorskip("verl", reason="needs the extra 'train'")
     done = run_on_small_disk(tmp_path, sys.executable, "-m", "tests.resilience.full_disk", str(tmp_path), scenario)
     assert done.returncode == 0, done.stderr[-3000:]

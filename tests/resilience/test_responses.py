@@ -66,6 +66,7 @@ def test_any_response_is_answered(env: Any, said: list[str], number: int) -> Non
     assert again[1]["task_id"] == env.task.id
 
 
+@pytest.mark.slow
 def test_a_server_of_environments_that_dies_takes_no_task_along() -> None:
     """The episode is lost with its session; played again on another server it is the same."""
     pytest.importorskip("websockets", reason="needs the extra 'env-server'")

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from enum import Enum
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-OWN = "benchmarks._training_arms"
 if __name__ == "__main__":
     # Every process of the run registers the trainer, as it does the plugin's.
-    os.environ["VERL_USE_EXTERNAL_MODULES"] = f"training.verl_plugin,{OWN}"
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = "training.verl_plugin,benchmarks._training_arms"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
     from training.verl_plugin.process import main
 
@@ -25,34 +23,15 @@ if __name__ == "__main__":
     sys.exit()
 
 # Before anything of verl that asks for a device; where the plugin itself is what imports verl, it is half made here.
-import training.verl_plugin.platform  # noqa: E402, F401, I001
-import psutil  # noqa: E402
-from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
+import training.verl_plugin.platform  # noqa: F401, I001
+import psutil
+from verl.trainer.ppo.v1 import register_trainer
 
-from training.algorithms import SpearSettings  # noqa: E402
-from training.supervise import MARK  # noqa: E402
-from training.verl_plugin.state import SpearState  # noqa: E402
-from training.verl_plugin.trainer import SpearTrainer  # noqa: E402
-
-NAME = "arms"
-SETTLE = 6
-"""Steps of GRPO at the beginning, after which its memory has reached its peak."""
-
-
-class Arm(Enum):
-    """What a step is done with."""
-
-    GRPO = "GRPO"
-    """No replay."""
-    IDLE = "replay off"
-    """Every row goes through the buffer, which never fills."""
-    SPEAR = "replay on"
-    """Each of its steps replays what the one before has stored."""
-
-
-def choose_arm(step: int) -> Arm:
-    """The arm of a step, counted from 1."""
-    return Arm.GRPO if step <= SETTLE else tuple(Arm)[(step - SETTLE - 1) % len(Arm)]
+from benchmarks.training import NAME, Arm, choose_arm
+from training.algorithms import SpearSettings
+from training.supervise import MARK
+from training.verl_plugin.state import SpearState
+from training.verl_plugin.trainer import SpearTrainer
 
 
 @register_trainer(NAME)

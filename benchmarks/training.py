@@ -10,6 +10,7 @@ import argparse
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,31 @@ BARS = (
     Bar("driver's share of a step, replay on", at_most=0.02),
     Bar("peak memory of SPEAR's steps over GRPO's and the store", "times", at_most=1.02),
 )
+OWN = "benchmarks._training_arms"
+"""The training's process."""
+NAME = "arms"
+SETTLE = 6
+"""Steps of GRPO at the beginning, after which its memory has reached its peak."""
 N_SIL = 0.5
 """Replay optimiser steps for each on-policy one at which SPEAR is held to its bar."""
 CYCLES = {Size.QUICK: 4, Size.STANDARD: 11, Size.FULL: 31}
 """Steps of each arm; the first is left out, for nothing is stored yet."""
+
+
+class Arm(Enum):
+    """What a step is done with."""
+
+    GRPO = "GRPO"
+    """No replay."""
+    IDLE = "replay off"
+    """Every row goes through the buffer, which never fills."""
+    SPEAR = "replay on"
+    """Each of its steps replays what the one before has stored."""
+
+
+def choose_arm(step: int) -> Arm:
+    """The arm of a step, counted from 1."""
+    return Arm.GRPO if step <= SETTLE else tuple(Arm)[(step - SETTLE - 1) % len(Arm)]
 
 
 @dataclass
@@ -60,8 +82,6 @@ class Steps:
 
 def train(policy: Path, out: Path, steps: int) -> list[dict[str, Any]]:
     """Train for ``steps`` steps; their metrics."""
-    from benchmarks._training_arms import NAME, OWN  # imports verl
-
     overrides = (
         "preset=demo",
         f"actor_rollout_ref.model.path={policy}",
@@ -84,8 +104,6 @@ def train(policy: Path, out: Path, steps: int) -> list[dict[str, Any]]:
 
 def compare(history: list[dict[str, Any]]) -> Iterator[Figure]:
     """The figures of a training's steps."""
-    from benchmarks._training_arms import SETTLE, Arm, choose_arm
-
     first = SETTLE + len(Arm)
     grpo, idle, spear = (
         Steps([record for record in history if record["step"] > first and choose_arm(record["step"]) is arm])
@@ -114,8 +132,6 @@ def compare(history: list[dict[str, Any]]) -> Iterator[Figure]:
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """Warm start, training, figures."""
-    from benchmarks._training_arms import SETTLE, Arm
-
     folder: Path = options.work
     policy = options.policy or folder / "warmstart"
     if not policy.exists():

@@ -59,8 +59,8 @@ def plot_overview(scenario: Scenario, start: Estimate, arms: Sequence[ArmResult]
     bars.grid(False, axis="y")
     _draw_curves(curves, arms, "success", 100.0)
     _dress(curves, "rollouts won, %", "step")
-    count = max(len(result.runs) for result in arms)
-    _save(figure, path, f"{scenario.title}: {len(arms[0].runs[0]['curves']['success'])} steps, {count} seeds at most")
+    most, steps = max(len(result.runs) for result in arms), arms[0].runs[0]["steps"]
+    _save(figure, path, f"{scenario.title}: {steps} steps, {'one seed' if most == 1 else f'up to {most} seeds'}")
 
 
 def _open(columns: int, size: tuple[float, float], **layout: Any) -> tuple[Any, Any]:

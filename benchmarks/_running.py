@@ -47,8 +47,10 @@ def run_one(
         KeyboardInterrupt: Ctrl-C; the benchmark has ended then.
     """
     path, work = out / f"{benchmark.name}.json", out / "work" / benchmark.name
-    path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", f"{FOLDER.name}.{benchmark.name}", "--json", str(path), "--work", str(work)]
+    fresh = work.with_suffix(".json")
+    work.parent.mkdir(parents=True, exist_ok=True)
+    fresh.unlink(missing_ok=True)
+    command = [sys.executable, "-m", f"{FOLDER.name}.{benchmark.name}", "--json", str(fresh), "--work", str(work)]
     command += [] if size is Size.STANDARD else [f"--{size.value}"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     with (out / f"{benchmark.name}.log").open("w", encoding="utf-8") as log:
@@ -64,19 +66,31 @@ def run_one(
             errors="replace",
             start_new_session=True,
         )
-        with _ended_at_last(process), _ended_after(process, limit_s) as is_late:
+        with _replaced_at_last(path, fresh), _ended_at_last(process), _ended_after(process, limit_s) as is_late:
             assert process.stdout is not None
             for line in process.stdout:
                 log.write(line)
                 log.flush()
                 on_line(line.rstrip("\n"))
             process.wait()
-    result = read_result(path)
+            result = read_result(fresh)
     if result is None or result.status is not Status.RUNNING:
         shutil.rmtree(work, ignore_errors=True)
         return result
     reason = "it took longer than it may" if is_late.is_set() else f"failed with exit code {process.returncode}"
     return replace(result, reason=f"{reason}: see {benchmark.name}.log")
+
+
+@contextlib.contextmanager
+def _replaced_at_last(path: Path, fresh: Path) -> Iterator[None]:
+    """Put the new result in the old one's place, unless only the old one is finished."""
+    try:
+        yield
+    finally:
+        old, new = read_result(path), read_result(fresh)
+        if new and (old is None or old.status is Status.RUNNING or new.status is not Status.RUNNING):
+            os.replace(fresh, path)
+        fresh.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -106,6 +106,16 @@ def test_one_that_fails_stops_no_other(
     assert bad[0].verdict is Verdict.HELD and bad[1].verdict is Verdict.NOT_MEASURED, "what it had measured is kept"
 
 
+def test_a_finished_result_outlives_one_that_fails(run: Run, folder: Path, tmp_path: Path) -> None:
+    write_script(folder, "good", "yield Figure('step', 1.0, 'ms')")
+    assert run() == 0
+    write_script(folder, "good", "yield Figure('step', 2.0, 'ms')\nraise OSError('the moon is full')")
+    assert run("--again") == 1
+    result = read_result(tmp_path / "out" / "good.json")
+    assert result is not None and result.status is Status.FINISHED and result.figures[0].value == 1.0
+    assert not list((tmp_path / "out" / "work").glob("*.json"))
+
+
 def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stubborn = (
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\nif not os.fork(): time.sleep(600)\n"
@@ -115,7 +125,7 @@ def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys:
     start = time.monotonic()
     assert run("--limit", "0.1") == 1
     assert time.monotonic() - start < 60 and "longer than it may" in capsys.readouterr().out
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path / "out" / "hangs.json")], capture_output=True).stdout
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path / "out" / "work" / "hangs.json")], capture_output=True).stdout
 
 
 def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def check_verl(command: tuple[str, ...] = (sys.executable, "-m", __name__)) -> I
     mend = "The plugin is written for the version that pyproject.toml names: make setup, or pip install verl==0.9.1."
     try:
         faults: list[str] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, RecursionError):
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         yield Finding("names of verl", Verdict.PROBLEM, f"verl cannot be imported: {said}", mend)
         return

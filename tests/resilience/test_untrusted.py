@@ -158,6 +158,7 @@ PLACES = {
     "spear_envs/testing/trace.py": "an order to a process that was started for it",
     "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
     "sandbox/guest/*": "inside the sandbox",
+    "agents/engines/vllm_worker.py": "weights alone (weights_only) from memory of the process that started it",
     "spear_envs/code/snippets.py": "text of a program for the sandbox",
 }
 

@@ -7,6 +7,7 @@ import atexit
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ _ENVIRONMENT = {
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
 }
 _SHUTDOWN_S = 60.0
+_NEWS_S = 10.0
+"""How long the news of a worker's death may take."""
 _log = logging.getLogger(__name__)
 _WORKER = "agents.engines.vllm_worker.WorkerExtension"
 
@@ -178,6 +181,8 @@ class VLLMEngine:
         except EngineDeadError as error:
             raise self._explain_death() from error
         except Exception as error:
+            if self._is_ending():
+                raise self._explain_death() from error
             raise SpearError(
                 f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
                 "What it has now may be neither the old ones nor these: start it again"
@@ -313,6 +318,13 @@ class VLLMEngine:
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    def _is_ending(self) -> bool:
+        """Whether vLLM has died: a worker that does fails the calls it was given before vLLM knows of it."""
+        end = time.monotonic() + _NEWS_S
+        while not self._llm.errored and time.monotonic() < end:
+            time.sleep(0.1)
+        return bool(self._llm.errored)
 
     def _explain_death(self) -> EngineFault:
         if self._closing.locked():

@@ -6,6 +6,10 @@ import re
 
 import ray
 
+from agents.engines.base import EngineFault, EngineFaultKind
+from spear_envs.core.errors import SpearError
+
+_RESUMES = "The run stopped; the same command resumes it from its last checkpoint"
 _LOST_PEER = re.compile(r"(Connection (closed|reset) by peer|Connection refused|Broken pipe|recv.* timed out)", re.I)
 
 
@@ -18,10 +22,17 @@ def explain_death(error: BaseException) -> str | None:
     found = _find_death(error)
     if found is None:
         return None
-    return (
-        f"{found} died in the middle of a step (killed, or out of memory: `dmesg` tells). The run stopped; the same "
-        "command resumes it from its last checkpoint"
-    )
+    return f"{found} died in the middle of a step (killed, or out of memory: `dmesg` tells). {_RESUMES}"
+
+
+def stop_if_dead(fault: EngineFault) -> None:
+    """End the run where a rollout engine has died: as a fault it would end this episode alone, and then all others.
+
+    Raises:
+        SpearError: it has died.
+    """
+    if fault.kind in (EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY):
+        raise SpearError(f"{fault.message}. {_RESUMES}") from fault
 
 
 def _find_death(error: BaseException | None) -> str | None:

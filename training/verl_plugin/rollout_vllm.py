@@ -14,9 +14,11 @@ import ray
 import torch
 from verl.workers.rollout.replica import TokenOutput
 
+from agents.engines.base import EngineFault
 from agents.engines.vllm import VLLMEngine
 from agents.engines.vllm_options import VLLMOptions
 from training.rollouts import VLLM_CPU
+from training.verl_plugin.deaths import stop_if_dead
 from training.verl_plugin.rollout_servers import (
     CpuReplica,
     CpuServer,
@@ -60,9 +62,13 @@ class VLLMServer(CpuServer):
         """Replace the weights, and forget the prefix cache.
 
         Raises:
-            SpearError: they do not fit, or vLLM did not take them.
+            SpearError: they do not fit, vLLM did not take them, or it has died.
         """
-        await asyncio.to_thread(self._get_engine().load_state, state)
+        try:
+            await asyncio.to_thread(self._get_engine().load_state, state)
+        except EngineFault as fault:
+            stop_if_dead(fault)
+            raise
 
     async def close(self) -> None:
         """End vLLM's processes."""

@@ -24,7 +24,6 @@ from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 from agents.engines.base import (
     Engine,
     EngineFault,
-    EngineFaultKind,
     Finish,
     Generation,
     Request,
@@ -36,10 +35,10 @@ from agents.engines.vision import ImageReader, has_vision, pack_pictures
 from agents.prompting import PromptBuilder
 from agents.rollout import Job, open_session, play_many
 from agents.trajectory import Row, Trajectory
-from spear_envs.core.errors import SpearError
 from training.environments import EnvironmentSettings, make_environment
 from training.rollouts import HF
 from training.verl_plugin.batch import RowTokens, build_columns
+from training.verl_plugin.deaths import stop_if_dead
 from training.verl_plugin.records import EpisodeRecord, record_episode
 
 PARTITION = "train"
@@ -150,12 +149,8 @@ class ServerEngine:
                 image_data=[Image.fromarray(image) for image in images] or None,
             )
         except EngineFault as fault:
-            if fault.kind not in (EngineFaultKind.DEAD, EngineFaultKind.OUT_OF_MEMORY):
-                raise
-            # As a fault it would end this episode alone, and all that follow in the same way.
-            raise SpearError(
-                f"{fault.message}. The run stopped; the same command resumes it from its last checkpoint"
-            ) from fault
+            stop_if_dead(fault)
+            raise
         # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
         finish = Finish.LENGTH
         if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):

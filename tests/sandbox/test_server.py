@@ -26,7 +26,7 @@ def send(url: str, body: Any) -> socket.socket:
     parts = urlsplit(url)
     content = json.dumps(body).encode()
     caller = socket.create_connection((str(parts.hostname), parts.port or 0), timeout=30)
-    head = f"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
     caller.sendall(head.encode() + content)
     return caller
 
@@ -273,6 +273,6 @@ def test_a_sender_that_stops_in_the_middle_of_its_body_holds_no_place() -> None:
     with run_scripted(max_running=1) as (running, executor):
         parts = urlsplit(running.url)
         with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
-            caller.sendall(b'POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"code": "a')
+            caller.sendall(b'POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"code": "a')
             assert ask(running.url, {"code": "b"})[0] == 200
         assert ask(running.url, {"code": "c"})[0] == 200 and executor.started == ["b", "c"]

@@ -256,7 +256,7 @@ class TestOtherAnswers:
             parts = urlsplit(base)
             for reset in (False, True):
                 with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
-                    caller.sendall(b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"query": ')
+                    caller.sendall(b'POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"query": ')
                     if reset:
                         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             wait_until(lambda: service.tally.answers[499] == 2)
@@ -274,7 +274,7 @@ class TestOtherAnswers:
             with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
                 body = b'{"query": "2"}'
                 caller.sendall(
-                    b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                    b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
                 )
                 wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 2)
             wait_until(lambda: ask(base, None, "GET", "/health")[1]["waiting"] == 1)

@@ -88,7 +88,7 @@ def test_requests_under_way_are_answered_after_the_signal(corpus: str) -> None:
     with run_command("--corpus", corpus) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as caller:
             body = json.dumps({"query": "amber fox", "topk": 1}).encode()
-            head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            head = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
             caller.sendall(head + body[:5])
             time.sleep(0.3)
             running.process.send_signal(signal.SIGTERM)

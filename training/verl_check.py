@@ -87,6 +87,7 @@ NAMES = (
     "verl.trainer.ppo.utils:Role.Critic",
     "verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls",
     "verl.workers.engine_workers:ActorRolloutRefWorker.ref_worker_cls",
+    "verl.models.transformers.monkey_patch:is_trl_available",
     "verl.utils.tensordict_utils:assign_non_tensor",
     "verl.utils.tensordict_utils:get",
     "verl.utils.metric:reduce_metrics",

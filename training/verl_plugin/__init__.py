@@ -14,5 +14,6 @@ from training.verl_plugin import (  # noqa: F401
     rollout_hf,
     rollout_vllm,
     trainer,
+    value_heads,
     workers,
 )

@@ -222,7 +222,7 @@ def test_an_arm_runs_through_verl_and_is_recorded(tmp_path: Path) -> None:
     trial = json.loads(path.read_text())
     assert trial["steps"] == 2 and trial["episodes"] == 16
     assert [len(trial["curves"][name]) for name in ("success", "entropy", "drawn")] == [2, 2, 2]
-    assert trial["settings"]["sil"]["enabled"] and trial["settings"]["env"]["kwargs"]["shortest"] == 9
+    assert trial["settings"]["sil"]["enabled"] and trial["settings"]["env"]["kwargs"]["shortest"] == 6
     assert len(trial["test_panel"]["won"]) == 256
     assert trial["test_panel"]["fingerprint"] == start["test_panel"]["fingerprint"]
     assert "GRPO + SI + IR" in make_tables(tiny, results)

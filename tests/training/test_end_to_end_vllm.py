@@ -35,9 +35,9 @@ OVERRIDES = (
     "data.train_batch_size=8",
     "data.val_max_samples=8",
     "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    # Steps so large that weights of a step before would be noticed.
-    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    # Steps so large that weights of a step before would be noticed, and not so large that the policy forgets the form.
+    "actor_rollout_ref.actor.optim.lr=1e-3",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "spear.filter.groups=1",
     "spear.replay.capacity=16",

@@ -125,7 +125,8 @@ def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys:
     start = time.monotonic()
     assert run("--limit", "0.1") == 1
     assert time.monotonic() - start < 60 and "longer than it may" in capsys.readouterr().out
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path / "out" / "work" / "hangs.json")], capture_output=True).stdout
+    result = str(tmp_path / "out" / "work" / "hangs.json")
+    assert not subprocess.run(["pgrep", "-f", result], capture_output=True).stdout
 
 
 def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:

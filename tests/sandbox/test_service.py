@@ -186,7 +186,8 @@ def test_a_sender_that_goes_away_has_its_run_killed(running: RunningService) -> 
     parts = urlsplit(running.url)
     content = json.dumps({"code": code, "run_timeout": 15}).encode()
     with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
-        caller.sendall(b"POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+        head = b"POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(content)
+        caller.sendall(head + content)
         wait_until(lambda: bool(find_processes(mark)), 10)
     wait_until(lambda: not find_processes(mark), 5)
     wait_until(lambda: running.service.tally.running == 0, 5)

@@ -26,7 +26,8 @@ async def send_all(port: int, questions: list[str]) -> dict[int, bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in numbers:
             body = json.dumps({"queries": [questions[number % len(questions)]], "topk": 1 + number % 5}).encode()
-            writer.write(b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            asked = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%b"
+            writer.write(asked % (len(body), body))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
             length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])

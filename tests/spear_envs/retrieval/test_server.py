@@ -256,7 +256,8 @@ class TestOtherAnswers:
             parts = urlsplit(base)
             for reset in (False, True):
                 with socket.create_connection((str(parts.hostname), parts.port or 0)) as caller:
-                    caller.sendall(b'POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"query": ')
+                    head = b"POST /retrieve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+                    caller.sendall(head + b'{"query": ')
                     if reset:
                         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             wait_until(lambda: service.tally.answers[499] == 2)

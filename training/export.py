@@ -13,12 +13,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from agents.files import explain_unwritable
+from agents.files import explain_unwritable, write_json
 from spear_envs.core.errors import SpearError
 from training.checkpoints import BEST, check_files, is_finished, read_best
 from training.launch import repair_tracker
 
 WEIGHTS = "*.safetensors"
+_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
             draft.mkdir(parents=True)
             _join_shards(source / "actor", draft)
         parameters, dtypes = _measure_weights(draft)
+        _name_type(draft / "config.json", dtypes)
         draft.rename(out)
     except OSError as error:
         raise explain_unwritable(out, error) from error
@@ -119,3 +121,11 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
     return count, tuple(sorted(dtypes))
+
+
+def _name_type(config: Path, dtypes: tuple[str, ...]) -> None:
+    """Have ``config.json`` name the type of the weights: verl says bfloat16 whatever they are, and vLLM believes it."""
+    if len(dtypes) == 1 and dtypes[0] in _TYPES:
+        settings = json.loads(config.read_text("utf-8"))
+        settings.pop("torch_dtype", None)
+        write_json(config, {**settings, "dtype": _TYPES[dtypes[0]]})

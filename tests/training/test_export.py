@@ -24,7 +24,7 @@ def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:
     whole = folder / "actor" / "huggingface"
     whole.mkdir()
     save_file({"a": torch.full((2, 3), value), "b": torch.ones(4)}, whole / "model.safetensors")
-    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3", "dtype": "bfloat16"}))
     write_manifest(folder)
     return folder
 
@@ -37,6 +37,7 @@ def test_the_latest_the_best_or_a_given_step_is_exported(tmp_path: Path) -> None
         made = export_policy(run, tmp_path / f"out{number}", **options)
         assert (made.step, made.parameters, made.dtypes) == (step, 10, ("F32",))
         assert {path.name for path in made.folder.iterdir()} == {"model.safetensors", "config.json"}
+        assert json.loads((made.folder / "config.json").read_text()) == {"model_type": "qwen3", "dtype": "float32"}
 
 
 def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:

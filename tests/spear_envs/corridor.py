@@ -17,6 +17,7 @@ from spear_envs.core import (
     register_env,
 )
 
+CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
 STEPS = {"left": -1, "right": 1}
 
 

@@ -16,8 +16,7 @@ from spear_envs.adapters.conversation import Conversation, make_conversation
 from spear_envs.adapters.openenv.server import EnvService, ServiceSettings, make_app
 from spear_envs.core.listening import bind_socket
 from tests.commands import wait_until
-
-CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
+from tests.spear_envs.corridor import CORRIDOR
 
 
 @dataclass(frozen=True)

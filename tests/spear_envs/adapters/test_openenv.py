@@ -27,7 +27,8 @@ from spear_envs.adapters.openenv.wire import Close, Reset, State, Step, WireErro
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import make_env
 from tests.commands import run_command
-from tests.spear_envs.adapters.service import CORRIDOR, Player, Running, run_service
+from tests.spear_envs.adapters.service import Player, Running, run_service
+from tests.spear_envs.corridor import CORRIDOR
 
 FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
 

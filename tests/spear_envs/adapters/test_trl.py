@@ -14,7 +14,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env
 from spear_envs.core.rewards import compose_reward
-from tests.spear_envs.adapters.service import CORRIDOR
+from tests.spear_envs.corridor import CORRIDOR
 
 FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
 

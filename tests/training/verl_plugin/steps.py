@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,38 @@ from training.verl_plugin.update import ActorUpdater, FreshRows, Replay
 
 VOCABULARY, SCALE, RATE, GAMMA = 13, 6.0, 0.7, 0.3
 PAD = 12
+
+
+def run_minibatches(
+    parameters: torch.Tensor,
+    shares: np.ndarray,
+    micro: int,
+    rate: float,
+    compute_loss: Callable[[list[str]], tuple[torch.Tensor, dict[str, Metric]]],
+) -> dict[str, list[Any]]:
+    """One optimiser step for each mini-batch, as verl's workers make them; ``shares`` [ranks, mini-batches, rows]."""
+    metrics: dict[str, list[Any]] = {"grad_norm": []}
+    for number in range(shares.shape[1]):
+        parameters.grad = None
+        found: list[dict[str, Metric]] = []
+        for share in shares[:, number]:
+            kept: dict[str, Metric] = {}
+            for start in range(0, len(share), micro):
+                loss, counts = compute_loss(share[start : start + micro].tolist())
+                (loss / len(shares)).backward()  # FSDP averages gradients over ranks
+                for name, value in counts.items():
+                    if name in kept:
+                        kept[name].append(value)
+                    else:
+                        kept[name] = value
+            found.append(kept)
+        for name in found[0]:
+            metrics.setdefault(name, []).append(Metric.aggregate_dp([kept[name] for kept in found]))
+        assert parameters.grad is not None
+        metrics["grad_norm"].append(float(parameters.grad.norm()))
+        with torch.no_grad():
+            parameters -= rate * parameters.grad
+    return metrics
 
 
 class FakeWorkers:
@@ -65,27 +98,9 @@ class FakeWorkers:
         self.calls.append(meta)
         info = meta.extra_info
         shares = np.asarray(meta.keys).reshape(self.ranks, -1, info["mini_batch_size"] // self.ranks)
-        metrics: dict[str, list[float]] = {"grad_norm": []}
-        for number in range(shares.shape[1]):
-            self.parameters.grad = None
-            found: list[dict[str, Metric]] = []
-            for share in shares[:, number]:
-                kept: dict[str, Metric] = {}
-                for start in range(0, len(share), self.micro):
-                    loss, counts = self.compute_loss(share[start : start + self.micro].tolist(), meta.fields, info)
-                    (loss / self.ranks).backward()  # FSDP averages gradients over ranks
-                    for name, value in counts.items():
-                        if name in kept:
-                            kept[name].append(value)
-                        else:
-                            kept[name] = value
-                found.append(kept)
-            for name in found[0]:
-                metrics.setdefault(name, []).append(Metric.aggregate_dp([kept[name] for kept in found]))
-            assert self.parameters.grad is not None
-            metrics["grad_norm"].append(float(self.parameters.grad.norm()))
-            with torch.no_grad():
-                self.parameters -= RATE * self.parameters.grad
+        metrics = run_minibatches(
+            self.parameters, shares, self.micro, RATE, lambda keys: self.compute_loss(keys, meta.fields, info)
+        )
         if not info["hold_learning_rate"]:
             metrics["lr"] = [RATE]
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})

@@ -14,9 +14,9 @@ import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.metric import Metric
 
 from tests.training.verl_plugin.fakes import FakeQueue
+from tests.training.verl_plugin.steps import run_minibatches
 from training.algorithms import SpearSettings, aggregate_loss, gae_advantages, value_loss
 from training.verl_plugin import critic
 from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
@@ -59,27 +59,10 @@ class FakeCritics:
         self.calls.append(meta)
         size = meta.extra_info["mini_batch_size"] // self.ranks
         shares = np.asarray(meta.keys).reshape(self.ranks, -1, size)
-        metrics: dict[str, list[Any]] = {"grad_norm": [], "lr": [RATE]}
-        for number in range(shares.shape[1]):
-            self.parameters.grad = None
-            found: list[dict[str, Metric]] = []
-            for share in shares[:, number]:
-                kept: dict[str, Metric] = {}
-                for start in range(0, len(share), self.micro):
-                    loss, counts = self.compute_loss(share[start : start + self.micro].tolist(), meta.fields)
-                    (loss / self.ranks).backward()  # FSDP averages gradients over ranks
-                    for name, value in counts.items():
-                        if name in kept:
-                            kept[name].append(value)
-                        else:
-                            kept[name] = value
-                found.append(kept)
-            for name in found[0]:
-                metrics.setdefault(name, []).append(Metric.aggregate_dp([kept[name] for kept in found]))
-            assert self.parameters.grad is not None
-            metrics["grad_norm"].append(float(self.parameters.grad.norm()))
-            with torch.no_grad():
-                self.parameters -= RATE * self.parameters.grad
+        metrics = run_minibatches(
+            self.parameters, shares, self.micro, RATE, lambda keys: self.compute_loss(keys, meta.fields)
+        )
+        metrics["lr"] = [RATE]
         answer = tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics})
         return SimpleNamespace(get=lambda: answer)
 

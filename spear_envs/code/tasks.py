@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from spear_envs.core.tasks import Task, TaskSet
+from spear_envs.core.tasks import NumberedTaskSet, Task
 
 __all__ = ["Problem", "ProblemTaskSet", "normalize_text"]
-
-DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,11 @@ def normalize_text(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-class ProblemTaskSet(TaskSet):
+def _normalize_instruction(task: Task) -> str:
+    return normalize_text(task.instruction)
+
+
+class ProblemTaskSet(NumberedTaskSet):
     """Problems of one split as tasks, each made when it is asked for.
 
     Ids are ``code/<dataset>/<split>/<index within the split>``, five digits or more. Two tasks are the same by content
@@ -57,32 +58,12 @@ class ProblemTaskSet(TaskSet):
     bounded = True
 
     def __init__(self, dataset: str, split: str, problems: Sequence[Problem]) -> None:
-        super().__init__(f"code/{dataset}", split, lambda task: normalize_text(task.instruction))
+        super().__init__(f"code/{dataset}", split, len(problems), digest=_normalize_instruction)
         self.problems = problems
-        self._make = lru_cache(maxsize=1_024)(self._make_task)
-
-    def __len__(self) -> int:
-        return len(self.problems)
-
-    def id_of(self, index: int) -> str:
-        """Id of the task at ``index``, without making the task."""
-        return f"{self.name}/{self.split}/{index:0{DIGITS}d}"
-
-    def _task_at(self, index: int) -> Task:
-        return self._make(index)
 
     def _make_task(self, index: int) -> Task:
         problem = self.problems[index]
         return Task(self.id_of(index), self.split, problem.subtask, problem.text, problem.to_content())
-
-    def index_of(self, task_id: str) -> int:
-        """Position of a task; raises ``UnknownTaskError``."""
-        number = task_id.rpartition("/")[2] if isinstance(task_id, str) else ""
-        if number.isascii() and number.isdigit() and len(number) <= max(DIGITS, len(str(len(self)))):
-            index = int(number)
-            if index < len(self) and self.id_of(index) == task_id:
-                return index
-        raise self._unknown(task_id, "")
 
     def _definition(self) -> Any:
         return {

@@ -19,6 +19,7 @@ from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
     ListTaskSet,
+    NumberedTaskSet,
     Task,
     TaskSet,
     canonical_json,
@@ -38,6 +39,7 @@ __all__ = [
     "EnvFault",
     "GeneratedTaskSet",
     "ListTaskSet",
+    "NumberedTaskSet",
     "OnMalformed",
     "ParsedResponse",
     "PermissiveText",

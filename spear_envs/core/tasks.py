@@ -5,17 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
 
 from spear_envs.core.errors import SpearError, UnknownTaskError, suggest_name
 
-__all__ = ["GeneratedTaskSet", "ListTaskSet", "Task", "TaskSet", "canonical_json", "check_disjoint", "check_split"]
+__all__ = [
+    "GeneratedTaskSet",
+    "ListTaskSet",
+    "NumberedTaskSet",
+    "Task",
+    "TaskSet",
+    "canonical_json",
+    "check_disjoint",
+    "check_split",
+]
 
 FINGERPRINT_SAMPLE = 256
 """How many tasks of a generated set go into its fingerprint, beside the parameters of the generator."""
@@ -206,17 +214,81 @@ class ListTaskSet(TaskSet):
         return [task.definition() for task in self._tasks]
 
 
-class GeneratedTaskSet(TaskSet):
-    """Tasks made on demand: task ``i`` is ``make(i)``, always the same for the same ``i`` and parameters.
+class NumberedTaskSet(TaskSet):
+    """Tasks that are made when they are asked for, and whose ids follow from their places.
 
     Args:
-        name, split: the ids are ``<name>/<split>/<i, zero-padded to digits>``.
+        name, split: the ids are ``<name>/<split>/<place, zero-padded to digits>``.
         length: number of tasks.
-        make: gives task ``i``; must depend on ``i`` and ``parameters`` alone.
-        parameters: JSON values that ``make`` depends on; part of the fingerprint.
-        digits: width of the number in the id.
+        digits: least width of the number in the id.
         cache_size: how many tasks are kept at hand, the ones used longest ago dropped first.
         digest: as in :class:`TaskSet`.
+
+    Raises:
+        SpearError: a length or a cache below 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        split: str,
+        length: int,
+        *,
+        digits: int = 5,
+        cache_size: int = 1_024,
+        digest: Callable[[Task], str] | None = None,
+    ) -> None:
+        if length < 1 or cache_size < 1:
+            raise SpearError(f"The task set {name}/{split} needs a length and a cache of at least 1.")
+        super().__init__(name, split, digest)
+        self._length = length
+        self._digits = digits
+        self._cache_size = cache_size
+        self._recall = self._make_cache()
+
+    def _make_cache(self) -> Callable[[int], Task]:
+        # Threads share a set: a cache of our own is one whose order two of them change at once.
+        return lru_cache(maxsize=self._cache_size)(self._make_task)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_recall"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._recall = self._make_cache()
+
+    @abstractmethod
+    def _make_task(self, index: int) -> Task:
+        """The task at an index in [0, len), the same at every call; its id is :meth:`id_of` the index."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def id_of(self, index: int) -> str:
+        """Id of the task at ``index``, without making the task."""
+        return f"{self.name}/{self.split}/{index:0{self._digits}d}"
+
+    def _task_at(self, index: int) -> Task:
+        return self._recall(index)
+
+    def index_of(self, task_id: str) -> int:
+        """Position of a task; raises ``UnknownTaskError``."""
+        number = task_id.rpartition("/")[2] if isinstance(task_id, str) else ""
+        # isascii: isdigit alone lets digits of other scripts pass.
+        if number.isascii() and number.isdigit() and len(number) <= max(self._digits, len(str(self._length))):
+            index = int(number)
+            if index < self._length and self.id_of(index) == task_id:
+                return index
+        raise self._unknown(task_id, "")
+
+
+class GeneratedTaskSet(NumberedTaskSet):
+    """Tasks of a generator: task ``i`` is ``make(i)``, always the same for the same ``i`` and parameters.
+
+    Args:
+        name, split, length, digits, cache_size, digest: as in :class:`NumberedTaskSet`.
+        make: gives task ``i``; must depend on ``i`` and ``parameters`` alone.
+        parameters: JSON values that ``make`` depends on; part of the fingerprint.
     """
 
     bounded = False
@@ -233,46 +305,15 @@ class GeneratedTaskSet(TaskSet):
         cache_size: int = 4_096,
         digest: Callable[[Task], str] | None = None,
     ) -> None:
-        if length < 1 or cache_size < 1:
-            raise SpearError(f"The task set {name}/{split} needs a length and a cache of at least 1.")
-        super().__init__(name, split, digest)
+        super().__init__(name, split, length, digits=digits, cache_size=cache_size, digest=digest)
         self.parameters = dict(parameters)
-        self._length = length
         self._make = make
-        self._digits = digits
-        self._cache_size = cache_size
-        self._cache: OrderedDict[int, Task] = OrderedDict()
 
-    def __len__(self) -> int:
-        return self._length
-
-    def id_of(self, index: int) -> str:
-        """Id of the task at ``index``, without making the task."""
-        return f"{self.name}/{self.split}/{index:0{self._digits}d}"
-
-    def _task_at(self, index: int) -> Task:
-        task = self._cache.get(index)
-        if task is None:
-            task = self._make(index)
-            if task.id != self.id_of(index):
-                raise SpearError(f"make({index}) gave a task {task.id!r} where {self.id_of(index)!r} was due.")
-            self._cache[index] = task
-            if len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
-        else:
-            with suppress(KeyError):  # another thread may have dropped it just now
-                self._cache.move_to_end(index)
+    def _make_task(self, index: int) -> Task:
+        task = self._make(index)
+        if task.id != self.id_of(index):
+            raise SpearError(f"make({index}) gave a task {task.id!r} where {self.id_of(index)!r} was due.")
         return task
-
-    def index_of(self, task_id: str) -> int:
-        """Position of a task; raises ``UnknownTaskError``."""
-        number = task_id.rpartition("/")[2] if isinstance(task_id, str) else ""
-        # isascii: isdigit alone lets digits of other scripts pass.
-        if number.isascii() and number.isdigit() and len(number) <= max(self._digits, len(str(self._length))):
-            index = int(number)
-            if index < self._length and self.id_of(index) == task_id:
-                return index
-        raise self._unknown(task_id, "")
 
     def _definition(self) -> Any:
         sample = [self._task_at(i).definition() for i in range(min(self._length, FINGERPRINT_SAMPLE))]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.code.tasks import Problem, ProblemTaskSet
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.tasks import (
     GeneratedTaskSet,
@@ -20,6 +22,7 @@ from spear_envs.core.tasks import (
     check_disjoint,
     check_split,
 )
+from spear_envs.search.tasks import Question, QuestionTaskSet
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,10 +119,23 @@ def test_generated_tasks_are_cached_and_the_cache_is_bounded() -> None:
     assert made == [5]
     for index in range(100):
         _ = tasks[index]
-    assert len(tasks._cache) == 10
-    _ = tasks[99], tasks[5]
-    assert made.count(99) == 1 and made.count(5) == 2
+    _ = [tasks[index] for index in range(90, 100)]
+    assert len(made) == 100, "the ten used last are kept"
+    _ = tasks[5]
+    assert made.count(5) == 2
     assert not tasks.bounded
+
+
+def test_threads_share_a_set() -> None:
+    tasks = make_generated(1_800, cache_size=10)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda i: tasks[i * 7 % len(tasks)], range(20_000)))
+    finally:
+        sys.setswitchinterval(before)
+    assert [task.content["n"] for task in made] == [i * 7 % len(tasks) for i in range(20_000)]
 
 
 def test_generated_fingerprint_covers_parameters_length_and_tasks() -> None:
@@ -168,10 +184,13 @@ def test_drawing_is_one_call_of_the_generator() -> None:
 
 
 def test_task_sets_and_tasks_survive_pickling() -> None:
-    for tasks in (make_generated(), ListTaskSet([make_task(0)])):
+    problems = ProblemTaskSet("toy", "train", [Problem("1 + 1", "2", "sums")])
+    questions = QuestionTaskSet("toy", "train", [Question("Who?", ("Ada",), "1hop")])
+    for tasks in (make_generated(), ListTaskSet([make_task(0)]), problems, questions):
         again = pickle.loads(pickle.dumps(tasks))
         assert again.fingerprint == tasks.fingerprint
         assert again[0] == tasks[0]
+        assert again.digest(0) == tasks.digest(0)
     assert hash(make_task(1)) == hash(make_task(1))
 
 

@@ -180,7 +180,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                     "spear.replay.capacity=512",
                     "data.train_batch_size=16",
                     "actor_rollout_ref.rollout.n=8",
-                    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+                    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
                     "data.val_max_samples=240",
                 ),
                 # Three of ten commands it is shown are random admissible ones: it has learnt which there are.
@@ -202,7 +202,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 test_split="valid_unseen",
                 samples=3,
                 arms=FIRST_ARMS,
-                rates=("4e-4",),
+                rates=("6e-4",),
             ),
         )
     }

@@ -171,24 +171,25 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             ),
             Scenario(
                 "alfworld",
-                "ALFWorld, embedded games in small rooms",
+                "ALFWorld, embedded games in small rooms, 12 turns",
                 "alfworld_tiny",
                 (
-                    "spear.sil.warmup_steps=40",
-                    "spear.reward.decay_steps=8",
+                    "spear.env.kwargs.max_turns=12",
+                    "spear.sil.warmup_steps=20",
+                    "spear.reward.decay_steps=4",
                     "spear.replay.capacity=512",
                     "data.train_batch_size=16",
                     "actor_rollout_ref.rollout.n=8",
-                    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+                    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
                     "data.val_max_samples=240",
                 ),
-                # Half of what it is shown are random admissible commands: it has learnt which there are, not what for.
+                # Three of ten commands it is shown are random admissible ones: it has learnt which there are.
                 WarmStartSettings(
                     "spear/ALFWorld-v0",
                     {"dataset": "embedded", "rooms": "small", "max_turns": 20},
                     history=4,
-                    episodes=1600,
-                    noise=0.5,
+                    episodes=1800,
+                    noise=0.3,
                     answers=Answers.PLAYED,
                     prompt_weight=0.05,
                     renamed=0.3,
@@ -197,11 +198,11 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                     shape=PolicyShape(hidden=96, layers=3, heads=3, mlp=256),
                     panel_tasks=0,
                 ),
-                steps=80,
+                steps=40,
                 test_split="valid_unseen",
-                samples=4,
+                samples=3,
                 arms=FIRST_ARMS,
-                rates=("4e-4",),
+                rates=("6e-4",),
             ),
         )
     }

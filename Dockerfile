@@ -15,7 +15,9 @@ ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN apt-get update && apt-get install -y --no-install-recommends ${BUILD_PACKAGES} && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY constraints/cpu.txt ./constraints/
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore \
+# pip would compile on one core, and what is left out as well; compileall below does it on all, though not every file
+# of a package that ends in .py can be compiled.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 \
     PATH=/opt/spear/bin:$PATH
 # The index that pip asks, if not the public one; what has a password goes into a configuration: --secret id=pip.
 ARG PIP_INDEX_URL=
@@ -46,15 +48,16 @@ LABEL org.opencontainers.image.title="SPEAR Envs" \
 WORKDIR /runs
 ENTRYPOINT ["spear"]
 
-# The sandbox.
+# The sandbox. Problems in parquet files are the environment's business, not the service's.
 FROM packages AS sandbox-packages
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraints/cpu.txt '.[sandbox]'
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install -q -c constraints/cpu.txt '.[sandbox]' && pip uninstall -q -y pyarrow \
+    && find /opt/spear -regex '.*/\(scipy\|sympy\)/.*tests' -type d -prune -exec rm -rf {} + \
+    && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
-# Problems in parquet files are the environment's business, not the service's.
 FROM sandbox-packages AS sandbox-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pyarrow setuptools pip \
-    && find /opt/spear -regex '.*/\(scipy\|sympy\)/.*tests' -type d -prune -exec rm -rf {} +
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip
 
 FROM runtime AS sandbox
 COPY --from=sandbox-environment /opt/spear /opt/spear
@@ -69,12 +72,14 @@ CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
 
 # The environments.
 FROM sandbox-packages AS envs-packages
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server]'
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server]' \
+    && find /opt/spear -regex '.*/pyarrow/.*tests' -type d -prune -exec rm -rf {} + \
+    && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM envs-packages AS envs-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip \
-    && find /opt/spear -regex '.*/\(scipy\|sympy\|pyarrow\)/.*tests' -type d -prune -exec rm -rf {} +
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip
 
 FROM runtime AS envs
 COPY --from=envs-environment /opt/spear /opt/spear
@@ -88,11 +93,12 @@ FROM envs-packages AS train-packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     pip install -q --no-deps -c constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
-    && pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server,train]'
+    && pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server,train]' \
+    && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM train-packages AS train-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
 
 FROM runtime AS train-cpu
 COPY --from=train-environment /opt/spear /opt/spear
@@ -110,7 +116,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends ${TEST_PACKAGES
 COPY --chown=10001:10001 . .
 ENV VENV=/opt/spear RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    PIP_NO_COMPILE= make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
 USER 10001:10001
 CMD ["make", "test"]
 
@@ -118,11 +125,12 @@ CMD ["make", "test"]
 FROM packages AS gpu-packages
 COPY constraints/gpu.txt ./constraints/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/gpu.txt '.[sandbox,data,api,env-server,gpu]'
+    pip install -q -c constraints/gpu.txt '.[sandbox,data,api,env-server,gpu]' \
+    && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM gpu-packages AS gpu-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
 
 FROM runtime AS gpu
 # Triton compiles its launchers when a kernel is first used, so this image keeps a C compiler.

@@ -15,6 +15,8 @@ CALLS = {
     "x86_64": {"unshare": 272, "mount": 165, "ptrace": 101, "io_uring_setup": 425},
     "aarch64": {"unshare": 97, "mount": 40, "ptrace": 117, "io_uring_setup": 425},
 }
+HELD_S = 30
+"""How long a process lives that the sandbox should end, or should not have let start."""
 
 
 def try_to(action: Callable[[], Any]) -> Any:
@@ -93,7 +95,7 @@ def try_forks(most: int) -> int:
         while len(children) < most:
             child = os.fork()
             if child == 0:
-                time.sleep(5)
+                time.sleep(HELD_S)
                 os._exit(0)
             children.append(child)
     except OSError:
@@ -103,15 +105,18 @@ def try_forks(most: int) -> int:
 
 def leave_orphan(token: str) -> str:
     """A process that has no parent any more, whose name is ``token``."""
+    named, name = os.pipe()
     if os.fork() == 0:
-        os.setsid()
+        # The weak level refuses it: there a process is found by its parents.
+        try_to(os.setsid)
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(15, token.encode(), 0, 0, 0)
-            time.sleep(30)
+            os.write(name, b"x")
+            time.sleep(HELD_S)
         os._exit(0)
+    os.close(name)
     os.wait()
-    time.sleep(0.05)
-    return "left"
+    return "left" if os.read(named, 1) else "no orphan"
 
 
 def hold_memory(mib: int) -> int | None:
@@ -129,9 +134,9 @@ def share_out_memory(mib: int, children: int) -> str:
             # All at once and touched page by page: a copy would exceed the limit of one process, and end it.
             held = bytearray(mib << 20)
             held[::4096] = b"x" * (mib << 8)
-            time.sleep(10)
+            time.sleep(HELD_S)
             os._exit(0)
-    time.sleep(10)
+    time.sleep(HELD_S)
     return "held"
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.engine import Engine
+from tests.containers.engine import Engine, RefusedError
+
+NO_CONTAINERS = 69
+"""With which the tests end where the machine refuses what containers need: EX_UNAVAILABLE."""
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +25,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     kept = os.environ.get("SPEAR_CONTAINER_STORE")
     engine = Engine(Path(kept).resolve() if kept else tmp_path_factory.mktemp("containers"))
     try:
-        engine.prepare(rootfs)
+        try:
+            engine.prepare(rootfs)
+        except RefusedError as error:
+            pytest.exit(f"this machine runs no containers: {error}", returncode=NO_CONTAINERS)
         yield engine
     finally:
         if kept is None:

@@ -126,7 +126,8 @@ def test_dockers_default_profile_is_refused_with_the_mend(
 def test_a_weak_level_needs_its_flag_and_is_warned_of(
     engine: Engine, sandbox_image: str, dockers_profile: Path
 ) -> None:
-    options = f"{OPEN_PROC} --security-opt seccomp={dockers_profile}"
+    """On a third of a core, too: a slow machine must not be taken for an open one."""
+    options = f"{OPEN_PROC} --security-opt seccomp={dockers_profile} --cpus 0.3"
     done = run(engine, options, sandbox_image, "serve", "--self-test-only", "--allow-weak-isolation", "landlock")
     assert done.returncode == 0 and "'landlock' holds" in done.stdout, done.stderr
     assert "Warning: no strong isolation holds here" in done.stderr and "'landlock' only" in done.stderr

@@ -104,6 +104,10 @@ def run_page(*args: str, **variables: str) -> Iterator[Any]:
         process.communicate()
 
 
+def need_websockets() -> None:
+    pytest.importorskip("websockets", reason="the service needs the extra 'env-server'")
+
+
 SERVICES: dict[str, Service] = {
     "sandbox": Service(
         lambda _, **more: run_command("sandbox", "--max-body-mb", "1", **more), "/run_code", {"code": "print(1)"},
@@ -115,7 +119,7 @@ SERVICES: dict[str, Service] = {
     ),
     "environment": Service(
         lambda _, **more: run_command("serve", "spear/Sokoban-v0", "--env", "modality=text", **more), "/reset",
-        {"seed": 1}, "SPEAR_ENV_TOKEN", 64 << 10,
+        {"seed": 1}, "SPEAR_ENV_TOKEN", 64 << 10, need_websockets,
     ),
     "view": Service(lambda folder, **more: run_page("view", str(folder), **more), "/api/run"),
     "play": Service(

@@ -52,7 +52,7 @@ def serve(
     """
     from spear_envs.adapters.conversation import Conversation, make_conversation
     from spear_envs.adapters.openenv.server import EnvService, ServiceSettings
-    from spear_envs.adapters.openenv.serving import serve_service
+    from spear_envs.adapters.openenv.serving import make_server, serve_service
     from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
 
     keywords = read_keywords(pairs)
@@ -72,9 +72,10 @@ def serve(
     about = (type(first.env).__doc__ or env_id).strip().splitlines()[0]
     service = EnvService(name, about, make, settings)
     service.pool.take_back(None, first)
+    server = make_server(service)
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     if not settings.local and settings.token is None:
         click.echo(f"Warning: whoever reaches {url} may play; set {TOKEN_VARIABLE} to ask for a token.", err=True)
     click.echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
-    serve_service(service, listener)
+    serve_service(server, service, listener)

@@ -14,6 +14,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env
 from spear_envs.core.rewards import compose_reward
+from tests.calling_policy import make_policy
 from tests.spear_envs.corridor import CORRIDOR
 
 FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
@@ -107,55 +108,19 @@ def test_pictures_stand_where_the_text_has_their_place() -> None:
     assert "Call act" in first[2]["text"] and "<image>" not in json.dumps([b.get("text") for b in first])
 
 
-def make_policy(folder: Path, texts: list[str], tools: list[Any]) -> tuple[Any, Any]:
+def make_caller(texts: list[str], act: Any) -> tuple[Any, Any]:
     """A tiny Qwen3 that calls ``act`` with ``left`` or ``right`` and knows nothing else, with Qwen3's chat template."""
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import render_jinja_template
     from trl.chat_template_utils import qwen3_chat_template
 
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet)
-    raw.train_from_iterator(texts, trainer)
-    head, tail = '\n{"name": "act", "arguments": {"action": "', '"}}\n'
-    raw.add_tokens([AddedToken(piece, normalized=False) for piece in ("<tool_call>", "</tool_call>", head, tail)])
-    raw.add_tokens([AddedToken(piece, normalized=False) for piece in ("left", "right")])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
+    conversations = [[{"role": "user", "content": text}] for text in texts[-3:]]
+    prompts, _ = render_jinja_template(
+        conversations, tools=[get_json_schema(act)], chat_template=qwen3_chat_template, add_generation_prompt=True
     )
-    tokenizer.chat_template = qwen3_chat_template
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **heads, **ends))
-
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tools=tools, add_generation_prompt=True, tokenize=False
-        )
-        for text in texts[-3:]
-    ]
-    rows = [
-        tokenizer(f"{prompt[-length:]}<tool_call>{head}{word}{tail}</tool_call><|im_end|>")["input_ids"]
-        for prompt in prompts
-        for length in (200, 10_000)  # near the end of a long prompt and of a short one
-        for word in ("left", "right")
-    ]
-    longest = max(map(len, rows))
-    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
-    labels = ids.clone()
-    labels[:, :-6] = -100
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(40):
-        model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, tokenizer
+    head, tail = '\n{"name": "act", "arguments": {"action": "', '"}}\n'
+    responses = [("<tool_call>", head, word, tail, "</tool_call>") for word in ("left", "right")]
+    return make_policy(qwen3_chat_template, prompts, responses, texts=texts)
 
 
 @pytest.mark.slow
@@ -171,7 +136,7 @@ def test_two_steps_of_training(tmp_path: Path) -> None:
     rows = make_rows(CORRIDOR, 8, length=5)
     probe: Any = factory()
     texts = [str(probe.reset(**row)) for row in rows] + [str(probe.act(action="left"))]
-    model, tokenizer = make_policy(tmp_path, texts, [probe.act])
+    model, tokenizer = make_caller(texts, probe.act)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     seen: list[tuple[str, list[str], float]] = []
 

@@ -124,9 +124,7 @@ class Engine:
             self._try("sh", "-c", IMPORT, "import", rootfs, BASE)
         self._try("sh", "-c", BUILD, "build", BASE)
         self._try("podman", "run", *HARDENED.split(), BASE, "true")
-        self._try("podman", "network", "create", "--ignore", "probe")
-        self._try("podman", "run", "--rm", "--network", "probe", BASE, "true")
-        self._try("podman", "network", "rm", "probe")
+        self._try("podman", "run", "--rm", "--network", "podman", BASE, "true")
 
     def _try(self, *command: str) -> None:
         done = self.call(*command, timeout=900)

@@ -24,7 +24,7 @@ test: setup  ## the fast tests
 	$(PY) -m pytest -q $(ARGS)
 
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
-	$(PY) -m pytest -q -m slow -n 2 --dist loadgroup --durations=20 $(ARGS)
+	$(PY) -m pytest -q -m slow -n 2 --dist loadfile --durations=20 $(ARGS)
 
 container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, debootstrap)
 	scripts/container_test.sh $(ARGS)

@@ -35,15 +35,6 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What stays together where pytest-xdist runs two tests at a time: a file, for its fixtures; all that start Ray."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = "ray" if item.get_closest_marker("ray") else item.path.relative_to(ROOT).as_posix()
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

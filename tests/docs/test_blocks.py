@@ -52,7 +52,6 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 @pytest.mark.parametrize("page", list_pages(Turn.SLOW), ids=lambda page: page.name)
 def test_long_blocks_run(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, Turn.FAST, Turn.SLOW, seconds=SLOW_SECONDS)

@@ -126,7 +126,6 @@ serve.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 def test_replicas_under_ray_serve() -> None:
     pytest.importorskip(
         "ray.serve", reason="Ray Serve is not installed: pip install -e '.[serve]'", exc_type=ImportError

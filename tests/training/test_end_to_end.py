@@ -28,7 +28,7 @@ from training.checkpoints import BEST, check_files, is_finished, read_best, read
 from training.export import export_policy  # noqa: E402
 from training.supervise import MARK  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 STEPS = 7
 OVERRIDES = (

@@ -17,7 +17,7 @@ from tests.training.trainings import get_steps
 from training.launch import CONFIG_FILE, compose_config, prepare_run
 from training.supervise import supervise_training
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 SMALLER = (
     f"trainer.total_training_steps={STEPS_EACH * len(ALGORITHMS)}",

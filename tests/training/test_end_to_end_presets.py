@@ -22,7 +22,7 @@ from tests.training.trainings import get_steps
 from training.launch import compose_config
 from training.planning.step import Texts, count_optimiser_steps, measure_row
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 
 METRICS = (
     *("spear/gamma", "spear/mu", "baseline/p50", "baseline/size", "replay/size", "replay/kept"),

@@ -24,7 +24,7 @@ from tests.training.trainings import finish, get_steps, start_training
 from training.checkpoints import is_finished
 from training.export import export_policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.slow
 STEPS = 4
 OVERRIDES = (
     "actor_rollout_ref.rollout.name=vllm_cpu",

@@ -35,7 +35,6 @@ def find_replicas(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 def test_a_replica_that_dies_is_replaced_and_nobody_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.serve", reason="needs the extra 'serve'", exc_type=ImportError)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

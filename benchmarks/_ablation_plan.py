@@ -204,6 +204,46 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 arms=FIRST_ARMS,
                 rates=("6e-4",),
             ),
+            Scenario(
+                "webshop",
+                "WebShop, mini catalogue, 6 turns",
+                "webshop_tiny",
+                (
+                    "spear.env.kwargs.max_turns=6",
+                    "spear.sil.warmup_steps=15",
+                    # Two clicks in three are on what is not there: valid calls are what it has to learn.
+                    "spear.reward.decay_steps=15",
+                    "spear.replay.capacity=256",
+                    "data.train_batch_size=16",
+                    "actor_rollout_ref.rollout.n=8",
+                    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+                    "data.val_max_samples=100",
+                ),
+                # Every word is exchanged, so it copies words, options and codes of products from what it reads.
+                WarmStartSettings(
+                    "spear/WebShop-v0",
+                    {"catalog": "mini", "split_scheme": "product", "observation_mode": "text_rich", "max_turns": 8},
+                    history=0,
+                    episodes=2000,
+                    noise=0.1,
+                    answers=Answers.EXPERT,
+                    prompt_weight=0.1,
+                    renamed=1.0,
+                    short_epochs=4,
+                    long_epochs=5,
+                    epochs=2,
+                    learning_rate=2e-3,
+                    shape=PolicyShape(hidden=96, layers=3, heads=3, mlp=256),
+                    panel_tasks=100,
+                    target=0.15,
+                    extra_epochs=8,
+                ),
+                steps=30,
+                test_split="test",
+                samples=8,
+                arms=FIRST_ARMS,
+                rates=("6e-4",),
+            ),
         )
     }
 )

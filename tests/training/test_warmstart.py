@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +31,7 @@ from training.warmstart import (  # noqa: E402
     WarmStartSettings,
     collect_expert_rows,
     make_tokenizer,
+    policy,
     train_policy,
 )
 from training.warmstart.policy import (  # noqa: E402
@@ -206,11 +208,18 @@ def test_renamed_rows_move_from_place_to_place() -> None:
     assert len({tuple(row) for row in renamed[changed].tolist()}) == changed.sum()
 
 
-def test_short_rows_come_first_and_only_then_all() -> None:
+def test_short_rows_come_first_then_long_ones_and_then_all(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
     rows = [ExpertRow(("#_X" * (1 + 9 * (n % 4 == 0)),), ("up",)) for n in range(16)]
     ids, labels = encode_rows(tokenizer, rows)
-    plan = replace(SMALL, batch=4, epochs=1, short_epochs=2)
+    plan = replace(SMALL, batch=4, epochs=1, short_epochs=2, long_epochs=3)
+    widths: list[tuple[int, int]] = []
+
+    def measure(model: Any, read: torch.Tensor, learnt: torch.Tensor, weight: float) -> torch.Tensor:
+        widths.append((len(read), int((read != tokenizer.pad_token_id).sum(1).min())))
+        return _measure_loss(model, read, learnt, weight)
+
+    monkeypatch.setattr(policy, "_measure_loss", measure)
     seen: list[tuple[int, int]] = []
     losses = fit(
         make_model(plan.shape, tokenizer, ids.shape[1], 0),
@@ -219,8 +228,19 @@ def test_short_rows_come_first_and_only_then_all() -> None:
         plan,
         lambda done, total: seen.append((done, total)),
     )
-    assert len(losses) == 2 * 3 + 4  # twice the 12 short rows, then all 16
-    assert seen == [(n, 10) for n in range(1, 11)]
+    short, long = 6, 33
+    assert widths[: 2 * 3] == [(4, short)] * 6  # twice the 12 short rows
+    assert widths[6:9] == [(4, long)] * 3  # three times the 4 long ones
+    assert len(losses) == 6 + 3 + 4  # then all 16
+    assert seen == [(n, 13) for n in range(1, 14)]
+
+
+def test_rows_of_one_length_are_all_short() -> None:
+    tokenizer = make_tokenizer(BOARD, ["".join(BOARD_WORDS)])
+    ids, labels = encode_rows(tokenizer, [ExpertRow(("#",), ("up",))] * 8)
+    plan = replace(SMALL, batch=4, epochs=1, short_epochs=1, long_epochs=5)
+    model = make_model(plan.shape, tokenizer, ids.shape[1], 0)
+    assert len(fit(model, ids, labels, plan, lambda done, total: None)) == 2 + 2
 
 
 def test_padding_changes_no_loss(small: tuple[Path, WarmStartReport]) -> None:
@@ -328,6 +348,7 @@ def test_a_failure_leaves_nothing_half_written(tmp_path: Path) -> None:
         ({"target": 1.5}, "target"),
         ({"renamed": -0.1}, "renamed"),
         ({"short_epochs": -1}, "short_epochs"),
+        ({"long_epochs": -1}, "long_epochs"),
         ({"shape": PolicyShape(hidden=10, heads=3)}, "heads"),
     ],
 )

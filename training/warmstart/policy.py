@@ -63,8 +63,10 @@ class WarmStartSettings:
             policy with a large vocabulary which words belong together.
         renamed: share of rows, drawn anew each time, in which rare words change places with other rare words: there
             they can only be copied and compared, and no task can be learnt by heart.
-        short_epochs: epochs over the rows no longer than the mean, before ``epochs`` over all.  Copying is learnt
-            there too, and a step costs a fraction.
+        short_epochs: epochs over the rows no longer than the mean, before all others.  Copying is learnt there too,
+            and a step costs a fraction.
+        long_epochs: epochs over the rows longer than the mean, after ``short_epochs`` and before ``epochs`` over all:
+            for what only they teach.
         warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
             itself at the last step.
         valid_split: where the result is measured; None for the second of the environment's splits.
@@ -86,6 +88,7 @@ class WarmStartSettings:
     prompt_weight: float = 0.0
     renamed: float = 0.0
     short_epochs: int = 0
+    long_epochs: int = 0
     epochs: int = 2
     batch: int = 32
     learning_rate: float = 1e-3
@@ -113,8 +116,9 @@ class WarmStartSettings:
         for name in ("episodes", "epochs", "batch"):
             if getattr(self, name) < 1:
                 raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.short_epochs < 0:
-            raise SpearError(f"short_epochs must be 0 or more, got {self.short_epochs}")
+        for name in ("short_epochs", "long_epochs"):
+            if getattr(self, name) < 0:
+                raise SpearError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.shape.hidden % self.shape.heads or (self.shape.hidden // self.shape.heads) % 2:
             raise SpearError(
                 f"hidden={self.shape.hidden} over heads={self.shape.heads} must give an even whole number per head"
@@ -269,6 +273,7 @@ def _train_to_target(
             settings,
             epochs=1,
             short_epochs=0,
+            long_epochs=0,
             learning_rate=settings.learning_rate / 2,
             seed=settings.seed + 1 + extra,
         )
@@ -352,11 +357,16 @@ def fit(
     )
     # Padding stands on the right, and the end of a row is always learnt.
     lengths = (labels != IGNORED).int().cumsum(1).argmax(1) + 1
-    short = (lengths <= lengths.float().mean()).nonzero()[:, 0]
-    parts = [
-        short[part] for _ in range(settings.short_epochs) for part in draw_batches(lengths[short], settings.batch, dice)
-    ]
-    parts += [part for _ in range(settings.epochs) for part in draw_batches(lengths, settings.batch, dice)]
+    brief = lengths <= lengths.float().mean()
+    parts: list[torch.Tensor] = []
+    for kept, epochs in (
+        (brief, settings.short_epochs),
+        (~brief, settings.long_epochs if not brief.all() else 0),
+        (torch.ones_like(brief), settings.epochs),
+    ):
+        rows = kept.nonzero()[:, 0]
+        for _ in range(epochs):
+            parts += [rows[part] for part in draw_batches(lengths[rows], settings.batch, dice)]
     losses: list[float] = []
     model.train()
     for step, part in enumerate(parts, 1):

@@ -296,7 +296,7 @@ class ActorUpdater:
         """One ``update_actor`` call; returns its number of mini-batches."""
         replay = np.asarray(batch.replay, dtype=bool)
         groups = [np.flatnonzero(~replay).tolist(), np.flatnonzero(replay).tolist()]
-        # Few replayed rows make one mini-batch of up to half as many rows again: it shall need no more memory than others.
+        # Few replayed rows make one mini-batch, half as large again at most: it shall need no more memory than others.
         pieces = count_pieces(len(replay), self._rows_per_minibatch) if replay.all() else 1
         shares = self._ranks() * pieces
         deal = deal_rows([group for group in groups if len(group)], self._rows_per_minibatch, shares, self._state.rng)

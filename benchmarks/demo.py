@@ -15,6 +15,7 @@ from training.demo import RESULTS, run_demo
 
 BARS = (
     Bar("make demo", "min", at_most=15.0, size="standard"),
+    Bar("median training step", "s", at_most=4.0, size="standard"),
     Bar("gain on the test panel, T = 1, paired", "points", at_least=15.0, size="standard"),
     Bar("distance of the two 95 % intervals, T = 1", "points", at_least=0.0, size="standard"),
 )
@@ -30,6 +31,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     minutes = (time.monotonic() - start) / 60
     results = json.loads((options.work / "demo" / RESULTS).read_text("utf-8"))
     yield Figure("make demo", minutes, "min", note="by the clock")
+    yield Figure("median training step", results["step_seconds_median"], "s", note=f"{STEPS} steps, some with a replay")
     for temperature, row in results["comparison"].items():
         before, after, difference = row["before"], row["after"], row["difference"]
         name = f"T = {float(temperature):g}"

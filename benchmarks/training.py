@@ -24,7 +24,6 @@ from training.supervise import supervise_training
 from training.warmstart import WarmStartSettings, train_policy
 
 BARS = (
-    Bar("median step of the demo", "s", at_most=4.0),
     Bar("SPEAR's step over GRPO's, replay off", "times", at_most=1.10),
     Bar("SPEAR's step over GRPO's, n_SIL 0.5", "times", at_most=1.25),
     Bar("share of the replay's own passes in what is added", at_least=0.90),
@@ -35,8 +34,8 @@ BARS = (
 OWN = "benchmarks._training_arms"
 """The training's process."""
 NAME = "arms"
-SETTLE = 6
-"""Steps of GRPO at the beginning, after which its memory has reached its peak."""
+SETTLE = 24
+"""Steps of GRPO at the beginning: its peak of memory creeps up by 4 % until the eighteenth."""
 N_SIL = 0.5
 """Replay optimiser steps for each on-policy one at which SPEAR is held to its bar."""
 CYCLES = {Size.QUICK: 4, Size.STANDARD: 11, Size.FULL: 31}
@@ -110,7 +109,6 @@ def compare(history: list[dict[str, Any]]) -> Iterator[Figure]:
         for arm in Arm
     )
     step, added = grpo.median("perf/step_seconds"), spear.work - grpo.work
-    yield Figure("median step of the demo", spear.median("perf/step_seconds"), "s", note=f"{len(spear.records)} steps")
     yield Figure("GRPO's step", step, "s")
     yield Figure("GRPO's step without its rollouts", grpo.work, "s")
     yield Figure("SPEAR's step over GRPO's, replay off", 1 + (idle.work - grpo.work) / step, "times")

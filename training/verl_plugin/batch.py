@@ -81,7 +81,7 @@ class Deal:
 
     Attributes:
         minibatches: row numbers of each mini-batch, -1 for a padding row; all of length ``size``.
-        size: rows of a mini-batch, a multiple of the number of ranks.
+        size: rows of a mini-batch, a multiple of the number of shares.
     """
 
     minibatches: tuple[tuple[int, ...], ...]
@@ -98,27 +98,37 @@ class Deal:
         return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
 
 
-def deal_rows(groups: Sequence[Sequence[int]], rows_per_minibatch: int, ranks: int, rng: np.random.Generator) -> Deal:
+def count_minibatches(rows: int, rows_per_minibatch: int) -> int:
+    """The nearest whole number of mini-batches, at least 1."""
+    return max(1, round(rows / rows_per_minibatch))
+
+
+def count_pieces(rows: int, rows_per_minibatch: int) -> int:
+    """Pieces of a mini-batch of :func:`deal_rows` none of which has more rows than ``rows_per_minibatch``."""
+    return -(-rows // (count_minibatches(rows, rows_per_minibatch) * rows_per_minibatch)) or 1
+
+
+def deal_rows(groups: Sequence[Sequence[int]], rows_per_minibatch: int, shares: int, rng: np.random.Generator) -> Deal:
     """Shuffle rows into mini-batches of nearly equal size.
 
     Args:
         groups: row numbers; each group is spread evenly over all mini-batches (on-policy and replayed rows of ``joint``
             coupling are two groups, so that each mini-batch holds both).
         rows_per_minibatch: wanted size; the number of mini-batches is the nearest whole number of them, at least 1.
-        ranks: data-parallel ranks that share a mini-batch.
+        shares: into how many equal parts a mini-batch will be cut: for ranks, and on each for micro-batches.
         rng: decides the shuffle.
     """
     total = sum(len(group) for group in groups)
     if not total:
         return Deal((), 0)
-    count = max(1, round(total / rows_per_minibatch))
+    count = count_minibatches(total, rows_per_minibatch)
     parts: list[list[int]] = [[] for _ in range(count)]
     for group in groups:
         for part, share in zip(
             parts, np.array_split(rng.permutation(np.asarray(group, dtype=np.int64)), count), strict=True
         ):
             part.extend(share.tolist())
-    size = -(-max(len(part) for part in parts) // ranks) * ranks
+    size = -(-max(len(part) for part in parts) // shares) * shares
     return Deal(tuple((*rng.permutation(part).tolist(), *[-1] * (size - len(part))) for part in parts), size)
 
 

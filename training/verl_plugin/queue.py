@@ -94,12 +94,18 @@ def count_ranks(workers: Any, mesh: str) -> int:
     return max(info[mesh]) + 1
 
 
-def cut_rows(longest: int, rows: int, ranks: int, max_tokens: int) -> dict[str, Any]:
-    """How a worker cuts its rows: not at all where they fit the token limit together, else as verl is configured.
+def cut_rows(longest: int, rows: int, shares: int, max_tokens: int) -> dict[str, Any]:
+    """How a worker cuts its rows: into equal shares where one fits the token limit, else as verl is configured.
+
+    Args:
+        longest: tokens of the longest row.
+        rows: of a mini-batch.
+        shares: ranks times the micro-batches of each; 1 micro-batch unless memory speaks against it.
+        max_tokens: the limit.
 
     verl's balancing by length copies rows one by one, and one micro-batch lets the covariance clip see all rows.
     """
-    share = -(-rows // ranks)
+    share = -(-rows // shares)
     if share * longest > max_tokens:
         return {}
     return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": share}

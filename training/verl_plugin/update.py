@@ -20,6 +20,7 @@ from training.rollout_correction import RolloutCorrection
 from training.verl_plugin.batch import (
     RowTokens,
     build_columns,
+    count_pieces,
     deal_rows,
     find_predictions,
     nest_flat,
@@ -295,9 +296,10 @@ class ActorUpdater:
         """One ``update_actor`` call; returns its number of mini-batches."""
         replay = np.asarray(batch.replay, dtype=bool)
         groups = [np.flatnonzero(~replay).tolist(), np.flatnonzero(replay).tolist()]
-        deal = deal_rows(
-            [group for group in groups if len(group)], self._rows_per_minibatch, self._ranks(), self._state.rng
-        )
+        # Few replayed rows make one mini-batch, half as large again at most: it shall need no more memory than others.
+        pieces = count_pieces(len(replay), self._rows_per_minibatch) if replay.all() else 1
+        shares = self._ranks() * pieces
+        deal = deal_rows([group for group in groups if len(group)], self._rows_per_minibatch, shares, self._state.rng)
         weights = weigh_rows(
             deal.minibatches,
             batch.loss_tokens,
@@ -312,7 +314,7 @@ class ActorUpdater:
         keys = [batch.keys[row] if row >= 0 else next(padding) for row in deal.order(self._ranks())]
         actor = self._config.actor_rollout_ref.actor
         info = {
-            **cut_rows(max(batch.sequence_lengths), deal.size, self._ranks(), actor.ppo_max_token_len_per_gpu),
+            **cut_rows(max(batch.sequence_lengths), deal.size, shares, actor.ppo_max_token_len_per_gpu),
             "calculate_entropy": False,
             "distillation_use_topk": False,
             "distillation_only": False,

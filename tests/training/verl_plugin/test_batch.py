@@ -18,6 +18,7 @@ from training.verl_plugin.batch import (
     Deal,
     RowTokens,
     build_columns,
+    count_pieces,
     deal_rows,
     find_predictions,
     nest_flat,
@@ -141,6 +142,16 @@ def test_order_gives_each_rank_its_share_of_every_minibatch(case: tuple[list[lis
     blocks = np.asarray(order).reshape(ranks, len(deal.minibatches), deal.size // ranks)
     for number, part in enumerate(deal.minibatches):
         assert blocks[:, number].ravel().tolist() == list(part)
+
+
+@given(st.integers(1, 500), st.integers(1, 60), st.integers(1, 4))
+def test_no_piece_of_a_minibatch_has_more_rows_than_a_rank_should_have(rows: int, wanted: int, ranks: int) -> None:
+    pieces = count_pieces(rows, wanted)
+    deal = deal_rows([range(rows)], wanted, ranks * pieces, np.random.default_rng(0))
+    assert deal.size // (ranks * pieces) <= math.ceil(wanted / ranks)
+    assert pieces <= 2, "a mini-batch has at most half as many rows again as it should"
+    if rows % wanted == 0:
+        assert pieces == 1
 
 
 def test_rows_change_places_from_step_to_step() -> None:

@@ -231,6 +231,19 @@ def test_every_row_is_trained_on_once_in_minibatches_of_one_size(
     assert call.extra_info["dataloader_kwargs"] == {"shuffle": False}
 
 
+def test_replayed_rows_need_no_more_memory_than_those_of_an_on_policy_mini_batch(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = Step(make, monkeypatch, choose())
+    replayed = len(probe.remember(probe.collect()).entries)
+    minibatch = replayed - 1  # so that they are one mini-batch with a row too many
+    step = Step(make, monkeypatch, choose(), minibatch=minibatch, ranks=2)
+    train(step)
+    own = step.workers.calls[-1].extra_info
+    assert own["mini_batch_size"] >= replayed and own["mini_batch_size"] % 4 == 0
+    assert own["micro_batch_size_per_gpu"] == own["mini_batch_size"] // 4 <= minibatch / 2
+
+
 def test_metrics_of_the_loss_are_sums_of_the_mini_batch(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for layout in LAYOUTS:

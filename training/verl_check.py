@@ -100,7 +100,9 @@ NAMES = (
 )
 """Other names that it uses."""
 TEXTS: dict[str, tuple[str, ...]] = {
-    "verl.workers.engine_workers:TrainingWorker.__init__": ("initialize_global_process_group_ray(timeout_second=None)",),
+    "verl.workers.engine_workers:TrainingWorker.__init__": (
+        "initialize_global_process_group_ray(timeout_second=None)",
+    ),
     "verl.workers.engine_workers:TrainingWorker.train_mini_batch": (
         'key="mini_batch_size"',
         'key="epochs"',

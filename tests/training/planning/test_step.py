@@ -129,7 +129,8 @@ def test_costs_are_passes_over_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bypass", "kl", "passes", "replay_passes"), [(False, 0, 4, 3), (True, 0, 3, 3), (False, 0.1, 5, 4), (True, 0.1, 4, 4)]
+    ("bypass", "kl", "passes", "replay_passes"),
+    [(False, 0, 4, 3), (True, 0, 3, 3), (False, 0.1, 5, 4), (True, 0.1, 4, 4)],
 )
 def test_old_and_reference_log_probs_are_a_pass_each(bypass: bool, kl: float, passes: int, replay_passes: int) -> None:
     spear = SpearSettings().override({"replay": {"capacity": 60}, "kl": {"coefficient": kl}})

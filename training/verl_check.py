@@ -40,7 +40,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "verl.workers.engine_workers:ActorRolloutRefWorker.update_actor": ("data",),
     "verl.single_controller.base.worker:Worker._query_dispatch_info": ("mesh_name",),
     # overridden by SpearTrainingWorker and the CPU engine
-    "verl.workers.engine_workers:TrainingWorker.__init__": ("config",),
     "verl.workers.engine_workers:TrainingWorker.train_batch": ("data",),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_outputs": (
         "output",
@@ -50,6 +49,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("module",),
+    # called in the place of a worker's own call
+    "verl.utils.distributed:initialize_global_process_group_ray": ("timeout_second", "backend"),
     # the critic and the reference policy
     "verl.workers.engine_workers:ActorRolloutRefWorker.compute_ref_log_prob": ("data",),
     "verl.workers.engine_workers:TrainingWorker.reset": (),
@@ -99,6 +100,9 @@ NAMES = (
 )
 """Other names that it uses."""
 TEXTS: dict[str, tuple[str, ...]] = {
+    "verl.workers.engine_workers:TrainingWorker.__init__": (
+        "initialize_global_process_group_ray(timeout_second=None)",
+    ),
     "verl.workers.engine_workers:TrainingWorker.train_mini_batch": (
         'key="mini_batch_size"',
         'key="epochs"',

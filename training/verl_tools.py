@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -79,7 +80,7 @@ class SearchSettings:
     max_calls: int = 128
 
 
-class _ServiceTool(BaseTool):
+class _ServiceTool(BaseTool, ABC):
     """A tool of one text whose work is done elsewhere, and waited for on threads of its own.
 
     verl's loop tells the model whatever a tool raises, and trains on. So settings that cannot work are refused when the
@@ -97,9 +98,10 @@ class _ServiceTool(BaseTool):
             ) from None
         super().__init__(dict(config), schema or OpenAIFunctionToolSchema.model_validate(tool.schema()))
 
-    _trial = ""
+    _trial: str
     """An argument that costs nothing."""
 
+    @abstractmethod
     def _work(self, argument: str) -> str:
         """What the model is told; on a thread.
 
@@ -107,7 +109,6 @@ class _ServiceTool(BaseTool):
             EnvFault: the service failed.
             SpearError: a person must mend it.
         """
-        raise NotImplementedError
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.core.errors import SpearError
 from spear_envs.search.mini_kb import build
 from tests import commands
+from tests.calling_policy import make_policy
 from tests.sandbox.service import need_isolation
 from training.verl_tools import CALLS, FAULTS, CodeInterpreterTool, SearchTool
 
@@ -202,3 +207,106 @@ def test_without_services_the_worker_has_its_own(monkeypatch: pytest.MonkeyPatch
     assert (response.text, reward) == ("1024", 0.0)
     response, _, _ = asyncio.run(search.execute("", {"query": "river"}))
     assert response.text.startswith("<information>")
+
+
+ANSWER = "tool\n42\n"
+"""What verl hands to a reward function has no special tokens."""
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    called = extra_info.get("tool_calls", 0) > 0
+    return float(called and ground_truth in solution_str) - extra_info.get("tool_faults", 0)
+"""
+
+
+@pytest.mark.slow
+def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) -> None:
+    """verl's own command, trainer and loop; of ours the tools, their services, and the CPU under verl."""
+    import torch
+    from datasets import Dataset
+    from safetensors.torch import load_file
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    question = [{"role": "user", "content": "What is six times seven?"}]
+    answers = [{"role": "tool", "content": "42"}, {"role": "tool", "content": "<information>Doc 1"}]
+    schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+    prompts, _ = render_jinja_template(
+        [question, *([*question, answer] for answer in answers)],
+        tools=schemas,
+        chat_template=TEMPLATE,
+        add_generation_prompt=True,
+    )
+    calls = [call("code_interpreter", code="print(6 * 7)"), call("search", query="river")]
+    pieces = [("<tool_call>", text[len("<tool_call>") : -len("</tool_call>")], "</tool_call>") for text in calls]
+    model, tokenizer = make_policy(TEMPLATE, prompts, [*pieces, ("I stop here.",)])
+    model.save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    row = {"prompt": question, "data_source": "sums", "reward_model": {"ground_truth": ANSWER}}
+    Dataset.from_list([{**row, "extra_info": {"index": index}} for index in range(8)]).to_parquet(
+        tmp_path / "rows.parquet"
+    )
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": tmp_path / "rows.parquet",
+        "data.val_files": tmp_path / "rows.parquet",
+        "data.train_batch_size": 4,
+        "data.max_prompt_length": 1024,
+        "data.max_response_length": 512,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.model.path": tmp_path / "policy",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+        "actor_rollout_ref.actor.optim.lr": 1e-3,
+        "actor_rollout_ref.actor.optim.weight_decay": 0.0,
+        "actor_rollout_ref.rollout.n": 4,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent",
+        "actor_rollout_ref.rollout.multi_turn.enable": True,
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": 3,
+        "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": 200,
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path": commands.ROOT / TOOLS_FILE,
+        "reward.num_workers": 1,
+        "reward.custom_reward_function.path": tmp_path / "reward.py",
+        "trainer.logger": "[file]",
+        "trainer.val_before_train": False,
+        "trainer.total_training_steps": 2,
+        "trainer.save_freq": 2,
+        "trainer.default_local_dir": tmp_path / "checkpoints",
+        "trainer.rollout_data_dir": tmp_path / "episodes",
+        "ray_kwargs.ray_init.num_cpus": 8,
+        "hydra.run.dir": tmp_path,
+    }
+    verl = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    ours = ["hydra.searchpath=[pkg://training.config]", "+cluster=cpu"]
+    variables = {
+        "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
+        "VERL_PLATFORM": "cpu",
+        "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
+        "SPEAR_SANDBOX_URL": services[0].url,
+        "SPEAR_RETRIEVER_URL": services[1].url,
+        "RAY_ADDRESS": "local",
+        "RAY_raylet_start_wait_time_s": "120",
+    }
+    done = subprocess.run(
+        [*verl, *ours, *(f"{key}={value}" for key, value in settings.items())],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+    steps = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [(tmp_path / "episodes" / f"{step}.jsonl").read_text().splitlines() for step in (1, 2)]
+    episodes = [json.loads(line) for line in chain(*lines)]
+    assert len(episodes) == 2 * 4 * 4 and len(steps) == 2
+    scores = [episode["score"] for episode in episodes]
+    assert scores == [float(ANSWER in episode["output"]) for episode in episodes] and set(scores) == {0.0, 1.0}
+    assert any("tool\n<information>Doc 1(Title: " in episode["output"] for episode in episodes)
+    assert max(step["actor/grad_norm"] for step in steps) > 0
+    trained = load_file(tmp_path / "checkpoints" / "global_step_2" / "actor" / "huggingface" / "model.safetensors")
+    before = load_file(tmp_path / "policy" / "model.safetensors")
+    assert set(trained) == set(before)
+    assert not any(torch.equal(trained[name], before[name]) for name in before if "_proj" in name)

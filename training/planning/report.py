@@ -56,7 +56,8 @@ def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | Non
     known["written"] = min(known["written"], known["response"]) if "written" not in given else known["written"]
     texts = Texts(**known)
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
-    step = size_step(settings, shape, texts, mini_batch)
+    bypass = bool(config.algorithm.rollout_correction.bypass_mode)
+    step = size_step(settings, shape, texts, mini_batch, bypass=bypass)
     path = config.actor_rollout_ref.model.path
     model = None if path is None else find_architecture(str(path))
     memory = None if model is None else size_memory(config, model, step.row_tokens, device_bytes)
@@ -98,6 +99,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
     cost = step.replay_cost / step.on_policy_cost
+    others = f"{step.passes} (with old log-probs)" if step.passes > step.replay_passes else str(step.passes)
     return [
         ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),
         ("first replay", f"step {step.first_replay}", "1 + steps until the buffer is full"),
@@ -107,7 +109,7 @@ def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]
         (
             "cost a step",
             f"{cost:.0%}",
-            "of the update: 3 passes over a replayed token, 4 (with old log-probs) over another",
+            f"of the update: {step.replay_passes} passes over a replayed token, {others} over another",
         ),
         (
             "store",

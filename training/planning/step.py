@@ -75,6 +75,9 @@ class StepSizes:
         replay_optimiser_steps: of a replay.
         store_rows: rows in the buffer at most.
         store_bytes: of these rows.
+        passes: forward passes' worth over a token trained on: its update, its old log-probs unless the rollout's stand
+            for them, and those of the reference policy where there is a KL term.
+        replay_passes: the same of a replayed token, whose old log-probs are stored.
     """
 
     episodes: int
@@ -90,6 +93,8 @@ class StepSizes:
     replay_optimiser_steps: int
     store_rows: float
     store_bytes: float
+    passes: int
+    replay_passes: int
 
     @property
     def tokens(self) -> float:
@@ -98,15 +103,15 @@ class StepSizes:
 
     @property
     def on_policy_cost(self) -> float:
-        """Forward passes over a token: the old log-probs of the rows trained on, and their update."""
-        return self.trained * self.row_tokens * (FORWARD + FORWARD + BACKWARD)
+        """Forward passes over a token, of all rows trained on."""
+        return self.trained * self.row_tokens * self.passes
 
     @property
     def replay_cost(self) -> float:
-        """The same of a step's share of a replay, which needs no old log-probs."""
+        """The same of a step's share of a replay."""
         if self.replay_period is None:
             return 0.0
-        return self.drawn * self.row_tokens * (FORWARD + BACKWARD) / self.replay_period
+        return self.drawn * self.row_tokens * self.replay_passes / self.replay_period
 
     @property
     def replay_ratio(self) -> float:
@@ -126,7 +131,9 @@ def count_optimiser_steps(rows: float, rows_per_step: int) -> int:
     return max(1, round(rows / rows_per_step)) if rows else 0
 
 
-def size_step(settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch: int) -> StepSizes:
+def size_step(
+    settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch: int, *, bypass: bool = False
+) -> StepSizes:
     """Sizes of a step of a training.
 
     Args:
@@ -134,6 +141,7 @@ def size_step(settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch
         shape: tasks, group size, layout.
         texts: lengths; ``turns`` are cut at the limit of the environment.
         mini_batch: rows of an optimiser step.
+        bypass: the rollout's log-probs stand for the old ones (``algorithm.rollout_correction.bypass_mode``).
     """
     episodes = shape.tasks * shape.group_size
     turns = min(texts.turns, shape.max_turns)
@@ -145,6 +153,7 @@ def size_step(settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch
     drawn = min(filled, settings.replay.capacity) if period is not None else 0.0
     joint = settings.sil.coupling is Coupling.JOINT
     together = count_optimiser_steps(trained + (drawn if joint else 0), mini_batch)
+    replay_passes = FORWARD + BACKWARD + (FORWARD if settings.kl.coefficient > 0 else 0)
     store = filled if period is not None else kept * (settings.replay.max_age or 0)
     return StepSizes(
         episodes=episodes,
@@ -162,6 +171,8 @@ def size_step(settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch
         else count_optimiser_steps(drawn, mini_batch),
         store_rows=store,
         store_bytes=store * measure_row(texts.prompt, texts.response, texts.written),
+        passes=replay_passes + (0 if bypass else FORWARD),
+        replay_passes=replay_passes,
     )
 
 

@@ -44,7 +44,7 @@ class HFServer(CpuServer):
         """Answer one request in verl's own form, so that verl's stock agent loops run on this backend too."""
         sampling = read_sampling(sampling_params, self._response_length)
         (answer,) = await self.generate_batch([Request(tuple(prompt_ids), sampling, request_id)])
-        return make_output(answer)
+        return make_output(answer, self.global_steps)
 
     async def update_weights(self, state: dict[str, torch.Tensor]) -> None:
         """Replace the weights; runs behind whatever batch is being decoded."""

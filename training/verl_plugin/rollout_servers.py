@@ -50,19 +50,21 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
     )
 
 
-def make_output(answer: Generation) -> TokenOutput:
-    """A response in verl's own form."""
+def make_output(answer: Generation, global_steps: int | None) -> TokenOutput:
+    """A response in verl's own form; ``global_steps`` says of which training step the weights were."""
     return TokenOutput(
         token_ids=list(answer.token_ids),
         log_probs=list(answer.log_probs),
         stop_reason="length" if answer.finish is Finish.LENGTH else "completed",
         num_preempted=0,
-        extra_fields={"global_steps": None},
+        extra_fields={"global_steps": global_steps},
     )
 
 
 class CpuServer:
-    """The calls that verl makes on every rollout server and that a CPU has nothing to do for."""
+    """What every rollout server is asked for besides responses; on a CPU there is nothing to do for most of it."""
+
+    global_steps: int | None = None
 
     async def start(self) -> None:
         """Be ready to answer."""
@@ -70,11 +72,15 @@ class CpuServer:
     async def close(self) -> None:
         """End what was started outside of this process."""
 
+    async def set_global_steps(self, global_steps: int | None) -> None:
+        """Remember of which training step the weights are: verl's own trainer asks it of each response."""
+        self.global_steps = global_steps
+
     async def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
         """Stand in for what only an engine with a managed cache has to do."""
 
     wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = _do_nothing
-    release_kv_cache = resume_kv_cache = start_profile = stop_profile = set_global_steps = _do_nothing
+    release_kv_cache = resume_kv_cache = start_profile = stop_profile = _do_nothing
 
 
 class CpuReplica(RolloutReplica):
@@ -125,4 +131,6 @@ class WeightSender(BaseRollout):
         """Send the full state dict, float32, to this replica's server."""
         state: dict[str, torch.Tensor] = {name: tensor.detach().cpu().float() for name, tensor in weights}
         if self._rank_in_replica == 0:
-            await ray.get_actor(name_server(self.backend, self._replica_rank)).update_weights.remote(state)
+            server = ray.get_actor(name_server(self.backend, self._replica_rank))
+            await server.update_weights.remote(state)
+            await server.set_global_steps.remote(global_steps)

@@ -56,7 +56,8 @@ class VLLMServer(CpuServer):
             ContextExceededError: the prompt leaves no room for a token.
         """
         sampling = read_sampling(sampling_params, self._response_length)
-        return make_output(await self._get_engine().generate(prompt_ids, sampling, request_id=request_id))
+        answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
+        return make_output(answer, self.global_steps)
 
     async def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights, and forget the prefix cache.

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers import engine_workers
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -106,24 +108,27 @@ class CpuValueModelEngine(CpuEngine, ValueModelEngine):
     """The same, registered for the CPU."""
 
 
+def join_process_group(timeout_second: int | None = None) -> None:
+    """verl's way into the process group, but on a CPU with gloo alone.
+
+    verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
+    """
+    on_cpu = get_device_name() == "cpu"
+    initialize_global_process_group_ray(timeout_second, backend="gloo" if on_cpu else None)
+    if on_cpu:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+
+
+# verl has no hook here. Its own workers ask by this name, so they train on a CPU as well as ours.
+engine_workers.initialize_global_process_group_ray = join_process_group
+
+
 class SpearTrainingWorker(TrainingWorker):
     """A training worker whose learning rate ticks once a step, however many ``update_actor`` calls the step makes.
 
     With ``sequential`` coupling the replayed rows are a second call. verl ticks the scheduler at the end of each call;
     a call marked ``hold_learning_rate`` leaves the tick to the call that follows.
     """
-
-    def __init__(self, config: Any) -> None:
-        if not torch.cuda.is_available() and not dist.is_initialized():
-            # On a CPU verl would ask for the backend "cpu:gloo,cpu:gloo", which torch refuses as a duplicate.
-            dist.init_process_group(
-                "gloo",
-                init_method=os.environ.get("DIST_INIT_METHOD"),
-                rank=int(os.environ.get("RANK", 0)),
-                world_size=int(os.environ.get("WORLD_SIZE", 1)),
-            )
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-        super().__init__(config)
 
     def train_batch(self, data: TensorDict) -> TensorDict:
         """Train on one mini-batch; keep the learning rate if the call says so."""

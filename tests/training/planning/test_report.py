@@ -59,10 +59,18 @@ def test_a_plan_says_how_each_number_is_made() -> None:
         "prompt 2048 + response 16384",
         "rows × 0.75",
         "first replay                  step 4",
-        "3 passes over a replayed token",
+        "3 passes over a replayed token, 4 (with old log-probs) over another",
         "Memory: no model is named",
     ):
         assert words in output
+
+
+def test_without_a_pass_for_old_log_probs_the_plan_counts_none() -> None:
+    choices, bypass = ("preset=math", "cluster=8gpu"), "algorithm.rollout_correction.bypass_mode=true"
+    output = CliRunner().invoke(plan, [*choices, bypass], env={"COLUMNS": "140"}).output
+    assert "3 passes over a replayed token, 3 over another" in output
+    costs = [ask(*choices, *more)["step"]["on_policy_cost"] for more in ((), (bypass,))]
+    assert costs[1] == costs[0] * 3 / 4
 
 
 @pytest.mark.parametrize(

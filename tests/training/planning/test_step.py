@@ -43,8 +43,10 @@ def simulate(spear: SpearSettings, kept: int, steps: int) -> list[int]:
 SHAPE = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=True, steps=100, response_limit=64)
 
 
-def size(spear: SpearSettings, texts: Texts, shape: RunShape = SHAPE, mini_batch: int = 64) -> StepSizes:
-    return size_step(spear, shape, texts, mini_batch)
+def size(
+    spear: SpearSettings, texts: Texts, shape: RunShape = SHAPE, mini_batch: int = 64, *, bypass: bool = False
+) -> StepSizes:
+    return size_step(spear, shape, texts, mini_batch, bypass=bypass)
 
 
 @settings(max_examples=60)
@@ -124,6 +126,18 @@ def test_costs_are_passes_over_tokens() -> None:
     assert sizes.on_policy_cost == 4 * 320 * 25
     assert (sizes.first_replay, sizes.replay_period, sizes.drawn) == (2, 1, 60)
     assert sizes.replay_cost == 3 * 60 * 25
+
+
+@pytest.mark.parametrize(
+    ("bypass", "kl", "passes", "replay_passes"),
+    [(False, 0, 4, 3), (True, 0, 3, 3), (False, 0.1, 5, 4), (True, 0.1, 4, 4)],
+)
+def test_old_and_reference_log_probs_are_a_pass_each(bypass: bool, kl: float, passes: int, replay_passes: int) -> None:
+    spear = SpearSettings().override({"replay": {"capacity": 60}, "kl": {"coefficient": kl}})
+    sizes = size(spear, Texts(10, 20, 5, 5), bypass=bypass)
+    assert sizes.on_policy_cost == passes * sizes.trained * 25
+    assert sizes.replay_period is not None
+    assert sizes.replay_cost == replay_passes * sizes.drawn * 25 / sizes.replay_period
 
 
 def test_lengths_of_another_run_are_means_over_its_steps() -> None:

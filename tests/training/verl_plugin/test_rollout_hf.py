@@ -87,6 +87,13 @@ def test_new_weights_replace_the_old() -> None:
     assert torch.equal(model.state["w"], torch.ones(2))
 
 
+def test_responses_name_the_training_step_of_the_weights() -> None:
+    server = open_server(FakeModel())
+    asyncio.run(server.set_global_steps(3))
+    output = asyncio.run(server.generate(request_id="r", prompt_ids=[7], sampling_params={}))
+    assert output.extra_fields == {"global_steps": 3}
+
+
 CALLS = [
     "start",
     "close",
@@ -99,7 +106,6 @@ CALLS = [
     "resume_kv_cache",
     "start_profile",
     "stop_profile",
-    "set_global_steps",
 ]
 
 
@@ -115,15 +121,15 @@ def test_calls_that_only_a_gpu_engine_needs_are_answered(name: str) -> None:
 def test_one_rank_of_each_replica_sends_the_weights(
     monkeypatch: pytest.MonkeyPatch, rank: int, per_replica: int, replica: int, sends: bool
 ) -> None:
-    sent: list[tuple[str, dict[str, torch.Tensor]]] = []
+    sent: list[tuple[str, Any]] = []
 
     class FakeActor:
         def __init__(self, name: str) -> None:
-            self.update_weights = self
+            self.update_weights = self.set_global_steps = self
             self._name = name
 
-        async def remote(self, state: dict[str, torch.Tensor]) -> None:
-            sent.append((self._name, state))
+        async def remote(self, argument: Any) -> None:
+            sent.append((self._name, argument))
 
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setattr(rollout_servers.BaseRollout, "__init__", lambda self, *_: None)
@@ -145,6 +151,8 @@ def test_one_rank_of_each_replica_sends_the_weights(
     asyncio.run(sender.resume(["weights"]))
     asyncio.run(sender.release())
     assert drained == ["a", "b"], "gathering is collective: every rank drains"
-    assert [name for name, _ in sent] == ([name_server(HF, replica)] if sends else [])
-    for _, state in sent:
+    assert [name for name, _ in sent] == ([name_server(HF, replica)] * 2 if sends else [])
+    if sends:
+        (_, state), (_, steps) = sent
+        assert steps == 1, "the weights come first"
         assert all(value.dtype is torch.float32 and not value.requires_grad for value in state.values())

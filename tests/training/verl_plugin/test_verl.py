@@ -84,15 +84,19 @@ def test_the_configuration_names_classes_that_exist() -> None:
     assert import_module("training.verl_plugin.dataset").TaskDataset.__name__ == config.data.custom_cls.name
 
 
-def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process() -> None:
+def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process(tmp_path: Path) -> None:
     # As a Ray actor does: it unpickles a class of ours, which enters a submodule of the plugin before verl is imported.
+    # The last call is the one that verl's own worker makes.
     code = (
         "import training.verl_plugin.workers as w; from verl.plugin.platform import get_platform; "
-        "print(get_platform().communication_backend_name(), w.SpearTrainingWorker.__name__)"
+        "from verl.workers import engine_workers; engine_workers.initialize_global_process_group_ray(); "
+        "from torch import distributed; "
+        "print(get_platform().communication_backend_name(), w.SpearTrainingWorker.__name__, distributed.get_backend())"
     )
-    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin", "VERL_PLATFORM": "cpu"}
+    variables = {"VERL_USE_EXTERNAL_MODULES": "training.verl_plugin", "VERL_PLATFORM": "cpu"}
+    environment = {**os.environ, **variables, "DIST_INIT_METHOD": f"file://{tmp_path / 'group'}"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-2:] == ["gloo", "SpearTrainingWorker"]
+    assert done.stdout.split()[-3:] == ["gloo", "SpearTrainingWorker", "gloo"]

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from training.warmstart import Answers, WarmStartSettings
 from training.warmstart.policy import PolicyShape
+from training.warmstart.recipes import RECIPES
 
 __all__ = ["ARMS", "BASES", "SCENARIOS", "TUNING_SEED", "Scenario", "Trial", "list_trials"]
 
@@ -219,25 +220,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
                     "data.val_max_samples=100",
                 ),
-                # Every word is exchanged, so it copies words, options and codes of products from what it reads.
-                WarmStartSettings(
-                    "spear/WebShop-v0",
-                    {"catalog": "mini", "split_scheme": "product", "observation_mode": "text_rich", "max_turns": 8},
-                    history=0,
-                    episodes=2000,
-                    noise=0.1,
-                    answers=Answers.EXPERT,
-                    prompt_weight=0.1,
-                    renamed=1.0,
-                    short_epochs=4,
-                    long_epochs=5,
-                    epochs=2,
-                    learning_rate=2e-3,
-                    shape=PolicyShape(hidden=96, layers=3, heads=3, mlp=256),
-                    panel_tasks=100,
-                    target=0.15,
-                    extra_epochs=8,
-                ),
+                RECIPES["spear/WebShop-v0"],
                 steps=30,
                 test_split="test",
                 samples=8,

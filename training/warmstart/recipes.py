@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agents.trajectory import Layout
-from training.warmstart.policy import WarmStartSettings
+from training.warmstart.policy import PolicyShape, WarmStartSettings
 from training.warmstart.rows import Answers
 
 __all__ = ["RECIPES", "choose_recipe"]
@@ -31,26 +31,23 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=120,
                 target=0.15,
             ),
-            # `spear train preset=webshop_tiny`
+            # `spear train preset=webshop_tiny`; rare words are exchanged, so options and codes can only be copied.
             WarmStartSettings(
                 "spear/WebShop-v0",
-                {
-                    "catalog": "mini",
-                    "split_scheme": "product",
-                    "observation_mode": "text_rich",
-                    "max_turns": 10,
-                },
+                {"catalog": "mini", "split_scheme": "product", "observation_mode": "text_rich", "max_turns": 8},
                 history=0,
-                episodes=1200,
-                noise=0.2,
+                episodes=2000,
+                noise=0.1,
                 answers=Answers.EXPERT,
                 prompt_weight=0.1,
-                renamed=0.5,
-                short_epochs=6,
-                epochs=3,
+                renamed=1.0,
+                short_epochs=4,
+                long_epochs=5,
                 learning_rate=2e-3,
+                shape=PolicyShape(layers=3),
                 panel_tasks=100,
-                target=0.0,
+                target=0.15,
+                extra_epochs=8,
             ),
             # `spear train preset=code_tiny`
             WarmStartSettings(

@@ -180,8 +180,8 @@ def _wait_for(child: int, pool: int) -> NoReturn:
     poll.register(os.pidfd_open(child), select.POLLIN)
     poll.register(pool, select.POLLIN)
     poll.poll()
-    # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which the first
-    # process of a container may never take away.
+    # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which process
+    # 1 of a container may never take away.
     os.kill(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):  # where signals of children are ignored, the kernel has done it
         os.waitpid(child, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from spear_envs.cli import SUMMARIES
@@ -147,6 +148,24 @@ def test_every_direct_requirement_is_pinned_within_its_range(requirements: list[
         if not found or wrong:
             faults.append(f"{item}: {', '.join(map(str, wrong)) or 'not pinned'}")
     assert not faults, f"constraints/cpu.txt and pyproject.toml disagree: {faults}"
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_pins_can_be_had_on_the_first_release_of_every_python(python: str) -> None:
+    """Debian 12 has 3.11.2. Where a pin asks for more, pip looks for a way round it for ten minutes and finds none."""
+    release = {"python_version": python, "python_full_version": f"{python}.0"}
+    pins = [pin for pin in read_constraints() if pin.marker is None or pin.marker.evaluate(release)]
+    pinned = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins}
+    wanted = {
+        found: SpecifierSet(item.metadata["Requires-Python"] or "")
+        for item in distributions()
+        if (found := (canonicalize_name(item.metadata["Name"]), item.version.partition("+")[0])) in pinned
+    }
+    assert wanted, "of what is installed here nothing is pinned"
+    faults = [
+        f"{name}=={pin} needs Python {asked}" for (name, pin), asked in wanted.items() if f"{python}.0" not in asked
+    ]
+    assert not faults, f"constraints/cpu.txt needs another line for Python {python}: {faults}"
 
 
 def test_environment_has_no_cuda_and_no_torchvision() -> None:

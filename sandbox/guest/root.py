@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -179,7 +180,11 @@ def _wait_for(child: int, pool: int) -> NoReturn:
     poll.register(os.pidfd_open(child), select.POLLIN)
     poll.register(pool, select.POLLIN)
     poll.poll()
-    # The child dies with this process, and everything in its pid namespace with it.
+    # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which process
+    # 1 of a container may never take away.
+    os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):  # where signals of children are ignored, the kernel has done it
+        os.waitpid(child, 0)
     os._exit(0)
 
 

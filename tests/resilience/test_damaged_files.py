@@ -151,7 +151,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp("whole")
-            LOADERS[name].write(folder)  # may skip: then the next test has to skip as well
+            LOADERS[name].write(folder)  # skips the test, each one, where it lacks a package
             made[name] = folder
         return made[name]
 

@@ -165,6 +165,31 @@ def test_nothing_survives_the_pools_process(pool: BlockingExecutor) -> None:
     assert not left
 
 
+ADOPTING = """
+import asyncio, os
+from sandbox.guest.kernel import become_subreaper
+from sandbox.local import LocalExecutor
+async def main():
+    executor = LocalExecutor("namespaces")
+    await executor.start()
+    while executor.health().zygotes < len(executor._backend._slots):  # one that is just starting is killed
+        await asyncio.sleep(0.05)
+    await executor.close()
+become_subreaper()
+asyncio.run(main())
+try:
+    print(os.waitid(os.P_ALL, 0, os.WEXITED))
+except ChildProcessError:
+    print("none")
+"""
+
+
+def test_no_dead_process_is_left_to_process_1(pool: BlockingExecutor) -> None:
+    """That of a container may be the service itself, which knows nothing of them."""
+    done = subprocess.run([sys.executable, "-c", ADOPTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "none\n", done
+
+
 def is_alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

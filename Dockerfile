@@ -110,7 +110,7 @@ CMD ["--help"]
 
 # The tests.
 FROM train-packages AS test
-ARG TEST_PACKAGES="g++ git make procps"
+ARG TEST_PACKAGES="g++ git make procps tini"
 RUN apt-get update && apt-get install -y --no-install-recommends ${TEST_PACKAGES} && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home spear && chown spear:spear /src
 COPY --chown=10001:10001 . .
@@ -119,6 +119,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     PIP_NO_COMPILE= make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
 USER 10001:10001
+# As the first process of a container make would neither end at Ctrl-C nor take orphans away.
+ENTRYPOINT ["tini", "--"]
 CMD ["make", "test"]
 
 # Training on GPUs.

@@ -48,3 +48,8 @@ def envs_image(engine: Engine, sandbox_image: str) -> str:
 @pytest.fixture(scope="session")
 def train_image(engine: Engine, envs_image: str) -> str:
     return engine.build("train-cpu", timeout=1800)
+
+
+@pytest.fixture(scope="session")
+def test_image(engine: Engine, train_image: str) -> str:
+    return engine.build("test", timeout=1800)

@@ -87,3 +87,9 @@ def test_an_environment_keeps_the_contract_in_the_image(engine: Engine, envs_ima
 def test_an_environment_has_a_sandbox_of_its_own_in_the_image(engine: Engine, envs_image: str) -> None:
     done = engine.run(f"{HARDENED} {OWN_NAMESPACES} --entrypoint python3", envs_image, "-c", EPISODE)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@LARGE
+def test_the_fast_tests_pass_in_their_image(engine: Engine, test_image: str) -> None:
+    done = engine.run(f"--shm-size 1g {OWN_NAMESPACES}", test_image, timeout=3600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

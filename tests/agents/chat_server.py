@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from agents.engines.openai import Server
+from tests.spear_envs.data.server import QuietServer
 
 Answer = Callable[["Handler"], None]
 GO = "<think>on</think><action>go</action>"
@@ -114,8 +115,7 @@ def drip(handler: Handler) -> None:
 @contextmanager
 def serve_script() -> Iterator[Script]:
     """A server whose answers the test sets."""
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server: Any = QuietServer(("127.0.0.1", 0), Handler)
     server.script = Script(url=f"http://127.0.0.1:{server.server_address[1]}/v1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

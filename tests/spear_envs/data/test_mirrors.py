@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from spear_envs.data.mirrors import MANIFEST, Mirror, add_mirrors, find_mirrored
 from spear_envs.data.transfer import Patience
 from tests.spear_envs.data import hub
 from tests.spear_envs.data.hub import run, serve_hub
-from tests.spear_envs.data.server import Site, cut, page, ranged, status, whole
+from tests.spear_envs.data.server import QuietServer, Site, cut, page, ranged, status, whole
 
 QUICK = Patience(attempts=2, first_wait=0.01, longest_wait=0.05, connect_timeout=5, read_timeout=5)
 BODY = bytes(range(256)) * 100
@@ -131,7 +131,7 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """Another's data folder, served by the standard library's server: the folder and its address."""
     folder = tmp_path / "theirs"
     folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    server = QuietServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield folder, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -152,7 +152,10 @@ def test_every_direct_requirement_is_pinned_within_its_range(requirements: list[
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
 def test_pins_can_be_had_on_the_first_release_of_every_python(python: str) -> None:
-    """Debian 12 has 3.11.2. Where a pin asks for more, pip looks for a way round it for ten minutes and finds none."""
+    """Debian 12 has 3.11.2. Where a pin asks for more, pip looks for a way round it for ten minutes and finds none.
+
+    Only pins whose version is installed can be looked up: lines for another Python are not.
+    """
     release = {"python_version": python, "python_full_version": f"{python}.0"}
     pins = [pin for pin in read_constraints() if pin.marker is None or pin.marker.evaluate(release)]
     pinned = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins}

@@ -176,14 +176,16 @@ def _become(uid: int) -> None:
 
 
 def _wait_for(child: int, pool: int) -> NoReturn:
-    poll = select.poll()
-    poll.register(os.pidfd_open(child), select.POLLIN)
-    poll.register(pool, select.POLLIN)
-    poll.poll()
-    # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which process
-    # 1 of a container may never take away.
-    os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # where signals of children are ignored, the kernel has done it
+    # Where signals of children are ignored, the kernel takes them away at any moment.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        process = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.register(pool, select.POLLIN)
+        poll.poll()
+        # With it dies everything in its pid namespace. It would die with this process, too, but as an orphan, which
+        # process 1 of a container may never take away.
+        signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(child, 0)
     os._exit(0)
 

@@ -186,7 +186,9 @@ except ChildProcessError:
 
 def test_no_dead_process_is_left_to_process_1(pool: BlockingExecutor) -> None:
     """That of a container may be the service itself, which knows nothing of them."""
-    done = subprocess.run([sys.executable, "-c", ADOPTING], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTING], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.stdout == "none\n", done
 
 

@@ -33,6 +33,12 @@ def test_the_policy_of_a_dry_run_is_made_for_its_environment() -> None:
     assert settings.learning_rate == 2e-3, "the rest is the environment's recipe"
 
 
+def test_the_form_is_learnt_in_one_pass() -> None:
+    settings = choose_warm_start(compose("preset=webshop_qwen2.5_7b", "model=tiny"))
+    assert isinstance(settings, WarmStartSettings) and settings.env_id == "spear/WebShop-v0"
+    assert (settings.short_epochs, settings.long_epochs, settings.panel_tasks) == (0, 0, 0)
+
+
 def test_pictures_have_a_policy_that_sees_them() -> None:
     from training.warmstart.vision import TinyVisionSettings
 

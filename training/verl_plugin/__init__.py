@@ -1,5 +1,8 @@
 """SPEAR inside verl 0.9.1, through verl's own registries: no fork, no patched copy.
 
+Two of verl's names are replaced where it has no hook: how a worker joins its process group (:mod:`.workers`) and how a
+value head is loaded (:mod:`.value_heads`); :mod:`training.verl_check` watches them.
+
 verl loads this package in every process (driver and Ray workers) when
 ``VERL_USE_EXTERNAL_MODULES=training.verl_plugin`` is set, which :mod:`training.process` does. The first line must
 import verl: a Ray actor that unpickles one of our classes enters a submodule first, that imports verl, verl loads this

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from training.warmstart import Answers, WarmStartSettings
-from training.warmstart.policy import PolicyShape
-from training.warmstart.recipes import RECIPES
+from spear_training.warmstart import Answers, WarmStartSettings
+from spear_training.warmstart.policy import PolicyShape
+from spear_training.warmstart.recipes import RECIPES
 
 __all__ = ["ARMS", "BASES", "SCENARIOS", "TUNING_SEED", "Scenario", "Trial", "list_trials"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from agents.statistics import Estimate
 from benchmarks._ablation_plan import ARMS, Scenario
 from benchmarks._ablation_results import ArmResult
+from spear_agents.statistics import Estimate
 
 __all__ = ["plot_curves", "plot_overview"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from agents.files import write_text
-from agents.statistics import Estimate, estimate_mean
 from benchmarks._ablation_plan import ARMS, TUNING_SEED, Scenario
 from benchmarks._ablation_plots import plot_curves, plot_overview
 from benchmarks._ablation_results import ArmResult, compare, compare_arms, read_arms
 from benchmarks._ablation_run import WARM_START, choose_rates, read_result
+from spear_agents.files import write_text
+from spear_agents.statistics import Estimate, estimate_mean
 
 __all__ = ["print_report", "write_report"]
 

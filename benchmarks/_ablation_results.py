@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agents.statistics import Estimate, estimate_mean
 from benchmarks._ablation_plan import BASES, Scenario
 from benchmarks._ablation_run import choose_rates, read_result
+from spear_agents.statistics import Estimate, estimate_mean
 
 __all__ = ["ArmResult", "compare", "compare_arms", "read_arms"]
 

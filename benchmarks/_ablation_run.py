@@ -18,17 +18,17 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from agents.evaluate import run_evaluation
-from agents.files import write_json
-from agents.metrics import read_history
-from agents.settings import EvalSettings
-from agents.statistics import average_by_task
-from agents.trajectory import Trajectory
 from benchmarks._ablation_plan import TUNING_SEED, Scenario, Trial, list_trials
+from spear_agents.evaluate import run_evaluation
+from spear_agents.files import write_json
+from spear_agents.metrics import read_history
+from spear_agents.settings import EvalSettings
+from spear_agents.statistics import average_by_task
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
-from training.environments import EnvironmentSettings
-from training.launch import CONFIG_FILE, compose_config, quote_value
-from training.warmstart import train_policy
+from spear_training.environments import EnvironmentSettings
+from spear_training.launch import CONFIG_FILE, compose_config, quote_value
+from spear_training.warmstart import train_policy
 
 __all__ = ["Ablation", "choose_rates", "read_result"]
 
@@ -230,7 +230,7 @@ class Ablation:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "training", "--out", str(folder), *overrides],
+                [sys.executable, "-m", "spear_training", "--out", str(folder), *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

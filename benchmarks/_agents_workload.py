@@ -14,18 +14,18 @@ import gymnasium as gym
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from agents.engines.base import Engine, Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.hf import quiet_transformers
-from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
-from agents.episode import name_request
-from agents.evaluate import choose_tasks, choose_template
-from agents.prompting import PromptBuilder
-from agents.rollout import Job, play_many
-from agents.trajectory import Trajectory
+from spear_agents.engines.base import Engine, Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.hf import quiet_transformers
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.episode import name_request
+from spear_agents.evaluate import choose_tasks, choose_template
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, play_many
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptTemplate
-from training.warmstart.policy import PolicyShape, make_model
+from spear_training.warmstart.policy import PolicyShape, make_model
 
 __all__ = ["WORKLOADS", "Recording", "Workload", "make_policy", "record_experts", "write_responses"]
 

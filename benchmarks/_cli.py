@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agents.files import write_text
 from benchmarks._compare import Change, compare_results, make_baseline
 from benchmarks._figures import Size, Status
 from benchmarks._registry import FOLDER, Benchmark, choose_benchmarks, find_benchmarks
 from benchmarks._report import list_judgements, make_markdown, show_results
 from benchmarks._results import SUMMARY, Result, Verdict, read_results, read_summary, write_summary
 from benchmarks._running import is_done, run_one
+from spear_agents.files import write_text
 from spear_envs.core.errors import SpearError
 
 __all__ = ["bench"]

@@ -10,9 +10,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from agents.files import write_json
 from benchmarks._figures import Bar, Figure, Size, Status
 from benchmarks._registry import Benchmark
+from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
 
 __all__ = ["SUMMARY", "Judgement", "Result", "Verdict", "judge", "read_results", "read_summary", "write_summary"]

@@ -17,12 +17,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from agents.engines.base import Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, ScriptedEngine
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder
-from agents.trajectory import StopReason, Trajectory
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import InfoWatch, ScriptedEngine
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.code.grammar import write_answer, write_call
 from spear_envs.core.making import make_env
 from spear_envs.search.grammar import ResponseKind, write_action

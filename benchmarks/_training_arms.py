@@ -15,23 +15,23 @@ from typing import Any
 
 if __name__ == "__main__":
     # Every process of the run registers the trainer, as it does the plugin's.
-    os.environ["VERL_USE_EXTERNAL_MODULES"] = "training.verl_plugin,benchmarks._training_arms"
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = "spear_training.verl_plugin,benchmarks._training_arms"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-    from training.verl_plugin.process import main
+    from spear_training.verl_plugin.process import main
 
     main()
     sys.exit()
 
 # Before anything of verl that asks for a device; where the plugin itself is what imports verl, it is half made here.
-import training.verl_plugin.platform  # noqa: F401, I001
+import spear_training.verl_plugin.platform  # noqa: F401, I001
 import psutil
 from verl.trainer.ppo.v1 import register_trainer
 
 from benchmarks.training import NAME, Arm, choose_arm
-from training.algorithms import SpearSettings
-from training.supervise import MARK
-from training.verl_plugin.state import SpearState
-from training.verl_plugin.trainer import SpearTrainer
+from spear_training.algorithms import SpearSettings
+from spear_training.supervise import MARK
+from spear_training.verl_plugin.state import SpearState
+from spear_training.verl_plugin.trainer import SpearTrainer
 
 
 @register_trainer(NAME)

@@ -23,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from agents.statistics import estimate_mean
 from benchmarks._ablation_plan import ARMS, BASES, SCENARIOS, Scenario
 from benchmarks._ablation_report import print_report, write_report
 from benchmarks._ablation_results import compare_arms, read_arms
 from benchmarks._ablation_run import WARM_START, Ablation, read_result
 from benchmarks._figures import Bar, Figure, LeftOut, make_parser, run_benchmark
+from spear_agents.statistics import estimate_mean
 
 RESULTS = Path(__file__).parent / "results" / "ablation"
 BARS = (Bar("environments on which SPEAR beats GRPO, 95 % interval above 0", "", at_least=2.0),)

@@ -37,13 +37,13 @@ import gymnasium as gym
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from agents.engines.base import Engine, Generation, Request, Sampling
-from agents.engines.batching import MicroBatcher
-from agents.prompting import PromptBuilder
-from agents.rollout import Job, open_session, play_many
-from agents.trajectory import Trajectory
 from benchmarks._agents_workload import WORKLOADS, Recording, Workload, make_policy, record_experts, write_responses
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
+from spear_agents.engines.base import Engine, Generation, Request, Sampling
+from spear_agents.engines.batching import MicroBatcher
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, open_session, play_many
+from spear_agents.trajectory import Trajectory
 
 PLACES = 64
 BARS = (
@@ -96,7 +96,7 @@ class WrittenEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """See :class:`agents.engines.base.Engine`."""
+        """See :class:`spear_agents.engines.base.Engine`."""
         ids = self._responses[request_id]
         asked = replace(sampling, max_tokens=len(ids))
         generation = await self._inner.generate(prompt_ids, asked, request_id=request_id, images=images)
@@ -186,13 +186,13 @@ class Opened:
         before = set(find_children(os.getpid()))
         self.engine: Any
         if kind == "vllm":
-            from agents.engines.vllm import VLLMEngine
+            from spear_agents.engines.vllm import VLLMEngine
 
             # Threads without a core each wait for one another in a loop: most of the CPU time of a busy machine.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             self.engine = VLLMEngine(folder, max_batch=PLACES)
         else:
-            from agents.engines.hf import HFEngine, HFModel
+            from spear_agents.engines.hf import HFEngine, HFModel
 
             self.engine = HFEngine(HFModel(folder), max_batch=PLACES)
         self.processes = [pid for pid in find_children(os.getpid()) if pid not in before]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks._figures import Bar, Figure, make_parser, measure_cpu, run_benchmark
-from training.algorithms import (
+from spear_training.algorithms import (
     BaselineBuffer,
     ReplayBuffer,
     ReplayEntry,

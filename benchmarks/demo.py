@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from training.demo import RESULTS, run_demo
+from spear_training.demo import RESULTS, run_demo
 
 BARS = (
     Bar("make demo", "min", at_most=15.0, size="standard"),

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from agents.evaluate import run_evaluation
-from agents.replay.page import export_page
-from agents.replay.runs import Run
-from agents.replay.server import PageServer
-from agents.settings import EngineKind, EvalSettings
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, measure_cpu, run_benchmark
+from spear_agents.evaluate import run_evaluation
+from spear_agents.replay.page import export_page
+from spear_agents.replay.runs import Run
+from spear_agents.replay.server import PageServer
+from spear_agents.settings import EngineKind, EvalSettings
 from tests.agents.replay.chromium import PROGRAM, Chromium
 
 BARS = (

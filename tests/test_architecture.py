@@ -40,7 +40,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "spear_envs.doctor": ("spear_envs.doctor", "spear_envs.core", "spear_envs.data"),
     "agents": ("agents", "spear_envs"),
     "training": ("training", "agents", "spear_envs"),
-    "training.algorithms": ("training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
+    "spear_training.algorithms": ("spear_training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
 # Folders of spear_envs that are no environment; an environment knows itself and the first four.
 SHARED_FOLDERS = ("core", "data", "bm25", "retrieval")
@@ -50,53 +50,70 @@ NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing", "adapters", "doctor"}
 # pyproject.toml. `fnmatch`: a star also crosses slashes.
 BASE = ("spear_envs/*", "agents/*", "training/*")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "numpy": (*BASE, "sandbox/guest/warmth.py"),
-    "sympy": ("sandbox/guest/warmth.py",),
+    "numpy": (*BASE, "sandbox/spear_sandbox/guest/warmth.py"),
+    "sympy": ("sandbox/spear_sandbox/guest/warmth.py",),
     "gymnasium": BASE,
     "PIL": BASE,
     "cloudpickle": BASE,
-    "click": (*BASE, "sandbox/cli.py"),
-    "rich": (*BASE, "sandbox/cli.py"),
+    "click": (*BASE, "sandbox/spear_sandbox/cli.py"),
+    "rich": (*BASE, "sandbox/spear_sandbox/cli.py"),
     "regex": ("spear_envs/bm25/*",),
     "httpx": (
         "spear_envs/data/*",
         "spear_envs/retrieval/client.py",
         "spear_envs/retrieval/session.py",
-        "sandbox/client.py",
-        "agents/engines/openai.py",
+        "sandbox/spear_sandbox/client.py",
+        "agents/spear_agents/engines/openai.py",
     ),
-    "fastapi": ("spear_envs/retrieval/server.py", "spear_envs/adapters/openenv/server.py", "sandbox/server.py"),
+    "fastapi": (
+        "spear_envs/retrieval/server.py",
+        "spear_envs/adapters/openenv/server.py",
+        "sandbox/spear_sandbox/server.py",
+    ),
     "starlette": ("spear_envs/adapters/openenv/server.py",),
-    "uvicorn": ("spear_envs/retrieval/serving.py", "spear_envs/adapters/openenv/serving.py", "sandbox/serving.py"),
+    "uvicorn": (
+        "spear_envs/retrieval/serving.py",
+        "spear_envs/adapters/openenv/serving.py",
+        "sandbox/spear_sandbox/serving.py",
+    ),
     "packaging": ("spear_envs/doctor/*",),
     "gem": ("spear_envs/adapters/gem.py",),
-    "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/metrics.py"),
+    "prometheus_client": ("spear_envs/retrieval/metrics.py", "sandbox/spear_sandbox/metrics.py"),
     "faiss": ("spear_envs/retrieval/*",),
     "sentence_transformers": ("spear_envs/retrieval/*",),
     "onnxruntime": ("spear_envs/retrieval/*",),
     "spacy": ("spear_envs/webshop/nouns.py",),
     "alfworld": ("spear_envs/alfworld/*",),
     "textworld": ("spear_envs/alfworld/*",),
-    "torch": ("spear_envs/retrieval/*", "agents/engines/*", "training/*"),
+    "torch": ("spear_envs/retrieval/*", "agents/spear_agents/engines/*", "training/*"),
     "transformers": (
         "spear_envs/retrieval/encoders.py",
-        "agents/engines/hf.py",
-        "agents/engines/vision.py",
-        "training/warmstart*",
+        "agents/spear_agents/engines/hf.py",
+        "agents/spear_agents/engines/vision.py",
+        "training/spear_training/warmstart*",
     ),
-    "tokenizers": ("spear_envs/retrieval/*", "agents/engines/hf.py", "agents/replay/tokens.py", "training/warmstart*"),
+    "tokenizers": (
+        "spear_envs/retrieval/*",
+        "agents/spear_agents/engines/hf.py",
+        "agents/spear_agents/replay/tokens.py",
+        "training/spear_training/warmstart*",
+    ),
     "safetensors": (
-        "agents/engines/hf.py",
-        "agents/engines/weights.py",
-        "training/warmstart*",
-        "training/checkpoints.py",
-        "training/export.py",
+        "agents/spear_agents/engines/hf.py",
+        "agents/spear_agents/engines/weights.py",
+        "training/spear_training/warmstart*",
+        "training/spear_training/checkpoints.py",
+        "training/spear_training/export.py",
     ),
-    "vllm": ("agents/engines/vllm.py",),
-    "verl": ("training/verl_plugin/*", "training/verl_tools.py"),
-    "ray": ("spear_envs/retrieval/replicas.py", "sandbox/deploy/ray_serve.py", "training/verl_plugin/*"),
-    "transfer_queue": ("training/verl_plugin/*",),
-    "tensordict": ("training/verl_plugin/*",),
+    "vllm": ("agents/spear_agents/engines/vllm.py",),
+    "verl": ("training/spear_training/verl_plugin/*", "training/spear_training/verl_tools.py"),
+    "ray": (
+        "spear_envs/retrieval/replicas.py",
+        "sandbox/spear_sandbox/deploy/ray_serve.py",
+        "training/spear_training/verl_plugin/*",
+    ),
+    "transfer_queue": ("training/spear_training/verl_plugin/*",),
+    "tensordict": ("training/spear_training/verl_plugin/*",),
     "psutil": ("training/*",),
     "hydra": ("training/*",),
     "omegaconf": ("training/*",),
@@ -109,13 +126,21 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # Rooms with a shorter list than the table above gives them.
 ONLY: dict[str, tuple[str, ...]] = {
     "spear_envs/core/": ("numpy", "gymnasium", "PIL", "cloudpickle"),
-    "training/algorithms/": ("numpy", "torch"),
+    "training/spear_training/algorithms/": ("numpy", "torch"),
 }
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
 LIGHT += ("spear_envs.adapters.conversation", "spear_envs.adapters.openenv.cli")
-LIGHT += ("agents", "agents.episode", "agents.cli", "training", "sandbox", "sandbox.client", "sandbox.blocking")
+LIGHT += (
+    "agents",
+    "spear_agents.episode",
+    "spear_agents.cli",
+    "training",
+    "sandbox",
+    "spear_sandbox.client",
+    "spear_sandbox.blocking",
+)
 
 
 @dataclass(frozen=True)
@@ -216,26 +241,26 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_envs/core/env.py", "from ..sokoban import env"),
         ("spear_envs/core/env.py", "import click"),
         ("spear_envs/sokoban/env.py", "import spear_envs.testing"),
-        ("spear_envs/sokoban/env.py", "from agents.episode import play_episode"),
-        ("spear_envs/cli.py", "def run():\n    import agents.cli"),
-        ("agents/episode.py", "import torch"),
-        ("agents/evaluate.py", "from training import plots"),
-        ("agents/engines/base.py", "import vllm"),
-        ("agents/engines/vllm.py", "import transformers"),
-        ("training/cli.py", "import ray"),
-        ("training/cli.py", "import importlib\nimportlib.import_module('verl.trainer')"),
-        ("training/algorithms/losses.py", "import verl"),
-        ("training/algorithms/losses.py", "from spear_envs.core import SpearEnv"),
-        ("training/algorithms/losses.py", "from training.presets import load_preset"),
-        ("training/cli.py", "import matplotlib.pyplot"),
-        ("training/cli.py", "import scipy"),
-        ("sandbox/client.py", "import spear_envs"),
-        ("sandbox/client.py", "import numpy"),
-        ("training/cli.py", "from tests import conftest"),
+        ("spear_envs/sokoban/env.py", "from spear_agents.episode import play_episode"),
+        ("spear_envs/cli.py", "def run():\n    import spear_agents.cli"),
+        ("agents/spear_agents/episode.py", "import torch"),
+        ("agents/spear_agents/evaluate.py", "from spear_training import plots"),
+        ("agents/spear_agents/engines/base.py", "import vllm"),
+        ("agents/spear_agents/engines/vllm.py", "import transformers"),
+        ("training/spear_training/cli.py", "import ray"),
+        ("training/spear_training/cli.py", "import importlib\nimportlib.import_module('verl.trainer')"),
+        ("training/spear_training/algorithms/losses.py", "import verl"),
+        ("training/spear_training/algorithms/losses.py", "from spear_envs.core import SpearEnv"),
+        ("training/spear_training/algorithms/losses.py", "from spear_training.presets import load_preset"),
+        ("training/spear_training/cli.py", "import matplotlib.pyplot"),
+        ("training/spear_training/cli.py", "import scipy"),
+        ("sandbox/spear_sandbox/client.py", "import spear_envs"),
+        ("sandbox/spear_sandbox/client.py", "import numpy"),
+        ("training/spear_training/cli.py", "from tests import conftest"),
         ("spear_envs/retrieval/server.py", "from spear_envs.sokoban import env"),
         ("spear_envs/retrieval/batching.py", "import fastapi"),
         ("spear_envs/sokoban/env.py", "import httpx"),
-        ("spear_envs/sokoban/env.py", "from sandbox.protocol import Outcome"),
+        ("spear_envs/sokoban/env.py", "from spear_sandbox.protocol import Outcome"),
         ("spear_envs/code/env.py", "from spear_envs.search import grading"),
         ("spear_envs/code/grading.py", "import math_verify"),
         ("spear_envs/adapters/conversation.py", "from spear_envs.sokoban import env"),
@@ -250,14 +275,14 @@ def test_rule_breakers_are_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("spear_envs/sokoban/env.py", "from .levels import Level\nfrom spear_envs.core import SpearEnv"),
-        ("agents/engines/hf.py", "import torch, transformers"),
-        ("agents/engines/vllm.py", "from vllm import SamplingParams"),
-        ("training/algorithms/schedules.py", "from spear_envs.core.rewards import cosine_decay"),
-        ("training/verl_plugin/trainer.py", "import ray, verl, transfer_queue"),
-        ("training/warmstart/policy.py", "from transformers import Qwen3Config"),
-        ("training/plots.py", "import matplotlib.pyplot as plt"),
+        ("agents/spear_agents/engines/hf.py", "import torch, transformers"),
+        ("agents/spear_agents/engines/vllm.py", "from vllm import SamplingParams"),
+        ("training/spear_training/algorithms/schedules.py", "from spear_envs.core.rewards import cosine_decay"),
+        ("training/spear_training/verl_plugin/trainer.py", "import ray, verl, transfer_queue"),
+        ("training/spear_training/warmstart/policy.py", "from transformers import Qwen3Config"),
+        ("training/spear_training/plots.py", "import matplotlib.pyplot as plt"),
         ("spear_envs/sokoban/env.py", "from spear_envs.retrieval.searcher import Searcher"),
-        ("spear_envs/code/env.py", "from sandbox.protocol import Outcome"),
+        ("spear_envs/code/env.py", "from spear_sandbox.protocol import Outcome"),
     ],
 )
 def test_allowed_imports_pass(path: str, source: str) -> None:
@@ -278,7 +303,7 @@ GLOBAL_STATE = re.compile(
     r"|(np|numpy)\.random\.(seed|set_state|rand|randn|randint|random|choice|shuffle|permutation|normal|uniform)"
     r"|torch\.(manual_seed|seed|set_default_dtype|set_default_device)"
 )
-MAY_SEED_TORCH = ("training/verl_plugin/platform.py", "training/warmstart*")
+MAY_SEED_TORCH = ("training/spear_training/verl_plugin/platform.py", "training/spear_training/warmstart*")
 
 
 def test_rooms_print_nothing_and_touch_no_global_randomness() -> None:

@@ -89,10 +89,10 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files
 @lru_cache
 def _list_names() -> frozenset[str]:
     """The public names of the algorithms."""
-    return frozenset(importlib.import_module("training.algorithms").__all__)
+    return frozenset(importlib.import_module("spear_training.algorithms").__all__)
 
 
 def _link_name(found: re.Match[str]) -> str:
     if found[1] not in _list_names():
         return found[0]
-    return f'<autoref optional identifier="training.algorithms.{found[1]}{found[2]}">{found[0]}</autoref>'
+    return f'<autoref optional identifier="spear_training.algorithms.{found[1]}{found[2]}">{found[0]}</autoref>'

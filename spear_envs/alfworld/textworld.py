@@ -179,7 +179,7 @@ def _import_textworld() -> Any:
             from textworld.envs.pddl import PddlEnv
         except ImportError as error:
             raise SpearError(
-                f"backend='textworld' needs the packages alfworld and textworld ({error}): pip install -e '.[alfworld]'"
+                f"backend='textworld' needs a package ({error}): pip install 'spear-envs[alfworld]' brings it"
             ) from error
 
     def make() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from sandbox.protocol import KillReason, Outcome, RunStatus
+from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 
 __all__ = [
     "EMPTY_CODE",

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_benchmark
 from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.code.problems import SIZES, SPLITS, build
@@ -17,6 +16,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
+from spear_sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault
 
 __all__ = [
     "MINI",
@@ -33,10 +33,10 @@ MINI = "mini"
 
 
 class Runner(Protocol):
-    """What runs code for an environment, and waits for it: :class:`sandbox.blocking.BlockingExecutor` is one."""
+    """What runs code for an environment, and waits for it: :class:`spear_sandbox.blocking.BlockingExecutor` is one."""
 
     def run(self, code: str, *, limits: Limits | None = None) -> Outcome:
-        """Run a program; raises :class:`sandbox.protocol.SandboxFault`."""
+        """Run a program; raises :class:`spear_sandbox.protocol.SandboxFault`."""
         ...
 
 
@@ -87,7 +87,7 @@ def open_runner(sandbox: SandboxChoice) -> Runner:
         SpearError: a value that is not valid.
     """
     if sandbox is None or (isinstance(sandbox, str) and sandbox.startswith(("http://", "https://"))):
-        from sandbox.blocking import open_executor
+        from spear_sandbox.blocking import open_executor
 
         return open_executor(sandbox)
     run: Any = getattr(sandbox, "run", None)
@@ -97,7 +97,7 @@ def open_runner(sandbox: SandboxChoice) -> Runner:
             " for a sandbox in this process."
         )
     if inspect.iscoroutinefunction(run):
-        from sandbox.blocking import BlockingExecutor
+        from spear_sandbox.blocking import BlockingExecutor
 
         return BlockingExecutor(lambda: sandbox)  # type: ignore[arg-type, return-value]
     return sandbox  # type: ignore[return-value]

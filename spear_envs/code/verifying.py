@@ -24,7 +24,7 @@ START_SECONDS = 60.0
 def require_math_verify() -> None:
     """Raises :class:`SpearError` unless math-verify is installed."""
     if find_spec("math_verify") is None:
-        raise SpearError("grader='math_verify' needs a package: pip install -e '.[sandbox]' brings it.")
+        raise SpearError("grader='math_verify' needs a package: pip install 'spear-envs[sandbox]' brings it.")
 
 
 @lru_cache(maxsize=1)

@@ -7,13 +7,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
+from spear_sandbox.errors import SpearError
+
 __all__ = ["SpearError", "UnknownTaskError", "choose_member", "suggest_name"]
 
 E = TypeVar("E", bound=Enum)
-
-
-class SpearError(Exception):
-    """Base of all errors that a user can mend. The message is one line that names the mend."""
 
 
 class UnknownTaskError(SpearError, KeyError):

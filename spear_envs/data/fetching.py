@@ -111,7 +111,7 @@ def _download(file: RemoteFile, part: Path, patience: Patience | None, show: Sho
     try:
         from spear_envs.data.transfer import Patience, RefusedError, Transfer, open_client
     except ModuleNotFoundError as error:
-        raise SpearError(f"downloads need a package ({error}): pip install -e '.[data]' brings it.") from error
+        raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]' brings it.") from error
 
     patience = patience or Patience()
     refusals = []

@@ -55,7 +55,9 @@ def _read_parquet(path: Path, extra: str) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise SpearError(f"parquet files need a package ({error}): pip install -e '.[{extra}]' brings it.") from error
+        raise SpearError(
+            f"parquet files need a package ({error}): pip install 'spear-envs[{extra}]' brings it."
+        ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(_ROWS):

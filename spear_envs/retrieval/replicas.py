@@ -81,7 +81,9 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         import ray
         from ray import serve
     except ImportError as error:
-        raise SpearError(f"Ray Serve is not here ({error}): pip install -e '.[search,serve]' brings it.") from error
+        raise SpearError(
+            f"Ray Serve is not here ({error}): pip install 'spear-envs[search,serve]' brings it."
+        ) from error
     corpus, retriever = replicas.source.open()
     LocalSearcher(corpus, retriever)
     passages = len(corpus)

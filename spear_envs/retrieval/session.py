@@ -32,7 +32,9 @@ class HttpSession:
         try:
             import httpx
         except ImportError as error:
-            raise SpearError("asking a retrieval service needs httpx: pip install -e '.[search]' brings it.") from error
+            raise SpearError(
+                "asking a retrieval service needs httpx: pip install 'spear-envs[search]' brings it."
+            ) from error
         limits = httpx.Limits(
             max_connections=MAX_CONNECTIONS, max_keepalive_connections=KEPT_CONNECTIONS, keepalive_expiry=KEEPALIVE_S
         )

@@ -92,7 +92,7 @@ def spacy_nouns(model: str) -> Callable[[Iterable[str]], list[tuple[str, ...]]]:
         import spacy
     except ImportError as error:
         raise SpearError(
-            f"title_nouns='{SPACY}{model}' needs spaCy ({error}): pip install -e '.[webshop]' brings it."
+            f"title_nouns='{SPACY}{model}' needs spaCy ({error}): pip install 'spear-envs[webshop]' brings it."
         ) from None
     try:
         # What is left out has no say in parts of speech, and takes two thirds of the time.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from agents.engines.openai import Server
+from spear_agents.engines.openai import Server
 from tests.spear_envs.data.server import QuietServer
 
 Answer = Callable[["Handler"], None]

@@ -47,10 +47,10 @@ def save_tiny_model(folder: Path, hidden: int) -> Path:
     """Makes a random model of two heads and its tokenizer."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from agents.engines.hf import quiet_transformers
+    from spear_agents.engines.hf import quiet_transformers
     from spear_envs.core.prompts import CompactTemplate
-    from training.warmstart.policy import PolicyShape, make_model
-    from training.warmstart.tokenizer import make_tokenizer
+    from spear_training.warmstart.policy import PolicyShape, make_model
+    from spear_training.warmstart.tokenizer import make_tokenizer
 
     template = CompactTemplate()
     texts = ["walk to the end\nPPP_P_", *(template.respond(word) for word in ("go", "back", "fail"))]

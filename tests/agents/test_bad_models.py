@@ -13,17 +13,17 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from agents.engines.base import Finish  # noqa: E402
-from agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
-from agents.evaluate import run_evaluation  # noqa: E402
-from agents.prompting import Overlong  # noqa: E402
-from agents.records import EPISODES  # noqa: E402
-from agents.settings import EvalSettings  # noqa: E402
-from agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
+from spear_agents.engines.base import Finish  # noqa: E402
+from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
+from spear_agents.evaluate import run_evaluation  # noqa: E402
+from spear_agents.prompting import Overlong  # noqa: E402
+from spear_agents.records import EPISODES  # noqa: E402
+from spear_agents.settings import EvalSettings  # noqa: E402
+from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.registration import register_env  # noqa: E402
+from spear_training.warmstart.policy import PolicyShape, make_model  # noqa: E402
 from tests.agents.test_evaluate import SplitCorridor  # noqa: E402
-from training.warmstart.policy import PolicyShape, make_model  # noqa: E402
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(tiny_model
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import torch, transformers, agents.engines.hf
+import torch, transformers, spear_agents.engines.hf
 from spear_envs.cli import main
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20,) * 2)

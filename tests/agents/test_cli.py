@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agents.cli import evaluate
+from spear_agents.cli import evaluate
 from spear_envs.core.errors import SpearError
 
 SOKOBAN = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
@@ -56,7 +56,7 @@ def test_errors_are_one_line_with_the_mend(arguments: list[str], words: str) -> 
 
 def test_scripted_policies_need_no_torch(root: Path) -> None:
     code = (
-        "import sys; from agents.cli import evaluate; "
+        "import sys; from spear_agents.cli import evaluate; "
         f"evaluate({SOKOBAN!r}, standalone_mode=False); "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from agents import collect
-from agents.collect import collect_episodes
-from agents.engines.openai import Server
-from agents.settings import EngineKind, EvalSettings
-from agents.trajectory import Layout, Trajectory
+from spear_agents import collect
+from spear_agents.collect import collect_episodes
+from spear_agents.engines.openai import Server
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
@@ -55,7 +55,7 @@ def test_a_conversation_is_one_sample(settings: EvalSettings, tmp_path: Path) ->
 def test_tokens_are_those_of_the_messages_and_the_mask_is_on_the_responses(
     settings: EvalSettings, tmp_path: Path, tiny_model: Path, layout: Layout
 ) -> None:
-    from agents.engines.hf import load_tokenizer
+    from spear_agents.engines.hf import load_tokenizer
 
     out = tmp_path / "data.jsonl"
     collect_episodes(replace(settings, layout=layout), out, tokenizer=str(tiny_model))

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from agents.engines.base import Finish, Generation, Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder
-from agents.trajectory import Layout, StopReason, Trajectory
+from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.evaluate import SUMMARY, compare_runs, play_baseline, run_evaluation
-from agents.records import EPISODES
-from agents.settings import EngineKind, EvalSettings
-from agents.trajectory import Layout, Trajectory, read_trajectories
+from spear_agents.evaluate import SUMMARY, compare_runs, play_baseline, run_evaluation
+from spear_agents.records import EPISODES
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout, Trajectory, read_trajectories
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.registration import register_env
 from tests.agents.corridor import CorridorEnv

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.files import digest_model, write_json
+from spear_agents.files import digest_model, write_json
 from spear_envs.core.errors import SpearError
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Finish
-from agents.engines.bytes import ByteTokenizer
-from agents.prompting import PromptBuilder, find_image_mark
-from agents.trajectory import Layout
+from spear_agents.engines.base import Finish
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.prompting import PromptBuilder, find_image_mark
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, CompactTemplate, DefaultTemplate, PromptContext
 
@@ -149,7 +149,7 @@ def test_a_running_conversation_leaves_the_chat_template_out(finish: Finish) -> 
 
 
 def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
-    from agents.engines.hf import load_tokenizer
+    from spear_agents.engines.hf import load_tokenizer
 
     measure = PromptBuilder(load_tokenizer(tiny_model), CompactTemplate()).measure
     assert measure is not None and measure("PPP_P_") == 1
@@ -264,7 +264,7 @@ def test_only_a_closing_stop_token_is_dropped_from_a_response() -> None:
 
 
 def test_a_real_tokenizer_gives_the_same_ids(tiny_model: Path) -> None:
-    from agents.engines.hf import load_tokenizer
+    from spear_agents.engines.hf import load_tokenizer
 
     tokenizer = load_tokenizer(tiny_model)
     tokenizer("walk", padding="max_length", truncation=True, max_length=2)  # leaves its settings in the backend
@@ -278,7 +278,7 @@ def test_a_real_tokenizer_gives_the_same_ids(tiny_model: Path) -> None:
 
 
 def test_special_tokens_in_a_text_are_text(tiny_model: Path) -> None:
-    from agents.engines.hf import load_tokenizer
+    from spear_agents.engines.hf import load_tokenizer
 
     tokenizer = load_tokenizer(tiny_model)
     mark = tokenizer.eos_token
@@ -307,7 +307,7 @@ class PictureBytes(ChatBytes):
 
 
 def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) -> None:
-    from agents.engines.hf import load_tokenizer
+    from spear_agents.engines.hf import load_tokenizer
 
     tokenizer = PictureBytes()
     mark = find_image_mark(tokenizer)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agents.evaluate import run_evaluation
-from agents.replay_gif import render_episode_gif, replay_frames
-from agents.settings import EngineKind, EvalSettings
-from agents.trajectory import Trajectory
+from spear_agents.evaluate import run_evaluation
+from spear_agents.replay_gif import render_episode_gif, replay_frames
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
 ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}

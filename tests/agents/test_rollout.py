@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from agents.engines.base import Finish, Generation, Request, Sampling
-from agents.engines.batching import MicroBatcher
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
-from agents.prompting import PromptBuilder
-from agents.rollout import Job, play_many
-from agents.trajectory import Trajectory
+from spear_agents.engines.base import Finish, Generation, Request, Sampling
+from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, play_many
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agents.cli import evaluate
-from agents.compare_cli import compare
-from agents.records import EPISODES
-from agents.trajectory import read_trajectories
+from spear_agents.cli import evaluate
+from spear_agents.compare_cli import compare
+from spear_agents.records import EPISODES
+from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say
 

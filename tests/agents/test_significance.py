@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.significance import (
+from spear_agents.significance import (
     bootstrap_mean,
     compute_permutation_p,
     compute_sign_p,
     explain_comparison,
     judge_comparison,
 )
-from agents.statistics import Comparison, Estimate, estimate_mean
+from spear_agents.statistics import Comparison, Estimate, estimate_mean
 
 
 def compare(steps: list[float], unshared: int = 0) -> Comparison:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.statistics import (
+from spear_agents.statistics import (
     Metric,
     average_by_task,
     average_parts,
@@ -18,7 +18,7 @@ from agents.statistics import (
     estimate_pass_at,
     summarise,
 )
-from agents.trajectory import StopReason, Trajectory
+from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory
 

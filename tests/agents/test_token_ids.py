@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.engines.base import Finish, Generation, Sampling
-from agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder, Tokenizer
-from agents.trajectory import Layout, Trajectory
+from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder, Tokenizer
+from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
 
@@ -174,7 +174,7 @@ def test_tokens_that_another_spelling_would_merge_stay_apart() -> None:
 
 @pytest.mark.parametrize("layout", Layout)
 def test_a_model_s_own_ids_come_through(layout: Layout, tiny_model: Any) -> None:
-    from agents.engines.hf import HFEngine, HFModel, load_tokenizer
+    from spear_agents.engines.hf import HFEngine, HFModel, load_tokenizer
 
     class Kept:
         def __init__(self, inner: HFEngine) -> None:

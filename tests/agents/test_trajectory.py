@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Finish, Served
-from agents.trajectory import (
+from spear_agents.engines.base import Finish, Served
+from spear_agents.trajectory import (
     Layout,
     Row,
     StopReason,

@@ -15,7 +15,7 @@ from benchmarks._ablation_plots import COLOURS
 from benchmarks._ablation_report import make_tables, print_report, write_report
 from benchmarks._ablation_results import compare
 from benchmarks._ablation_run import CURVES, WARM_START, Ablation, choose_rates
-from training.launch import compose_config
+from spear_training.launch import compose_config
 
 SOKOBAN = SCENARIOS["sokoban"]
 SMALL = replace(SOKOBAN, arms=("grpo", "grpo_spear"), rates=("1e-4", "3e-4"), seeds=(0, 1))

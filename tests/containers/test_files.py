@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.containers.engine import ROOT, PipSettings
 
 ROOTS = {"sandbox", "envs", "train-cpu", "gpu"}
-COMMANDS = {"sandbox": "sandbox.cli:sandbox", "retriever": "spear_envs.retrieval.cli:retriever"}
+COMMANDS = {"sandbox": "spear_sandbox.cli:sandbox", "retriever": "spear_envs.retrieval.cli:retriever"}
 
 
 def read_stages() -> dict[str, list[str]]:
@@ -177,7 +177,7 @@ class TestCompose:
         pytest.importorskip("verl", reason="the extra 'train' is not installed")
         from pathlib import Path
 
-        from training.launch import compose_config
+        from spear_training.launch import compose_config
 
         command, *arguments = compose["services"]["trainer"]["command"]
         assert command == "train" and arguments[-2] == "--out"

@@ -14,7 +14,9 @@ from tests.containers.engine import ROOT, Engine
 pytestmark = [pytest.mark.slow, pytest.mark.container]
 
 HARDENED = "--read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges --network none"
-OWN_NAMESPACES = f"--security-opt seccomp={ROOT / 'sandbox' / 'deploy' / 'seccomp.json'} --security-opt unmask=ALL"
+OWN_NAMESPACES = (
+    f"--security-opt seccomp={ROOT / 'sandbox' / 'spear_sandbox' / 'deploy' / 'seccomp.json'} --security-opt unmask=ALL"
+)
 PACKAGES = """
 import importlib.metadata, json, shutil
 tools = [tool for tool in ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "pip") if shutil.which(tool)]

@@ -16,7 +16,7 @@ from tests.containers.engine import ROOT, Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.container]
 
-PROFILE = ROOT / "sandbox" / "deploy" / "seccomp.json"
+PROFILE = ROOT / "sandbox" / "spear_sandbox" / "deploy" / "seccomp.json"
 ADDED = "Added to Docker's default"
 REFUSED = 78
 HARDENED = "--read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges --network none"

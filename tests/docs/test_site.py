@@ -89,4 +89,4 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         assert not re.search(r"url\(['\"]?https?:", sheet.read_text("utf-8")), sheet
     algorithms = (tmp_path / "site" / "algorithms.html").read_text("utf-8")
     assert algorithms.count("<math ") > 30
-    assert 'href="api/training.algorithms.html#training.algorithms.policy_loss"' in algorithms
+    assert 'href="api/training.algorithms.html#spear_training.algorithms.policy_loss"' in algorithms

@@ -111,8 +111,8 @@ def download(disk: Path) -> dict[str, Any]:
 
 def store_samples(disk: Path) -> dict[str, Any]:
     from spear_envs.core.errors import SpearError
-    from training.sft.samples import Sample
-    from training.sft.store import open_store, write_store
+    from spear_training.sft.samples import Sample
+    from spear_training.sft.store import open_store, write_store
 
     samples = [Sample(tuple(range(500)), (1,) * 500) for _ in range(60)]
     fill(disk, ROOM["samples"])
@@ -131,9 +131,9 @@ def save_checkpoint(disk: Path) -> dict[str, Any]:
     """The second of two checkpoints does not fit: the first is the one to resume from, and the second comes later."""
     import torch
 
+    from spear_training.checkpoints import check_files, write_state
+    from spear_training.launch import repair_tracker
     from tests.training.trainings import save_small_checkpoint
-    from training.checkpoints import check_files, write_state
-    from training.launch import repair_tracker
 
     save_small_checkpoint(disk, 1)
     tracker = disk / "checkpoints" / "latest_checkpointed_iteration.txt"

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sandbox.client import HttpExecutor
-from sandbox.protocol import Limits, RunStatus
 from spear_envs.core.faults import EnvFault
 from spear_envs.retrieval import client as retrieval_client
 from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient
+from spear_sandbox.client import HttpExecutor
+from spear_sandbox.protocol import Limits, RunStatus
 from tests.sandbox import service as sandbox_service
 from tests.sandbox.service import need_isolation
 from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, run_service
@@ -27,7 +27,7 @@ from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, 
 ROOT = Path(__file__).resolve().parents[2]
 # The time of day, and what it is for there.
 MAY_ASK = {
-    "agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
+    "agents/spear_agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
     "spear_envs/retrieval/client.py": "likewise",
     "spear_envs/retrieval/build.py": "the date of an index",
 }

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.metrics import METRICS_FOLDER, read_history
-from agents.records import EPISODES, SETTINGS, read_last, read_settings
-from agents.replay.page import render_page
-from agents.replay.runs import Run
-from agents.trajectory import TokenKind, TrajectoryWriter
+from spear_agents.metrics import METRICS_FOLDER, read_history
+from spear_agents.records import EPISODES, SETTINGS, read_last, read_settings
+from spear_agents.replay.page import render_page
+from spear_agents.replay.runs import Run
+from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.alfworld.gamefile import read_game
 from spear_envs.alfworld.synthesis.files import write_synthetic_game
 from spear_envs.bm25.build import build_index

@@ -42,7 +42,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_weights_are_safetensors_or_none(model: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from agents.engines.hf import HFModel
+    from spear_agents.engines.hf import HFModel
 
     HFModel(model)
     (model / "model.safetensors").unlink()
@@ -58,7 +58,7 @@ def test_weights_are_safetensors_or_none(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_code_of_a_model_is_not_run(model: Path, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without being told, transformers would ask whoever sits at the terminal."""
-    from agents.engines.hf import HFModel, load_tokenizer
+    from spear_agents.engines.hf import HFModel, load_tokenizer
 
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
     (model / "evil.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'trace')!r})\nEvil = object\n")
@@ -86,9 +86,9 @@ def test_a_checkpoint_with_a_program_is_neither_exported_nor_resumed(tmp_path: P
     pytest.importorskip("verl", reason="needs the extra 'train'")
     import torch
 
+    from spear_training.checkpoints import check_files, write_manifest
+    from spear_training.export import export_policy
     from tests.training.trainings import save_small_checkpoint
-    from training.checkpoints import check_files, write_manifest
-    from training.export import export_policy
 
     trace = tmp_path / "trace"
     folder = save_small_checkpoint(tmp_path / "run", 3)
@@ -107,8 +107,8 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     pytest.importorskip("verl", reason="needs the extra 'train'")
+    from spear_training.checkpoints import Resume, check_files, check_origin, read_best, read_state, write_manifest
     from tests.training.trainings import save_small_checkpoint
-    from training.checkpoints import Resume, check_files, check_origin, read_best, read_state, write_manifest
 
     folder = save_small_checkpoint(tmp_path_factory.mktemp("run"), 3)
     (folder.parent / "best").mkdir()
@@ -130,7 +130,7 @@ def test_damaged_checkpoints_are_told_in_one_sentence(
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     from spear_envs.bm25.build import build_index
     from spear_envs.bm25.index import SearchIndex
-    from training.sft.store import ARRAYS, open_store
+    from spear_training.sft.store import ARRAYS, open_store
 
     bombs = np.array([Bomb(tmp_path / "trace")], dtype=object)
     for name in ARRAYS:
@@ -157,8 +157,8 @@ PLACES = {
     "spear_envs/core/vector/worker.py": "between an environment's process and its parent",
     "spear_envs/testing/trace.py": "an order to a process that was started for it",
     "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
-    "sandbox/guest/*": "inside the sandbox",
-    "agents/engines/vllm_worker.py": "weights alone (weights_only) from memory of the process that started it",
+    "sandbox/spear_sandbox/guest/*": "inside the sandbox",
+    "agents/spear_agents/engines/vllm_worker.py": "weights alone (weights_only), from the process that started it",
     "spear_envs/code/snippets.py": "text of a program for the sandbox",
 }
 

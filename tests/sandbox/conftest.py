@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.blocking import BlockingExecutor
-from sandbox.levels import IsolationRefusedError
-from sandbox.local import LocalExecutor
-from sandbox.protocol import Limits
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Limits
 
 
 @pytest.fixture(scope="session")

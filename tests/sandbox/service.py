@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sandbox.protocol import FaultKind, Health, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.protocol import FaultKind, Health, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from tests import commands
 from tests.commands import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from sandbox.server import RunService, ServedExecutor
+    from spear_sandbox.server import RunService, ServedExecutor
 
 
 class ScriptedExecutor:
@@ -105,8 +105,8 @@ def run_service(start: Callable[[], Awaitable[ServedExecutor]], **settings: Any)
     """Serve from a thread of this process, over the executor that ``start`` makes on its loop."""
     import uvicorn
 
-    from sandbox.server import RunService, ServiceSettings, make_app
-    from sandbox.serving import bind_socket
+    from spear_sandbox.server import RunService, ServiceSettings, make_app
+    from spear_sandbox.serving import bind_socket
 
     listener = bind_socket("127.0.0.1", 0)
     ready: list[RunningService] = []
@@ -162,8 +162,8 @@ def run_scripted(**settings: Any) -> Iterator[tuple[RunningService, ScriptedExec
 @contextmanager
 def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[RunningService]:
     """A service over the real sandbox; skips the test where no isolation holds."""
-    from sandbox.levels import IsolationRefusedError
-    from sandbox.local import LocalExecutor
+    from spear_sandbox.levels import IsolationRefusedError
+    from spear_sandbox.local import LocalExecutor
 
     async def start() -> LocalExecutor:
         executor = LocalExecutor(limits=limits, max_running=max_running)
@@ -183,8 +183,8 @@ def run_local(limits: Limits, max_running: int, **settings: Any) -> Iterator[Run
 
 @functools.cache
 def _find_refusal() -> str | None:
-    from sandbox.levels import IsolationRefusedError
-    from sandbox.local import LocalExecutor
+    from spear_sandbox.levels import IsolationRefusedError
+    from spear_sandbox.local import LocalExecutor
 
     async def start() -> None:
         executor = LocalExecutor(zygotes=1)

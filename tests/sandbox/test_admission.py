@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sandbox.admission import Admission, NoPlaceError
+from spear_sandbox.admission import Admission, NoPlaceError
 
 
 async def settle() -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.blocking import BlockingExecutor
-from sandbox.protocol import KillReason, Limits, Outcome, RunStatus
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.protocol import KillReason, Limits, Outcome, RunStatus
 
 FOLDER = Path(__file__).parent / "attacks"
 CONTROL_S = 60

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.blocking import BlockingExecutor, open_executor
-from sandbox.protocol import FaultKind, Isolation, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.blocking import BlockingExecutor, open_executor
+from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, RunStatus, SandboxFault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,7 +102,7 @@ def test_open_executor_gives_the_same_one() -> None:
 
 LEAVING = """
 import sys
-from sandbox.blocking import open_executor
+from spear_sandbox.blocking import open_executor
 print(open_executor().run("print(6 * 7)").stdout, end="")
 """
 
@@ -116,7 +116,7 @@ def test_process_that_just_ends_leaves_nothing(pool: BlockingExecutor) -> None:
 
 FORKING = """
 import os
-from sandbox.blocking import open_executor
+from spear_sandbox.blocking import open_executor
 executor = open_executor()
 print(executor.run("print('parent')").stdout, end="", flush=True)
 child = os.fork()

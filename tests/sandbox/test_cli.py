@@ -22,14 +22,14 @@ pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 'data')")
 
-from sandbox.client import HttpExecutor, Retries
-from sandbox.levels import IsolationRefusedError
-from sandbox.local import LocalExecutor
-from sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
-from sandbox.senders import is_loopback
-from sandbox.serving import bind_socket
-from sandbox.wire import TOKEN_VARIABLE
 from spear_envs import cli
+from spear_sandbox.client import HttpExecutor, Retries
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
+from spear_sandbox.senders import is_loopback
+from spear_sandbox.serving import bind_socket
+from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
 from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
 
@@ -174,14 +174,14 @@ class Quick(LocalExecutor):
 class TestRefusal:
     @pytest.fixture(autouse=True)
     def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sandbox.cli.LocalExecutor", Refusing)
+        monkeypatch.setattr("spear_sandbox.cli.LocalExecutor", Refusing)
 
     @pytest.mark.parametrize("command", [("serve",), ("serve", "--self-test-only"), ("run", __file__)])
     def test_the_end_is_code_78_and_the_port_was_not_bound(
         self, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bound: list[Any] = []
-        monkeypatch.setattr("sandbox.serving.bind_socket", lambda *address: bound.append(address))
+        monkeypatch.setattr("spear_sandbox.serving.bind_socket", lambda *address: bound.append(address))
         code, out, err = call(capsys, *command)
         assert (code, out) == (78, "") and err.startswith("Error: ") and "To mend it" in err
         assert bound == []
@@ -208,7 +208,7 @@ class TestRefusal:
 
 NO_NAMESPACES = """
 import os, sys
-from sandbox.guest import kernel
+from spear_sandbox.guest import kernel
 ids = os.getuid(), os.getgid()
 try:  # before anything starts a thread: then there would be no way
     kernel.unshare(0x10000000)
@@ -248,7 +248,7 @@ class TestFailedStarts:
     def test_a_taken_port_is_one_clear_error(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sandbox.cli.LocalExecutor", Quick)
+        monkeypatch.setattr("spear_sandbox.cli.LocalExecutor", Quick)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             found = call(capsys, "serve", "--port", str(port))

@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 'data')")
 
-from sandbox.client import HttpExecutor, Retries
-from sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
-from sandbox.urls import Rotation, read_urls
-from sandbox.wire import TOKEN_VARIABLE, write_reply
+from spear_sandbox.client import HttpExecutor, Retries
+from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
+from spear_sandbox.urls import Rotation, read_urls
+from spear_sandbox.wire import TOKEN_VARIABLE, write_reply
 from tests.commands import wait_until
 from tests.sandbox.service import find_free_port, make_outcome, run_scripted
 
@@ -182,7 +182,7 @@ class TestRetries:
         assert caught.value.kind is FaultKind.UNAVAILABLE
 
     def test_a_server_that_does_not_answer_is_a_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sandbox.client.ANSWER_SLACK_S", 0.1)
+        monkeypatch.setattr("spear_sandbox.client.ANSWER_SLACK_S", 0.1)
         gate = threading.Event()
 
         def keep_waiting(_: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "deploy"
+FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "spear_sandbox" / "deploy"
 ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "sethostname", "umount2", "unshare"]
 
 
@@ -81,7 +81,7 @@ class TestKubernetes:
 
     def test_its_arguments_are_the_commands(self) -> None:
         pytest.importorskip("click")
-        from sandbox.cli import sandbox
+        from spear_sandbox.cli import sandbox
 
         (container,) = read_manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
         name, *arguments = container["args"]
@@ -93,7 +93,7 @@ SCRIPT = """
 import json, sys, time, urllib.request
 import ray
 from ray import serve
-from sandbox.deploy.ray_serve import build
+from spear_sandbox.deploy.ray_serve import build
 
 try:
     build({"replica": 2})

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks._figures import find_bar
 from benchmarks.sandbox import BARS, measure_leaks
-from sandbox.blocking import BlockingExecutor
-from sandbox.local import LocalExecutor
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.local import LocalExecutor
 
 
 async def play(runs: int) -> list[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.blocking import BlockingExecutor
-from sandbox.installation import Installation, find_installation
-from sandbox.levels import IsolationRefusedError, choose_backend, examine
-from sandbox.local import LocalExecutor
-from sandbox.protocol import Isolation, KillReason, Limits, RunStatus
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.installation import Installation, find_installation
+from spear_sandbox.levels import IsolationRefusedError, choose_backend, examine
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Isolation, KillReason, Limits, RunStatus
 from tests.commands import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +38,8 @@ if ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0:
             file.write(text)
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
-from sandbox.levels import IsolationRefusedError
-from sandbox.local import LocalExecutor
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
 async def main():
     executor = LocalExecutor(sys.argv[1])
     try:
@@ -164,8 +164,8 @@ def test_unreachable_interpreter_is_named(pool: BlockingExecutor, tmp_path: Path
 
 AS_ANOTHER_USER = """
 import asyncio, os
-from sandbox.local import LocalExecutor
-from sandbox.installation import find_installation
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.installation import find_installation
 executor = LocalExecutor("namespaces")
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
 async def main():
@@ -184,7 +184,9 @@ def test_without_root(pool: BlockingExecutor, tmp_path: Path) -> None:
     interpreter = found.interpreter if reach(found) == found else "/usr/bin/python3"
     # A folder that the other user can enter; the checkout may not be one.
     copy = Path("/tmp") / f"sandbox-copy-{os.getpid()}"
-    shutil.copytree(ROOT / "sandbox", copy / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "sandbox" / "spear_sandbox", copy / "spear_sandbox", ignore=shutil.ignore_patterns("__pycache__")
+    )
     try:
         copy.chmod(0o755)
         done = subprocess.run(

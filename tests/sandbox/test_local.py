@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.blocking import BlockingExecutor
-from sandbox.levels import IsolationRefusedError
-from sandbox.local import LocalExecutor
-from sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, RunStatus, SandboxFault
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = Limits(wall_s=0.5)
@@ -102,7 +102,7 @@ while frame:
     names |= set(frame.f_globals) | set(frame.f_locals)
     frame = frame.f_back
 print(names & {"control", "settings", "received", "origin", "report_fd"})
-print([name for name in sys.modules if name.startswith("sandbox")])
+print([name for name in sys.modules if name.startswith("spear_sandbox")])
 """
     outcome = pool.run(code)
     assert outcome.stdout == "__main__ /tmp/main.py ['/tmp/main.py'] True \nset()\n[]\n", outcome
@@ -388,7 +388,7 @@ def test_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(1)
         raise IsolationRefusedError("not here")
 
-    monkeypatch.setattr("sandbox.local.choose_backend", refuse)
+    monkeypatch.setattr("spear_sandbox.local.choose_backend", refuse)
 
     async def play() -> None:
         executor = LocalExecutor()
@@ -408,7 +408,7 @@ def test_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 NICE = """
 import os
 os.nice(max(0, 10 - os.nice(0)))
-from sandbox.blocking import open_executor
+from spear_sandbox.blocking import open_executor
 print(open_executor().run("import os; print(os.nice(0))").stdout, end="")
 """
 

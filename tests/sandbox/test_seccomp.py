@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.guest import seccomp
-from sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
+from spear_sandbox.guest import seccomp
+from spear_sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
 
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 X86, ARM = 0xC000003E, 0xC00000B7

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
-from sandbox.protocol import Limits
+from spear_sandbox.protocol import Limits
 from tests.commands import wait_until
 from tests.sandbox.service import RunningService, ScriptedExecutor, ask, run_scripted
 
@@ -203,7 +203,7 @@ class TestQueue:
     def test_504_comes_after_the_shorter_wait_and_not_before(
         self, queue_wait_s: float, compile_timeout: float, expected: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sandbox.server.COMPILE_SLACK_S", 0.7)
+        monkeypatch.setattr("spear_sandbox.server.COMPILE_SLACK_S", 0.7)
         with (
             run_scripted(max_running=1, queue_wait_s=queue_wait_s) as (running, executor),
             ThreadPoolExecutor(2) as pool,

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("uvicorn", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
-from sandbox.protocol import Limits
+from spear_sandbox.protocol import Limits
 from tests.commands import wait_until
 from tests.sandbox.service import RunningService, ask, find_processes, run_local
 
@@ -211,8 +211,8 @@ def test_health_and_metrics(running: RunningService) -> None:
 
 def test_the_client_and_a_pool_in_this_process_give_the_same(running: RunningService) -> None:
     pytest.importorskip("httpx", reason="the client needs httpx")
-    from sandbox.client import HttpExecutor
-    from sandbox.local import LocalExecutor
+    from spear_sandbox.client import HttpExecutor
+    from spear_sandbox.local import LocalExecutor
 
     code = "import sys; print(input()); open('f', 'w').write('x'); sys.exit(4)"
 
@@ -232,7 +232,7 @@ def test_the_client_and_a_pool_in_this_process_give_the_same(running: RunningSer
 
 def test_the_one_door_leads_to_the_service(running: RunningService) -> None:
     pytest.importorskip("httpx", reason="the client needs httpx")
-    from sandbox.blocking import open_executor
+    from spear_sandbox.blocking import open_executor
 
     executor = open_executor(running.url)
     with ThreadPoolExecutor(16) as pool:

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
 pytest.importorskip("prometheus_client", reason="the service needs the extra 'sandbox'")
 
-from sandbox.protocol import Limits
+from spear_sandbox.protocol import Limits
 from tests.commands import wait_until
 from tests.sandbox.service import RunningService, run_local, run_scripted
 

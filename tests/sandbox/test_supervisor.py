@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.guest.job import Job, Record, pack_job, pack_record, read_job, unpack_record
-from sandbox.guest.supervisor import _sum_memory, fetch_files
+from spear_sandbox.guest.job import Job, Record, pack_job, pack_record, read_job, unpack_record
+from spear_sandbox.guest.supervisor import _sum_memory, fetch_files
 
 names = st.text(st.characters(exclude_categories=()), min_size=1, max_size=20)
 records = st.builds(

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import warm
-from sandbox.blocking import BlockingExecutor
-from sandbox.guest.zygote import SPAWNED
-from sandbox.installation import Installation, Warmth, find_installation, list_kinds
-from sandbox.local import LocalExecutor
-from sandbox.protocol import SandboxFault
-from sandbox.warm import WarmBackend
-from sandbox.zygotes import Zygote
+from spear_sandbox import warm
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.guest.zygote import SPAWNED
+from spear_sandbox.installation import Installation, Warmth, find_installation, list_kinds
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import SandboxFault
+from spear_sandbox.warm import WarmBackend
+from spear_sandbox.zygotes import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,7 +127,7 @@ def test_worn_out_interpreter_is_replaced_without_a_fault(
 
 ORPHANED = """
 import asyncio, os, sys
-from sandbox.local import LocalExecutor
+from spear_sandbox.local import LocalExecutor
 async def main():
     executor = LocalExecutor("namespaces")
     await executor.start()
@@ -167,8 +167,8 @@ def test_nothing_survives_the_pools_process(pool: BlockingExecutor) -> None:
 
 ADOPTING = """
 import asyncio, os
-from sandbox.guest.kernel import become_subreaper
-from sandbox.local import LocalExecutor
+from spear_sandbox.guest.kernel import become_subreaper
+from spear_sandbox.local import LocalExecutor
 async def main():
     executor = LocalExecutor("namespaces")
     await executor.start()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.protocol import FaultKind, Isolation, KillReason, RunStatus, SandboxFault
-from sandbox.wire import (
+from spear_sandbox.protocol import FaultKind, Isolation, KillReason, RunStatus, SandboxFault
+from spear_sandbox.wire import (
     BadReplyError,
     BadRequestError,
     RunRequest,

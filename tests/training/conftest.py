@@ -20,7 +20,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sokoban_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's policy after a short warm start: it knows the form of a response and solves some rooms."""
     pytest.importorskip("transformers", reason="needs the extra 'train'")
-    from training.warmstart import WarmStartSettings, train_policy
+    from spear_training.warmstart import WarmStartSettings, train_policy
 
     folder = tmp_path_factory.mktemp("policy") / "warmstart"
     sokoban = {"modality": "text"}
@@ -34,7 +34,7 @@ def sokoban_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_vision_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2.5-VL of 0.35 M parameters that knows a little of the form of Sokoban's responses."""
     pytest.importorskip("transformers", reason="needs the extra 'train'")
-    from training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
+    from spear_training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
 
     folder = tmp_path_factory.mktemp("vision") / "policy"
     make_tiny_vision_policy(TinyVisionSettings(episodes=30, steps=25, batch=8), folder)

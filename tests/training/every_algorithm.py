@@ -13,21 +13,21 @@ from pathlib import Path
 OWN = "tests.training.every_algorithm"
 if __name__ == "__main__":
     # Every process of the run registers the trainer, as it does the plugin's.
-    os.environ["VERL_USE_EXTERNAL_MODULES"] = f"training.verl_plugin,{OWN}"
+    os.environ["VERL_USE_EXTERNAL_MODULES"] = f"spear_training.verl_plugin,{OWN}"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-    from training.verl_plugin.process import main
+    from spear_training.verl_plugin.process import main
 
     main()
     sys.exit()
 
 # Before anything of verl that asks for a device; where the plugin itself is what imports verl, it is half made here.
-import training.verl_plugin.platform  # noqa: E402, F401, I001
+import spear_training.verl_plugin.platform  # noqa: E402, F401, I001
 from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
 
-from training.catalogue import list_algorithms  # noqa: E402
-from training.launch import compose_config, read_settings  # noqa: E402
-from training.verl_plugin.state import SpearState  # noqa: E402
-from training.verl_plugin.trainer import SpearTrainer  # noqa: E402
+from spear_training.catalogue import list_algorithms  # noqa: E402
+from spear_training.launch import compose_config, read_settings  # noqa: E402
+from spear_training.verl_plugin.state import SpearState  # noqa: E402
+from spear_training.verl_plugin.trainer import SpearTrainer  # noqa: E402
 
 NAME = "every_algorithm"
 STEPS_EACH = 2

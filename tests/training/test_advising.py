@@ -13,9 +13,9 @@ from rich.console import Console
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from agents.metrics import METRICS_FOLDER
-from training.advising import Adviser, advise
-from training.launch import CONFIG_FILE, compose_config
+from spear_agents.metrics import METRICS_FOLDER
+from spear_training.advising import Adviser, advise
+from spear_training.launch import CONFIG_FILE, compose_config
 
 
 @pytest.fixture(scope="module")

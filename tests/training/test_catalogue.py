@@ -13,10 +13,10 @@ from click.testing import CliRunner
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from training.algorithms import Aggregation, Curriculum, Estimator, SpearSettings, VoidFilter
-from training.catalogue import ADDITIONS, FOLDER, ORDER, check_algorithm, list_algorithms
-from training.catalogue_cli import algorithms
-from training.launch import compose_config, read_settings
+from spear_training.algorithms import Aggregation, Curriculum, Estimator, SpearSettings, VoidFilter
+from spear_training.catalogue import ADDITIONS, FOLDER, ORDER, check_algorithm, list_algorithms
+from spear_training.catalogue_cli import algorithms
+from spear_training.launch import compose_config, read_settings
 
 NAMES = [f"{base}{addition}" for base in ORDER for addition in ADDITIONS]
 

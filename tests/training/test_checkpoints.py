@@ -15,8 +15,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 
 from spear_envs.core.errors import SpearError
-from tests.training.trainings import save_small_checkpoint
-from training.checkpoints import (
+from spear_training.checkpoints import (
     BEST,
     MANIFEST,
     STATE,
@@ -32,6 +31,7 @@ from training.checkpoints import (
     write_manifest,
     write_state,
 )
+from tests.training.trainings import save_small_checkpoint
 
 
 class Bomb:

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from spear_envs.cli import main
 from spear_envs.core.errors import SpearError
+from spear_training import runs
 from tests.agents.test_metrics import train, write_launch
 from tests.training.trainings import save_small_checkpoint
-from training import runs
 
 MODEL = "actor_rollout_ref.model.path"
 
@@ -97,7 +97,7 @@ def test_the_configuration_can_be_printed_without_a_model(
 
 
 def test_the_console_script_says_the_same(tmp_path: Path) -> None:
-    arguments = ["-m", "training", "--out", str(tmp_path / "run"), "spear.sil.gama=1"]
+    arguments = ["-m", "spear_training", "--out", str(tmp_path / "run"), "spear.sil.gama=1"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments], capture_output=True, text=True, timeout=300, check=False
     )
@@ -141,7 +141,7 @@ def finish(out: Path, device: str, observer: Any) -> None:
         train(1, **{"success/all": 0.5, "perf/step_seconds": 1.5, "entropy/token-mean": 0.7}),
         train(2, **{"perf/step_seconds": 1.5, "entropy/token-mean": None}),
     )
-    from agents.metrics import read_history
+    from spear_agents.metrics import read_history
 
     observer([])
     observer(read_history(out))
@@ -206,7 +206,7 @@ def test_the_demo_takes_its_steps_from_the_environment_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr("training.demo.run_demo", lambda out, **options: calls.append({"out": out, **options}))
+    monkeypatch.setattr("spear_training.demo.run_demo", lambda out, **options: calls.append({"out": out, **options}))
     call(capsys, "demo", "--out", str(tmp_path), "--seed", "3")
     monkeypatch.setenv("SPEAR_DEMO_STEPS", "5")
     call(capsys, "demo", "--out", str(tmp_path))

@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from PIL import Image
 from rich.console import Console
 
-from agents.settings import EngineKind, EvalSettings
+from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
+from spear_training import demo
+from spear_training.environments import EnvironmentSettings
+from spear_training.launch import compose_config
 from tests.agents.test_metrics import train, write_launch
-from training import demo
-from training.environments import EnvironmentSettings
-from training.launch import compose_config
 
 TASKS = 10
 

@@ -11,12 +11,12 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from rich.console import Console
 
-from agents.trajectory import Layout
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from training.dry_run import choose_warm_start, list_cuts, show_cuts
-from training.launch import compose_config, flatten_config
-from training.presets import list_presets, load_preset
-from training.warmstart import WarmStartSettings
+from spear_training.dry_run import choose_warm_start, list_cuts, show_cuts
+from spear_training.launch import compose_config, flatten_config
+from spear_training.presets import list_presets, load_preset
+from spear_training.warmstart import WarmStartSettings
 
 
 def compose(*overrides: str) -> Any:
@@ -40,7 +40,7 @@ def test_the_form_is_learnt_in_one_pass() -> None:
 
 
 def test_pictures_have_a_policy_that_sees_them() -> None:
-    from training.warmstart.vision import TinyVisionSettings
+    from spear_training.warmstart.vision import TinyVisionSettings
 
     config = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl"), Path("runs/x"))
     assert config.actor_rollout_ref.model.path == str(Path("runs/x/policy").resolve())

@@ -11,11 +11,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf, open_dict
 
-from agents.files import write_text
+from spear_agents.files import write_text
+from spear_training.launch import CONFIG_FILE, compose_config, prepare_run
+from spear_training.supervise import supervise_training
 from tests.training.every_algorithm import ALGORITHMS, NAME, OWN, STEPS_EACH, settings_of
 from tests.training.trainings import get_steps
-from training.launch import CONFIG_FILE, compose_config, prepare_run
-from training.supervise import supervise_training
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from agents.trajectory import StopReason
+from spear_agents.trajectory import StopReason
+from spear_training.launch import compose_config
+from spear_training.planning.step import Texts, count_optimiser_steps, measure_row
 from tests.training.trainings import get_steps
-from training.launch import compose_config
-from training.planning.step import Texts, count_optimiser_steps, measure_row
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ RUNS = (
 
 def run(out: Path, *overrides: str, address: str | None = None) -> dict[int, dict[str, float]]:
     """``spear train`` in a process of its own; its metrics by step."""
-    command = [sys.executable, "-m", "training", "--out", str(out), *overrides]
+    command = [sys.executable, "-m", "spear_training", "--out", str(out), *overrides]
     variables = {**os.environ, "WANDB_MODE": "offline"} | ({"RAY_ADDRESS": address} if address else {})
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
     log = (out / "train.log").read_text(errors="replace")[-3000:] if (out / "train.log").exists() else ""
@@ -143,7 +143,7 @@ def test_a_preset_trains_on_four_ranks_of_two_nodes(two_nodes: str, tmp_path: Pa
 def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     out = tmp_path / "sokoban"
     run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny", LOGGERS)
-    from agents.metrics import read_history
+    from spear_agents.metrics import read_history
 
     steps = [record for record in read_history(out) if "training/global_step" in record]
     told = {name for record in steps for name, value in record.items() if value is not None}
@@ -162,7 +162,7 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
 
     # `spear plan --like` gives back what was measured.
     config: Any = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny"), Path("runs/x"), check=False)
-    from training.planning import make_plan
+    from spear_training.planning import make_plan
 
     plan = make_plan(config, {}, Texts.measure(steps), 2**30)
     measured = {
@@ -184,8 +184,8 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
 def test_a_tiny_vision_policy_trains_on_pictures(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from agents.engines.hf import HFModel
-    from training.export import export_policy
+    from spear_agents.engines.hf import HFModel
+    from spear_training.export import export_policy
 
     out = tmp_path / "run"
     steps = run(out, "preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl", "trainer.save_freq=2")

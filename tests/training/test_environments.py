@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from agents.trajectory import Layout
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from training.environments import EnvironmentSettings, make_environment
+from spear_training.environments import EnvironmentSettings, make_environment
 
 
 def test_settings_come_from_a_plain_mapping() -> None:

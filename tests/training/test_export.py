@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import keep_best, write_manifest
+from spear_training.export import export_policy
+from spear_training.export_cli import export
 from tests.training.trainings import save_small_checkpoint
-from training.checkpoints import keep_best, write_manifest
-from training.export import export_policy
-from training.export_cli import export
 
 
 def save_policy(run: Path, step: int, *, value: float = 1.0) -> Path:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms import SpearSettings
-from training.guidance import WINDOW, Advice, RunShape, review_history, review_settings
+from spear_training.algorithms import SpearSettings
+from spear_training.guidance import WINDOW, Advice, RunShape, review_history, review_settings
 
 SHAPE = RunShape(tasks=16, group_size=8, max_turns=15, per_turn=True, steps=200, response_limit=512)
 

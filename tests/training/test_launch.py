@@ -12,10 +12,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
-from tests.training.trainings import save_small_checkpoint
-from training.algorithms import SpearSettings
-from training.checkpoints import MANIFEST
-from training.launch import (
+from spear_training.algorithms import SpearSettings
+from spear_training.checkpoints import MANIFEST
+from spear_training.launch import (
     CHANGEABLE,
     CONFIG_FILE,
     TASKS_FILE,
@@ -26,7 +25,8 @@ from training.launch import (
     read_settings,
     repair_tracker,
 )
-from training.supervise import LOCK_FILE, hold_lock
+from spear_training.supervise import LOCK_FILE, hold_lock
+from tests.training.trainings import save_small_checkpoint
 
 MODEL = "actor_rollout_ref.model.path"
 TEXT = "spear.env.kwargs.modality=text"

@@ -11,8 +11,8 @@ pytest.importorskip("matplotlib", reason="needs the extra 'train'")
 import numpy as np
 from PIL import Image
 
+from spear_training.plots import PANELS, plot_curves
 from tests.agents.test_metrics import train, write_launch
-from training.plots import PANELS, plot_curves
 
 
 def write_run(out: Path, steps: int = 12) -> None:
@@ -76,7 +76,7 @@ def test_figures_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_success_is_smoothed_over_the_last_steps_alone() -> None:
-    from training.plots import SMOOTH, _smooth
+    from spear_training.plots import SMOOTH, _smooth
 
     values = np.arange(10.0)
     smooth = _smooth(values)

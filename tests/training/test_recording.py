@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agents.engines.base import Finish
-from agents.replay.runs import Run
-from agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
+from spear_agents.engines.base import Finish
+from spear_agents.replay.runs import Run
+from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
-from training.recording import EpisodeRecorder, RecordSettings
+from spear_training.recording import EpisodeRecorder, RecordSettings
 
 IDENTITY = {"env_id": "spear-test/Corridor-v0", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
 

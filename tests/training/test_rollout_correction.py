@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from training.launch import compose_config
-from training.rollout_correction import REJECTIONS, RolloutCorrection
+from spear_training.launch import compose_config
+from spear_training.rollout_correction import REJECTIONS, RolloutCorrection
 
 NODE = "algorithm.rollout_correction"
 

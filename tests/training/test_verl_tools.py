@@ -26,12 +26,12 @@ from verl.workers.rollout.replica import TokenOutput
 from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.core.errors import SpearError
 from spear_envs.search.mini_kb import build
+from spear_training.verl_tools import CALLS, FAULTS, CodeInterpreterTool, SearchTool
 from tests import commands
 from tests.calling_policy import make_policy
 from tests.sandbox.service import need_isolation
-from training.verl_tools import CALLS, FAULTS, CodeInterpreterTool, SearchTool
 
-TOOLS_FILE = Path("training/config/tools.yaml")
+TOOLS_FILE = Path("training/spear_training/config/tools.yaml")
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -280,7 +280,7 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
     verl = [sys.executable, "-m", "verl.trainer.main_ppo"]
     ours = ["hydra.searchpath=[pkg://training.config]", "+cluster=cpu"]
     variables = {
-        "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
+        "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
         "SPEAR_SANDBOX_URL": services[0].url,

@@ -17,13 +17,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import spear_envs.sokoban.prompts as sokoban  # noqa: E402
-from agents.engines.base import Request, Sampling  # noqa: E402
-from agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
-from agents.trajectory import Layout  # noqa: E402
+from spear_agents.engines.base import Request, Sampling  # noqa: E402
+from spear_agents.engines.hf import HFModel, load_tokenizer  # noqa: E402
+from spear_agents.trajectory import Layout  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.making import make_env  # noqa: E402
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate  # noqa: E402
-from training.warmstart import (  # noqa: E402
+from spear_training.warmstart import (  # noqa: E402
     RECIPES,
     Answers,
     PolicyShape,
@@ -34,7 +34,7 @@ from training.warmstart import (  # noqa: E402
     policy,
     train_policy,
 )
-from training.warmstart.policy import (  # noqa: E402
+from spear_training.warmstart.policy import (  # noqa: E402
     IGNORED,
     POOL,
     _measure_loss,
@@ -45,8 +45,8 @@ from training.warmstart.policy import (  # noqa: E402
     make_model,
     rename_words,
 )
-from training.warmstart.rows import ExpertRow  # noqa: E402
-from training.warmstart_cli import warmstart  # noqa: E402
+from spear_training.warmstart.rows import ExpertRow  # noqa: E402
+from spear_training.warmstart_cli import warmstart  # noqa: E402
 
 ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
 BOARD = sokoban.CompactBoardTemplate()
@@ -360,7 +360,7 @@ def test_settings_out_of_range_are_refused(changes: dict[str, object], words: st
 @pytest.mark.parametrize("name", ["demo", "alfworld_tiny", "code_tiny", "search_tiny", "webshop_tiny"])
 def test_a_recipe_is_made_for_the_environment_of_its_training(name: str) -> None:
     pytest.importorskip("verl")
-    from training.launch import compose_config
+    from spear_training.launch import compose_config
 
     env = compose_config((f"preset={name}",), Path("x"), check=False).spear.env
     recipe = RECIPES[env.id]

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the extra 'train'")
 
-from agents.engines.base import Finish, Request, Sampling
-from agents.engines.hf import HFModel, load_tokenizer
-from agents.engines.vision import ImageReader, has_vision, pack_pictures, unpack_pictures
-from agents.evaluate import choose_template
-from agents.prompting import PromptBuilder
+from spear_agents.engines.base import Finish, Request, Sampling
+from spear_agents.engines.hf import HFModel, load_tokenizer
+from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures, unpack_pictures
+from spear_agents.evaluate import choose_template
+from spear_agents.prompting import PromptBuilder
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
+from spear_training.warmstart.vision import TinyVisionSettings, make_tiny_vision_policy
 
 
 @pytest.fixture(scope="module")

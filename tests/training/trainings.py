@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from agents.metrics import read_history
+from spear_agents.metrics import read_history
 
 UNSTABLE = ("timing_s/", "perf/", "val/seconds")
 """Metrics that hold times, which no two runs share."""
@@ -18,8 +18,8 @@ def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path
     """A whole checkpoint of the run in ``out`` as far as launches look at it, without a model."""
     import torch
 
-    from training.checkpoints import FORMAT, describe_code, write_manifest, write_state
-    from training.launch import CONFIG_FILE, flatten_config
+    from spear_training.checkpoints import FORMAT, describe_code, write_manifest, write_state
+    from spear_training.launch import CONFIG_FILE, flatten_config
 
     folder = out / "checkpoints" / f"global_step_{step}"
     config = flatten_config(OmegaConf.load(out / CONFIG_FILE)) if (out / CONFIG_FILE).is_file() else {}
@@ -35,7 +35,7 @@ def save_small_checkpoint(out: Path, step: int, *, tracked: bool = True) -> Path
 
 def start_training(preset: str, policy: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
     """``spear train`` in a process of its own."""
-    command = [sys.executable, "-m", "training", f"preset={preset}", "--out", str(out)]
+    command = [sys.executable, "-m", "spear_training", f"preset={preset}", "--out", str(out)]
     command += [f"actor_rollout_ref.model.path={policy}", *overrides]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

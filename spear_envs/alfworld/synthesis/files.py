@@ -26,7 +26,7 @@ def read_game_logic(sentence: str) -> tuple[str, str]:
     Raises:
         SpearError: alfworld is not installed, or is another version.
     """
-    mend = "pip install -e '.[alfworld]'"
+    mend = "pip install 'spear-envs[alfworld]'"
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
         raise SpearError(f"A game file holds the domain and grammar of alfworld, which is not installed: {mend}.")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.baselines.forms import DIRECT, STEPWISE, Method, make_form, read_direct, read_stepwise, wrap_reader
-from agents.engines.base import Sampling
-from agents.engines.bytes import ChatByteTokenizer
-from agents.engines.scripted import Policy, ScriptedEngine
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder
-from agents.trajectory import Layout, Trajectory
+from spear_agents.baselines.forms import DIRECT, STEPWISE, Method, make_form, read_direct, read_stepwise, wrap_reader
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.scripted import Policy, ScriptedEngine
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.parsing import TagParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, RunningTemplate
 from tests.agents.corridor import CorridorEnv

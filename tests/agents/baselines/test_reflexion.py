@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agents.baselines.forms import Method, make_form, wrap_reader
-from agents.baselines.reflexion import Reflexion
-from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Sampling
-from agents.engines.bytes import ChatByteTokenizer
-from agents.engines.scripted import ScriptedEngine
-from agents.prompting import PromptBuilder
-from agents.trajectory import Layout, StopReason, Trajectory
+from spear_agents.baselines.forms import Method, make_form, wrap_reader
+from spear_agents.baselines.reflexion import Reflexion
+from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Sampling
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import DefaultTemplate
 from tests.agents.corridor import CorridorEnv

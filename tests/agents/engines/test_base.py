@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agents.engines.base import Sampling, derive_seed
+from spear_agents.engines.base import Sampling, derive_seed
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_sampling_refuses_values_out_of_range(wrong: dict[str, float]) -> None:
 
 
 def test_derived_seeds_are_the_same_in_every_process() -> None:
-    code = "from agents.engines.base import derive_seed; print(derive_seed('sokoban/x', 3, 1))"
+    code = "from spear_agents.engines.base import derive_seed; print(derive_seed('sokoban/x', 3, 1))"
     seeds = {
         subprocess.run(
             [sys.executable, "-c", code],

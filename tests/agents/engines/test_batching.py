@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from agents.engines.base import Finish, Generation, Request, Sampling
-from agents.engines.batching import MicroBatcher
+from spear_agents.engines.base import Finish, Generation, Request, Sampling
+from spear_agents.engines.batching import MicroBatcher
 from spear_envs.core.errors import SpearError
 
 FOREVER = 3600.0

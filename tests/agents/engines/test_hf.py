@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from agents.engines.base import Finish, Generation, Request, Sampling  # noqa: E402
-from agents.engines.hf import HFEngine, HFModel, load_tokenizer  # noqa: E402
+from spear_agents.engines.base import Finish, Generation, Request, Sampling  # noqa: E402
+from spear_agents.engines.hf import HFEngine, HFModel, load_tokenizer  # noqa: E402
 from spear_envs.core.errors import SpearError  # noqa: E402
 
 

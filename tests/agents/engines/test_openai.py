@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.engines import openai
-from agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
-from agents.engines.openai import OpenAIEngine, Server, ServerKind
-from agents.engines.replies import Prices
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder
-from agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_agents.engines import openai
+from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
+from spear_agents.engines.replies import Prices
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import GO, Answer, Handler, Script, complete, cut, drip, hang_up, say
 from tests.agents.corridor import CorridorEnv

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
-from agents.episode import play_episode
-from agents.prompting import PromptBuilder
-from agents.trajectory import StopReason, Trajectory
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Sampling
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.stops import StopFinder, cut_at_stop
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.stops import StopFinder, cut_at_stop
 
 CLOSING = ("</search>", "</answer>")
 

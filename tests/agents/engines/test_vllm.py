@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from agents.engines import vllm
-from agents.engines.vllm import VLLMEngine
-from agents.engines.vllm_log import EngineLog
-from agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
-from agents.options import list_playing_options, make_settings
-from agents.settings import EngineKind, EvalSettings
+from spear_agents.engines import vllm
+from spear_agents.engines.vllm import VLLMEngine
+from spear_agents.engines.vllm_log import EngineLog
+from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
+from spear_agents.options import list_playing_options, make_settings
+from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 
 WORKER_DIES = """\
@@ -187,7 +187,7 @@ def test_output_may_stay_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
 def test_vllm_ends_with_the_process_that_owns_it() -> None:
     torch = pytest.importorskip("torch")
     assert torch is not None
-    from agents.engines.vllm_worker import WorkerExtension
+    from spear_agents.engines.vllm_worker import WorkerExtension
 
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     owner, core = subprocess.Popen(sleep), subprocess.Popen(sleep)

@@ -19,7 +19,7 @@ pytest.importorskip("vllm")
 
 import torch
 
-from agents.engines.base import (
+from spear_agents.engines.base import (
     ContextExceededError,
     EngineFault,
     EngineFaultKind,
@@ -28,11 +28,11 @@ from agents.engines.base import (
     Request,
     Sampling,
 )
-from agents.engines.hf import HFModel, load_tokenizer
-from agents.engines.vllm import VLLMEngine
-from agents.prompting import PromptBuilder
-from agents.rollout import Job, play_many
-from agents.trajectory import Trajectory
+from spear_agents.engines.hf import HFModel, load_tokenizer
+from spear_agents.engines.vllm import VLLMEngine
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, play_many
+from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 from tests.agents.leftovers import expect_nothing_left, find_processes

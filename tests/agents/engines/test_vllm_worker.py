@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from agents.engines.vllm_worker import WorkerExtension
+from spear_agents.engines.vllm_worker import WorkerExtension
 
 
 class Packed(torch.nn.Module):

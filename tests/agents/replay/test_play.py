@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.replay.play import Game, Stage
-from agents.replay.runs import Run
-from agents.trajectory import StopReason, TokenKind, read_trajectories
+from spear_agents.replay.play import Game, Stage
+from spear_agents.replay.runs import Run
+from spear_agents.trajectory import StopReason, TokenKind, read_trajectories
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.faults import EnvFault
 from tests.agents.corridor import CorridorEnv

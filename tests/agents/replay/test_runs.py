@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agents.replay.runs import Run
-from agents.trajectory import TokenKind, Trajectory, TrajectoryWriter
+from spear_agents.replay.runs import Run
+from spear_agents.trajectory import TokenKind, Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import HOSTILE
 from tests.agents.test_metrics import train, write_launch

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agents.replay.runs import Run
-from agents.replay.server import PageServer
+from spear_agents.replay.runs import Run
+from spear_agents.replay.server import PageServer
 from spear_envs.core.errors import SpearError
 from tests.agents.replay.conftest import serve
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.base import Served
-from agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
-from agents.replay.runs import Run
-from agents.replay.tokens import open_decoder, split_text
-from agents.trajectory import TokenKind, TrajectoryWriter
+from spear_agents.engines.base import Served
+from spear_agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
+from spear_agents.replay.runs import Run
+from spear_agents.replay.tokens import open_decoder, split_text
+from spear_agents.trajectory import TokenKind, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from tests.agents.test_trajectory import make_trajectory
 

@@ -1,6 +1,6 @@
 import importlib, sys
 
-for name in ("spear_envs", "sandbox", "pytest"):
+for name in ("spear_envs", "spear_sandbox", "pytest"):
     try:
         module = importlib.import_module(name)
         if getattr(module, "__file__", None):

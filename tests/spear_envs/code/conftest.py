@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from sandbox.protocol import Isolation, Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.env import CodeInterpreterEnv
+from spear_sandbox.protocol import Isolation, Limits, Outcome, RunStatus, SandboxFault
 
 
 def make_outcome(stdout: str = "", stderr: str = "", **kwargs: Any) -> Outcome:
@@ -93,7 +93,7 @@ def call(code: Any) -> str:
 @pytest.fixture(scope="session")
 def isolated() -> Callable[..., Outcome]:
     """Runs code in the sandbox of this process; skips where the kernel refuses it."""
-    from sandbox.blocking import open_executor
+    from spear_sandbox.blocking import open_executor
 
     executor = open_executor()
     try:

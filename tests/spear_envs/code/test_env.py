@@ -12,11 +12,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from sandbox.protocol import FaultKind, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_envs.code.env import NOT_RUN
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.testing import check_spear_env
+from spear_sandbox.protocol import FaultKind, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from tests.spear_envs.code.conftest import Subprocess, call, make, make_asking, make_outcome
 
 
@@ -204,7 +204,7 @@ def test_nobody_answers_at_the_address(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_refuses_namespaces_is_a_fault_that_says_what_to_do(tmp_path: Path) -> None:
-    from sandbox.levels import IsolationRefusedError
+    from spear_sandbox.levels import IsolationRefusedError
 
     runner = Subprocess()
     runner.fault = IsolationRefusedError("No isolation holds here: do this.")
@@ -351,7 +351,7 @@ def run_python(code: str) -> str:
 
 
 def test_the_module_is_light_and_starts_no_sandbox() -> None:
-    heavy = ("torch", "sympy", "scipy", "fastapi", "httpx", "math_verify", "pyarrow", "verl", "sandbox.local")
+    heavy = ("torch", "sympy", "scipy", "fastapi", "httpx", "math_verify", "pyarrow", "verl", "spear_sandbox.local")
     code = (
         "import sys, gymnasium, spear_envs; e = gymnasium.make('spear/CodeInterpreter-v0'); e.reset(seed=0);"
         f"print(*[name for name in {heavy!r} if name in sys.modules])"

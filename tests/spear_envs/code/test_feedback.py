@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.protocol import KillReason, Outcome, RunStatus
 from spear_envs.code.feedback import Feedback, render_feedback, truncate_middle
+from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 from tests.spear_envs.code.conftest import make_outcome
 
 EMPTY = "Empty stdout! You might forget to print the answer."

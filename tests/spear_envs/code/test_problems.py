@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from sandbox.protocol import Outcome
 from spear_envs.code.opening import open_tasks
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.problems.generate import list_parameters
 from spear_envs.code.tasks import Problem, normalize_text
 from spear_envs.core.tasks import check_disjoint
+from spear_sandbox.protocol import Outcome
 
 FINGERPRINTS = {
     ("mini", "train"): "3370c0dd3fd734b6",

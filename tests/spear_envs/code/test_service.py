@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.protocol import Limits
+from spear_sandbox.protocol import Limits
 from tests.sandbox.service import RunningService, run_local
 from tests.spear_envs.code.conftest import call, make, make_asking
 

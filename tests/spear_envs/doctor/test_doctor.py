@@ -42,7 +42,7 @@ def make_package(folder: Path, distribution: str | None = None) -> Path:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (info / "top_level.txt").write_text("agents\n")
-        (info / "RECORD").write_text("agents/__init__.py,,\n")
+        (info / "RECORD").write_text("agents/spear_agents/__init__.py,,\n")
     return folder
 
 

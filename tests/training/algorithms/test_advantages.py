@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import discounted_returns, gigpo_advantages, group_advantages, rloo_advantages
+from spear_training.algorithms import discounted_returns, gigpo_advantages, group_advantages, rloo_advantages
 
 
 def tensor(values) -> torch.Tensor:

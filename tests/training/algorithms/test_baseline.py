@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms import BaselineBuffer, StateMismatchError, recalibrate_advantages
+from spear_training.algorithms import BaselineBuffer, StateMismatchError, recalibrate_advantages
 
 finite = st.floats(-1e6, 1e6)
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import calibrate_covariance_bounds, covariance, covariance_clip_mask
+from spear_training.algorithms import calibrate_covariance_bounds, covariance, covariance_clip_mask
 
 
 def random_batch(seed: int, rows: int, tokens: int):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import episode_advantages, gae_advantages, value_loss, whiten_advantages
+from spear_training.algorithms import episode_advantages, gae_advantages, value_loss, whiten_advantages
 
 
 def tensor(values) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms import sequence_entropy, token_entropy
+from spear_training.algorithms import sequence_entropy, token_entropy
 
 
 def test_token_entropy_by_hand() -> None:

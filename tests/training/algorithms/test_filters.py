@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
+from spear_training.algorithms import has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
 
 
 def tensor(values) -> torch.Tensor:

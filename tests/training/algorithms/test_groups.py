@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms import group_statistics
+from spear_training.algorithms import group_statistics
 
 
 def tensor(values) -> torch.Tensor:

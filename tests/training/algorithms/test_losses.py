@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import Aggregation, aggregate_loss, kl_divergence, policy_loss, spear_loss
+from spear_training.algorithms import Aggregation, aggregate_loss, kl_divergence, policy_loss, spear_loss
 
 
 def tensor(values) -> torch.Tensor:

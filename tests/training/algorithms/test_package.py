@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import training.algorithms as algorithms
+import spear_training.algorithms as algorithms
 
 
 def test_exports_exist_and_have_docstrings() -> None:
@@ -15,7 +15,7 @@ def test_exports_exist_and_have_docstrings() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, training.algorithms\n"
+        "import sys, spear_training.algorithms\n"
         "heavy = {'ray', 'verl', 'vllm', 'transformers', 'tensordict', 'agents'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )

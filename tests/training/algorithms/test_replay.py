@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import BaselineBuffer, ReplayBuffer, ReplayEntry, StateMismatchError
+from spear_training.algorithms import BaselineBuffer, ReplayBuffer, ReplayEntry, StateMismatchError
 
 
 def entry(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spear_envs.core.rewards import Schedule, constant, cosine, make_schedule, none
-from training.algorithms import compose_reward, cosine_decay, cosine_warmup, tool_call_reward
+from spear_training.algorithms import compose_reward, cosine_decay, cosine_warmup, tool_call_reward
 
 
 def test_schedules_by_hand() -> None:

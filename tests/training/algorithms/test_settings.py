@@ -6,7 +6,7 @@ import json
 import pytest
 
 from spear_envs.core.errors import SpearError
-from training.algorithms import (
+from spear_training.algorithms import (
     BoundsMode,
     Coupling,
     CovarianceSettings,

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from spear_envs.core.errors import SpearError
-from training.choices import list_choices
-from training.planning.architecture import Architecture, find_architecture
+from spear_training.choices import list_choices
+from spear_training.planning.architecture import Architecture, find_architecture
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 KNOWN: dict[str, dict[str, Any]] = yaml.safe_load(
-    (resources.files("training.planning") / "models.yaml").read_text(encoding="utf-8")
+    (resources.files("spear_training.planning") / "models.yaml").read_text(encoding="utf-8")
 )
 CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3"}
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
+from spear_training.planning.cli import plan
 from tests.agents.test_metrics import write_launch
-from training.planning.cli import plan
 
 GIB = 2**30
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.algorithms import ReplayBuffer, ReplayEntry
-from training.algorithms.settings import SpearSettings
-from training.guidance import RunShape
-from training.planning.step import StepSizes, Texts, count_optimiser_steps, measure_row, size_step
+from spear_training.algorithms import ReplayBuffer, ReplayEntry
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.guidance import RunShape
+from spear_training.planning.step import StepSizes, Texts, count_optimiser_steps, measure_row, size_step
 
 
 def make_entry(step: int, prompt: int = 3, response: int = 4, written: int = 2) -> ReplayEntry:

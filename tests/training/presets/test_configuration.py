@@ -10,11 +10,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from training.algorithms import SpearSettings
-from training.choices import GROUPS, list_choices
-from training.launch import compose_config, read_settings
-from training.presets import FLAVOURS, build_configuration, list_presets, load_preset
-from training.presets.configuration import DERIVED, PATH_OF_KEY
+from spear_training.algorithms import SpearSettings
+from spear_training.choices import GROUPS, list_choices
+from spear_training.launch import compose_config, read_settings
+from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
+from spear_training.presets.configuration import DERIVED, PATH_OF_KEY
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NOT_IN_IT = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training.sft.samples import SampleReader
+from spear_training.sft.samples import SampleReader
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.collect import collect_episodes
-from agents.settings import EngineKind, EvalSettings
-from agents.trajectory import Layout
+from spear_agents.collect import collect_episodes
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
+from spear_training.sft.data import Preparation, prepare_samples
+from spear_training.sft.samples import Overlong, Sample, SampleReader
+from spear_training.sft.store import open_store, write_store
 from tests.agents.test_evaluate import SplitCorridor
 from tests.training.sft.conftest import write_lines
-from training.sft.data import Preparation, prepare_samples
-from training.sft.samples import Overlong, Sample, SampleReader
-from training.sft.store import open_store, write_store
 
 ENV = "spear-test/SftCorridor-v0"
 

@@ -15,13 +15,13 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 from torch.utils.data import DistributedSampler
 
-from agents.collect import collect_episodes
-from agents.engines.hf import HFModel
-from agents.evaluate import run_evaluation
-from agents.metrics import read_history
-from agents.settings import EngineKind, EvalSettings
-from training.sft.store import open_store
-from training.warmstart import PolicyShape, WarmStartSettings, train_policy
+from spear_agents.collect import collect_episodes
+from spear_agents.engines.hf import HFModel
+from spear_agents.evaluate import run_evaluation
+from spear_agents.metrics import read_history
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_training.sft.store import open_store
+from spear_training.warmstart import PolicyShape, WarmStartSettings, train_policy
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from click.testing import CliRunner
 from rich.console import Console
 
-from agents.metrics import METRICS_FOLDER
+from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
-from tests.training.sft.conftest import write_lines
-from training.sft import launch
-from training.sft.data import Preparation
-from training.sft.launch import (
+from spear_training.sft import launch
+from spear_training.sft.data import Preparation
+from spear_training.sft.launch import (
     ModelFacts,
     SftSettings,
     compose_sft,
@@ -27,7 +26,8 @@ from training.sft.launch import (
     read_progress,
     run_sft,
 )
-from training.sft_cli import sft
+from spear_training.sft_cli import sft
+from tests.training.sft.conftest import write_lines
 
 QUIET = Console(quiet=True)
 LINE = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "won": True}
@@ -126,7 +126,7 @@ def test_a_run_is_that_of_its_settings_data_and_model(
 
     monkeypatch.setattr(launch, "supervise_training", train)
     assert run_sft(settings, out, QUIET) == out / "model"
-    assert runs == [("cpu", "training.sft.process")]
+    assert runs == [("cpu", "spear_training.sft.process")]
     report = json.loads((out / "sft.json").read_text())
     assert report["steps"] == 6 and report["losses"][0] == 1.0 and report["samples"]["samples"] == 10
     assert run_sft(settings, out, QUIET) == out / "model" and len(runs) == 1, "it has its steps already"

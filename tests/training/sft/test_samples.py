@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
-from training.sft.samples import Sample, SampleReader, trim
+from spear_training.sft.samples import Sample, SampleReader, trim
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 MASKS = st.lists(st.tuples(st.integers(0, 250), st.integers(0, 1)), min_size=1, max_size=40)

@@ -27,7 +27,7 @@ class RecordMaker:
 
     def row(self, key: str, turn: int, **changes: Any) -> Any:
         """One row of three tokens."""
-        from training.verl_plugin.records import RowRecord
+        from spear_training.verl_plugin.records import RowRecord
 
         values: dict[str, Any] = {
             "prompt_length": 4,
@@ -45,7 +45,7 @@ class RecordMaker:
         self, group: str, sample: int, *, won: bool = False, turns: int = 2, rows: Sequence[dict] = (), **changes: Any
     ) -> Any:
         """An episode of ``turns`` rows; ``rows`` changes single ones (``{}`` leaves one as it is)."""
-        from training.verl_plugin.records import EpisodeRecord
+        from spear_training.verl_plugin.records import EpisodeRecord
 
         edits = [*rows, *({} for _ in range(turns - len(rows)))]
         made = tuple(self.row(f"{group}_{sample}_{n}", n, **edit) for n, edit in enumerate(edits))

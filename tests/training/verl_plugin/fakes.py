@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from training.verl_plugin import queue
-from training.verl_plugin.batch import nest_flat
-from training.verl_plugin.critic import WEIGHT
-from training.verl_plugin.loss import STEERING
+from spear_training.verl_plugin import queue
+from spear_training.verl_plugin.batch import nest_flat
+from spear_training.verl_plugin.critic import WEIGHT
+from spear_training.verl_plugin.loss import STEERING
 
 
 class FakeQueue:

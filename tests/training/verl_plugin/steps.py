@@ -13,14 +13,14 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
+from spear_training.algorithms import SpearSettings, spear_loss
+from spear_training.verl_plugin.batch import RowTokens, build_columns, nest_flat
+from spear_training.verl_plugin.loss import actor_loss
+from spear_training.verl_plugin.plan import PlannedRow
+from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.state import SpearState
+from spear_training.verl_plugin.update import ActorUpdater, FreshRows, Replay
 from tests.training.verl_plugin.fakes import FakeQueue
-from training.algorithms import SpearSettings, spear_loss
-from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
-from training.verl_plugin.loss import actor_loss
-from training.verl_plugin.plan import PlannedRow
-from training.verl_plugin.queue import StepQueue
-from training.verl_plugin.state import SpearState
-from training.verl_plugin.update import ActorUpdater, FreshRows, Replay
 
 VOCABULARY, SCALE, RATE, GAMMA = 13, 6.0, 0.7, 0.3
 PAD = 12

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms import Aggregation, aggregate_loss
-from training.verl_plugin.batch import (
+from spear_training.algorithms import Aggregation, aggregate_loss
+from spear_training.verl_plugin.batch import (
     TOKEN_COLUMNS,
     Deal,
     RowTokens,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from spear_envs.core.errors import SpearError
+from spear_training.verl_plugin.update import Replay
 from tests.training.verl_plugin.steps import GAMMA, LAYOUTS, RATE, Step, choose
-from training.verl_plugin.update import Replay
 
 
 class Disagreement:

@@ -15,16 +15,16 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from spear_training.algorithms import SpearSettings, aggregate_loss, gae_advantages, value_loss
+from spear_training.verl_plugin import critic
+from spear_training.verl_plugin.batch import RowTokens, build_columns, nest_flat
+from spear_training.verl_plugin.critic import CriticUpdater, ValueTargets, critic_loss
+from spear_training.verl_plugin.plan import PlannedRow
+from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.state import SpearState
+from spear_training.verl_plugin.update import FreshRows
 from tests.training.verl_plugin.fakes import FakeQueue
 from tests.training.verl_plugin.steps import run_minibatches
-from training.algorithms import SpearSettings, aggregate_loss, gae_advantages, value_loss
-from training.verl_plugin import critic
-from training.verl_plugin.batch import RowTokens, build_columns, nest_flat
-from training.verl_plugin.critic import CriticUpdater, ValueTargets, critic_loss
-from training.verl_plugin.plan import PlannedRow
-from training.verl_plugin.queue import StepQueue
-from training.verl_plugin.state import SpearState
-from training.verl_plugin.update import FreshRows
 
 VOCABULARY, RATE = 9, 0.5
 EPISODES = ((2, 1.1), (3, -0.9), (1, 0.7))

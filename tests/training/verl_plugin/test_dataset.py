@@ -9,7 +9,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
-from training.verl_plugin.dataset import TaskDataset
+from spear_training.verl_plugin.dataset import TaskDataset
 
 
 def open_tasks(split: str = "valid", *, max_samples: int = -1, **env: Any) -> TaskDataset:

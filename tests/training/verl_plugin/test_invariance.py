@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from torch import nn
 from verl.utils import tensordict_utils as tu
 
-from training.algorithms import SpearSettings
-from training.verl_plugin.batch import RowTokens, build_columns, deal_rows, nest_flat, weigh_rows
-from training.verl_plugin.loss import STEERING, actor_loss
+from spear_training.algorithms import SpearSettings
+from spear_training.verl_plugin.batch import RowTokens, build_columns, deal_rows, nest_flat, weigh_rows
+from spear_training.verl_plugin.loss import STEERING, actor_loss
 
 ROWS, PADDING = 11, 1
 VOCABULARY = 13

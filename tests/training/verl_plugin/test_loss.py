@@ -1,4 +1,4 @@
-"""The executable specification of an update: verl's workers compute ``training.algorithms.spear_loss``."""
+"""The executable specification of an update: verl's workers compute ``spear_training.algorithms.spear_loss``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from training.algorithms import Estimator, SpearSettings, kl_divergence, spear_loss
-from training.verl_plugin.batch import RowTokens, build_columns, nest_flat, weigh_rows
-from training.verl_plugin.loss import (
+from spear_training.algorithms import Estimator, SpearSettings, kl_divergence, spear_loss
+from spear_training.verl_plugin.batch import RowTokens, build_columns, nest_flat, weigh_rows
+from spear_training.verl_plugin.loss import (
     ADVANTAGES,
     REFERENCE,
     STEERING,

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from agents.trajectory import StopReason
-from training.algorithms import SpearSettings
-from training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
-from training.verl_plugin.plan import plan_update
+from spear_agents.trajectory import StopReason
+from spear_training.algorithms import SpearSettings
+from spear_training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards
+from spear_training.verl_plugin.plan import plan_update
 
 
 def make_step(make: Any) -> list[Any]:

@@ -10,7 +10,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 
-from training.algorithms import (
+from spear_training.algorithms import (
     SpearSettings,
     compose_reward,
     gigpo_advantages,
@@ -18,7 +18,7 @@ from training.algorithms import (
     rloo_advantages,
     tool_call_reward,
 )
-from training.verl_plugin.plan import EpisodeReward, UpdatePlan, plan_update, reward_episode
+from spear_training.verl_plugin.plan import EpisodeReward, UpdatePlan, plan_update, reward_episode
 
 LIMIT = 8
 

@@ -7,7 +7,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 from verl.plugin.platform import PlatformBase
 
-from training.verl_plugin.platform import PlatformCPU
+from spear_training.verl_plugin.platform import PlatformCPU
 
 
 def test_the_platform_is_whole() -> None:

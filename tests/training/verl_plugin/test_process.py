@@ -14,9 +14,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from training.launch import CONFIG_FILE, compose_config
-from training.supervise import VARIABLES
-from training.verl_plugin import process
+from spear_training.launch import CONFIG_FILE, compose_config
+from spear_training.supervise import VARIABLES
+from spear_training.verl_plugin import process
 
 Run = Callable[..., Any]
 
@@ -72,14 +72,14 @@ def test_a_cluster_that_runs_is_not_told_what_its_nodes_have(launch: Any, monkey
 def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "training.verl_plugin")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "spear_training.verl_plugin")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     seen: list[Any] = []
     # What the user asked for stays, and wins.
     launch(seen.append, ("+ray_kwargs.ray_init.runtime_env.env_vars={NCCL_DEBUG: INFO, OMP_NUM_THREADS: '4'}",))
     variables = OmegaConf.to_container(seen[0].ray_kwargs.ray_init.runtime_env.env_vars)
     assert variables == {
-        "VERL_USE_EXTERNAL_MODULES": "training.verl_plugin",
+        "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         "OMP_NUM_THREADS": "4",
         "NCCL_DEBUG": "INFO",
     }

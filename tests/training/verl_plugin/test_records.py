@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-from agents.engines.base import Finish
-from agents.trajectory import Layout, StopReason, Trajectory, Turn
-from training.verl_plugin.records import EpisodeRecord, record_episode
+from spear_agents.engines.base import Finish
+from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
+from spear_training.verl_plugin.records import EpisodeRecord, record_episode
 
 
 def make_turn(number: int, **changes: Any) -> Turn:

@@ -10,11 +10,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 
-from agents.engines.base import Finish, Generation, Request, Sampling
-from training.rollouts import HF
-from training.verl_plugin import rollout_servers
-from training.verl_plugin.rollout_hf import HFServer, HFWeightSender
-from training.verl_plugin.rollout_servers import name_server
+from spear_agents.engines.base import Finish, Generation, Request, Sampling
+from spear_training.rollouts import HF
+from spear_training.verl_plugin import rollout_servers
+from spear_training.verl_plugin.rollout_hf import HFServer, HFWeightSender
+from spear_training.verl_plugin.rollout_servers import name_server
 
 SERVER: Any = HFServer.__ray_metadata__.modified_class
 """The class behind the Ray actor."""

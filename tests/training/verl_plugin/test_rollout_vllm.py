@@ -13,11 +13,11 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 
-from agents.engines.base import Finish, Generation, Sampling
-from agents.engines.vllm_options import VLLMOptions
-from training.verl_plugin import rollout_servers, rollout_vllm
-from training.verl_plugin.rollout_servers import close_servers
-from training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
+from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.vllm_options import VLLMOptions
+from spear_training.verl_plugin import rollout_servers, rollout_vllm
+from spear_training.verl_plugin.rollout_servers import close_servers
+from spear_training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
 
 ACTOR: Any = VLLMServer
 SERVER: Any = ACTOR.__ray_metadata__.modified_class

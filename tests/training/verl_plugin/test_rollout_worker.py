@@ -13,15 +13,15 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
-from agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
-from agents.engines.batching import MicroBatcher
-from agents.engines.bytes import ByteTokenizer
-from agents.engines.scripted import ScriptedEngine
-from agents.trajectory import Layout
+from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Request, Sampling
+from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from training.environments import EnvironmentSettings
-from training.verl_plugin import rollout_worker
-from training.verl_plugin.rollout_worker import (
+from spear_training.environments import EnvironmentSettings
+from spear_training.verl_plugin import rollout_worker
+from spear_training.verl_plugin.rollout_worker import (
     CountingEngine,
     EpisodeOrder,
     Rollout,

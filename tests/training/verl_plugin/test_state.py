@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from spear_envs.core.errors import SpearError
-from training.algorithms import ReplayEntry, SpearSettings
-from training.checkpoints import STATE, TENSORS
-from training.verl_plugin.batch import deal_rows
-from training.verl_plugin.state import SpearState
+from spear_training.algorithms import ReplayEntry, SpearSettings
+from spear_training.checkpoints import STATE, TENSORS
+from spear_training.verl_plugin.batch import deal_rows
+from spear_training.verl_plugin.state import SpearState
 
 
 def choose(**nodes: Any) -> SpearSettings:
@@ -165,7 +165,7 @@ def test_a_save_that_breaks_off_leaves_the_file_of_before(tmp_path: Path, monkey
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("training.checkpoints.save_file", break_off)
+    monkeypatch.setattr("spear_training.checkpoints.save_file", break_off)
     with pytest.raises(OSError, match="No space left"):
         state.save(tmp_path, {})
     assert (tmp_path / TENSORS).read_bytes() == before

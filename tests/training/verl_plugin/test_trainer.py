@@ -16,20 +16,20 @@ import numpy as np
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
-from agents.trajectory import read_trajectories
+from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from spear_training.algorithms import Estimator, SpearSettings
+from spear_training.checkpoints import BEST, STATE, read_best
+from spear_training.environments import EnvironmentSettings
+from spear_training.recording import EpisodeRecorder, RecordSettings
+from spear_training.verl_plugin.plan import PlannedRow
+from spear_training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
+from spear_training.verl_plugin.state import SpearState
+from spear_training.verl_plugin.trainer import SpearTrainer
+from spear_training.verl_plugin.update import FreshRows, Replay
 from tests.agents.test_metrics import train, write_launch
 from tests.training.test_recording import make_episode
-from training.algorithms import Estimator, SpearSettings
-from training.checkpoints import BEST, STATE, read_best
-from training.environments import EnvironmentSettings
-from training.recording import EpisodeRecorder, RecordSettings
-from training.verl_plugin.plan import PlannedRow
-from training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
-from training.verl_plugin.state import SpearState
-from training.verl_plugin.trainer import SpearTrainer
-from training.verl_plugin.update import FreshRows, Replay
 
 
 class FakeRollouts:

@@ -1,5 +1,5 @@
-"""A step's updates from end to end: what the parameters are afterwards is what :func:`training.algorithms.spear_loss`
-says of the same rows.
+"""A step's updates from end to end: what the parameters are afterwards is what
+:func:`spear_training.algorithms.spear_loss` says of the same rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import numpy as np
 import torch
 
+from spear_training.algorithms import Estimator, calibrate_covariance_bounds
+from spear_training.verl_plugin.update import FreshRows, Replay
 from tests.training.verl_plugin.steps import GAMMA, LAYOUTS, RATE, SCALE, VOCABULARY, Step, choose
-from training.algorithms import Estimator, calibrate_covariance_bounds
-from training.verl_plugin.update import FreshRows, Replay
 
 MODES = ["seq-mean-token-sum-norm", "seq-mean-token-mean", "token-mean"]
 TERMS = {

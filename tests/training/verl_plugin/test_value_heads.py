@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils.import_utils import is_trl_available
 
-import training.verl_plugin  # noqa: F401  (what is tested)
+import spear_training.verl_plugin  # noqa: F401  (what is tested)
 
 
 def test_a_model_is_built_beside_a_trl_without_value_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

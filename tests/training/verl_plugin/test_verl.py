@@ -17,8 +17,8 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import verl
 
-import training.verl_plugin  # registers everything  # noqa: F401
-from training.verl_check import METHODS, NAMES, TEXTS, find_fault
+import spear_training.verl_plugin  # registers everything  # noqa: F401
+from spear_training.verl_check import METHODS, NAMES, TEXTS, find_fault
 
 
 def test_the_version_is_the_one_the_plugin_was_written_for() -> None:
@@ -57,7 +57,7 @@ def test_everything_is_registered_under_its_name() -> None:
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from training.verl_plugin import platform, rollout_hf, rollout_vllm, trainer, workers
+    from spear_training.verl_plugin import platform, rollout_hf, rollout_vllm, trainer, workers
 
     assert PlatformRegistry._platforms["cpu"] is platform.PlatformCPU
     assert get_trainer_cls("spear") is trainer.SpearTrainer
@@ -74,26 +74,26 @@ def test_everything_is_registered_under_its_name() -> None:
 
 
 def test_the_configuration_names_classes_that_exist() -> None:
-    from training.launch import compose_config
+    from spear_training.launch import compose_config
 
     config = compose_config((), Path("x"), check=False)
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
     module, _, attribute = name.rpartition(".")
     assert getattr(import_module(module), attribute).__name__ == "RolloutManager"
     assert config.data.custom_cls.path == "pkg://training.verl_plugin.dataset"
-    assert import_module("training.verl_plugin.dataset").TaskDataset.__name__ == config.data.custom_cls.name
+    assert import_module("spear_training.verl_plugin.dataset").TaskDataset.__name__ == config.data.custom_cls.name
 
 
 def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process(tmp_path: Path) -> None:
     # As a Ray actor does: it unpickles a class of ours, which enters a submodule of the plugin before verl is imported.
     # The last call is the one that verl's own worker makes.
     code = (
-        "import training.verl_plugin.workers as w; from verl.plugin.platform import get_platform; "
+        "import spear_training.verl_plugin.workers as w; from verl.plugin.platform import get_platform; "
         "from verl.workers import engine_workers; engine_workers.initialize_global_process_group_ray(); "
         "from torch import distributed; "
         "print(get_platform().communication_backend_name(), w.SpearTrainingWorker.__name__, distributed.get_backend())"
     )
-    variables = {"VERL_USE_EXTERNAL_MODULES": "training.verl_plugin", "VERL_PLATFORM": "cpu"}
+    variables = {"VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin", "VERL_PLATFORM": "cpu"}
     environment = {**os.environ, **variables, "DIST_INIT_METHOD": f"file://{tmp_path / 'group'}"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, timeout=300

@@ -14,13 +14,13 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import torch
 from verl.utils import tensordict_utils as tu
 
-from agents.engines.hf import HFModel
-from agents.engines.vision import pack_pictures
+from spear_agents.engines.hf import HFModel
+from spear_agents.engines.vision import pack_pictures
+from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.vision import PICTURES, add_vision_inputs
+from spear_training.verl_plugin.workers import CpuLanguageModelEngine
 from tests.training.test_warmstart_vision import show
-from training.verl_plugin.batch import RowTokens, build_columns
-from training.verl_plugin.queue import StepQueue
-from training.verl_plugin.vision import PICTURES, add_vision_inputs
-from training.verl_plugin.workers import CpuLanguageModelEngine
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import TrainingWorker
 
 from spear_envs.core.errors import SpearError
-from training.verl_plugin.batch import RowTokens, build_columns
-from training.verl_plugin.workers import (
+from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.verl_plugin.workers import (
     CpuLanguageModelEngine,
     CpuValueModelEngine,
     SpearActorRolloutRefWorker,

@@ -1,0 +1,169 @@
+"""I/O and ReAct: what a model is asked to write, and how that becomes a response of the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import gymnasium as gym
+
+from spear_agents.prompting import disarm_places
+from spear_envs.core.parsing import ResponseParser
+from spear_envs.core.prompts import PromptContext, PromptTemplate
+
+DIRECT = "Answer with the action alone, written as the task wants it: no reasoning, no <think> and no <action> tags."
+"""What I/O asks for."""
+STEPWISE = """\
+Reason before you act. Answer in this form, without <think> or <action> tags, and stop after the action:
+Thought: your reasoning about the situation and the next step
+Action: the one action to take now, written as the task wants it"""
+"""What ReAct asks for."""
+_AGAIN = "Go on with Thought: and Action:, one of each."
+_ACTION_TAG = re.compile(r"<action>(.*?)(?:</action>|\Z)", re.DOTALL)
+_TAG = re.compile(r"</?(?:think|action)>")
+_ACTION = re.compile(r"(?:^|\n)[ \t>*#]*Action(?: \d+)?[*]*:[*]*", re.IGNORECASE)
+_NEXT = re.compile(r"\n[ \t>*#]*(?:Observation|Thought)(?: \d+)?[*]*:", re.IGNORECASE)
+_THOUGHT = re.compile(r"\A[\s>*#]*Thought(?: \d+)?[*]*:[*]*", re.IGNORECASE)
+
+Read = Callable[[str, ResponseParser], str]
+"""What a model wrote, the environment's parser -> a response in the environment's own form."""
+
+
+class Method(str, Enum):
+    """How a model is prompted."""
+
+    PLAIN = "plain"
+    """The environment's own template, as policies are trained with it."""
+    IO = "io"
+    """The action alone, without reasoning (the paper's I/O)."""
+    REACT = "react"
+    """A thought, then an action; the whole episode is one conversation (Yao et al. 2023), without examples."""
+    REFLEXION = "reflexion"
+    """ReAct in several trials of a task, with what the model wrote about its failures (Shinn et al. 2023)."""
+
+
+@dataclass(frozen=True)
+class FormTemplate:
+    """An environment's template with another form of the response.
+
+    The line that holds the parser's hint gives way to ``form``; where there is none, ``form`` is put behind the text.
+
+    Args:
+        base: the environment's template.
+        hint: of its parser.
+        form: what is asked for; in later messages of a conversation ``reminder``.
+        memory: what was learned in earlier trials; stands in front of the first message.
+    """
+
+    base: PromptTemplate
+    hint: str
+    form: str
+    reminder: str
+    memory: tuple[str, ...] = ()
+    name: str = "form"
+    token_pattern: str | None = None
+
+    def system(self) -> str | None:
+        """The base's."""
+        return self.base.system()
+
+    def render(self, context: PromptContext) -> str:
+        """The base's text with the other form, behind what is remembered."""
+        text = _restate(self.base.render(context), self.hint, self.form)
+        if not self.memory:
+            return text
+        learned = "\n".join(f"{number}. {entry}" for number, entry in enumerate(self.memory, 1))
+        return f"Earlier trials of this very task failed. What you noted after them:\n{learned}\n\n{text}"
+
+    def follow_up(self, context: PromptContext) -> str:
+        """What the environment shows, and a reminder of the form."""
+        shown = _restate(self.base.follow_up(context), self.hint, self.reminder).strip("\n")
+        return f"Observation: {shown}" if self.form is STEPWISE else shown
+
+    def respond(self, action: str, think: str = "") -> str:
+        """The response that the form asks for."""
+        return f"Thought: {think}\nAction: {action}" if self.form is STEPWISE else action
+
+    def remember(self, memory: tuple[str, ...]) -> FormTemplate:
+        """The same with another memory, whose words mark no picture's place."""
+        return replace(self, memory=tuple(map(disarm_places, memory)))
+
+
+def make_form(method: Method, base: PromptTemplate, parser: ResponseParser) -> FormTemplate:
+    """The template of a method other than ``plain``."""
+    if method is Method.IO:
+        return FormTemplate(base, parser.hint, DIRECT, DIRECT, name="io")
+    return FormTemplate(base, parser.hint, STEPWISE, _AGAIN, name="react")
+
+
+def _restate(text: str, hint: str, form: str) -> str:
+    """``text`` with the lines of ``hint`` replaced by ``form``."""
+    at = text.rfind(hint)
+    if at < 0:
+        return f"{text.rstrip()}\n\n{form}"
+    start = text.rfind("\n", 0, at) + 1
+    return text[:start] + form + text[at + len(hint) :]
+
+
+def read_direct(text: str, parser: ResponseParser) -> str:
+    """A response with the action that stands alone in ``text``; what is one already, or cannot be read, as it is."""
+    if parser.parse(text).format_ok:
+        return text
+    tagged = _ACTION_TAG.search(text)
+    action = _cut_action(_TAG.sub("", tagged[1] if tagged else _ACTION.sub("", text, count=1)))
+    return _compose(action, "", text, parser)
+
+
+def read_stepwise(text: str, parser: ResponseParser) -> str:
+    """A response with the first thought and action of ``text``; what is one already, or cannot be read, as it is.
+
+    What follows the action, such as observations that the model invented, is not played.
+    """
+    if parser.parse(text).format_ok:
+        return text
+    found = _ACTION.search(text)
+    if found is None:
+        return text
+    thought = _TAG.sub("", _THOUGHT.sub("", text[: found.start()])).strip()
+    rest = text[found.end() :]
+    further = _NEXT.search(rest)
+    return _compose(_cut_action(_TAG.sub("", rest[: further.start()] if further else rest)), thought, text, parser)
+
+
+def _compose(action: str, thought: str, text: str, parser: ResponseParser) -> str:
+    if not action:
+        return text
+    return action if parser.parse(action).format_ok else parser.respond(action, thought)
+
+
+def _cut_action(text: str) -> str:
+    """The first line, or all of it where it begins code or a tag."""
+    text = text.strip()
+    if text.startswith(("```", "<")):
+        return text
+    line = text.partition("\n")[0].strip()
+    quoted = len(line) > 1 and line[0] == line[-1] and line[0] in "'\"`"
+    return line[1:-1].strip() if quoted else line
+
+
+class FormReader(gym.Wrapper[Any, Any, Any, Any]):
+    """Lets an environment take responses of another form."""
+
+    def __init__(self, env: gym.Env[Any, Any], read: Read) -> None:
+        super().__init__(env)
+        self._read = read
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps with the response in the environment's own form."""
+        core: Any = self.env.unwrapped
+        return self.env.step(self._read(action, core.parser))
+
+
+def wrap_reader(method: Method, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """The environment as a policy of this method plays it."""
+    if method is Method.PLAIN:
+        return env
+    return FormReader(env, read_direct if method is Method.IO else read_stepwise)

@@ -1,0 +1,195 @@
+"""``spear eval``: how good is a policy, on which tasks, and how sure is that."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from spear_agents.evaluate import SUMMARY, Evaluation, Observer, play_baseline, run_evaluation, write_summary
+from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_agents.settings import EngineKind
+from spear_agents.statistics import Part
+from spear_agents.tables import format_latex
+from spear_agents.trajectory import StopReason, Trajectory
+from spear_envs.core.errors import SpearError
+
+
+class Form(str, Enum):
+    """How figures are written."""
+
+    TABLE = "table"
+    """For people."""
+    JSON = "json"
+    """The summary, for programs."""
+    LATEX = "latex"
+    """A row of the paper's table."""
+
+
+@click.command("eval")
+@click.argument("env_id", metavar="ENV")
+@join_options(*list_playing_options())
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
+@click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
+@click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
+@click.option("--row-name", help="Name of the row in LaTeX.")
+@click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
+def evaluate(
+    env_id: str,
+    out: Path | None,
+    baselines: bool,
+    form: str,
+    row_name: str | None,
+    intervals: bool,
+    concurrency: int,
+    **options: Any,
+) -> None:
+    """Evaluate a policy on ENV, for instance spear/Sokoban-v0.
+
+    Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
+    command again plays only what is missing, and what a fault cut short.
+    """
+    settings = make_settings(env_id, options)
+    console = Console()
+    others: dict[str, Part] = {}
+    missing: list[str] = []
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
+        evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
+        for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
+            try:
+                others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
+            except SpearError as error:  # a random policy, say, where actions cannot be listed
+                missing.append(f"no baseline {kind.value}: {error}")
+    if out is not None and others:
+        write_summary(out, evaluation, others)
+    if form == Form.JSON:
+        click.echo(json.dumps(evaluation.to_json(others), indent=2))
+    elif form == Form.LATEX:
+        click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells, intervals=intervals))
+    else:
+        show_evaluation(console, evaluation, others, out)
+    for sentence in missing:
+        click.echo(sentence, err=True)
+
+
+def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
+    """Prints the tables and what they rest on."""
+    console.print(make_table(evaluation, others))
+    console.print(make_paper_table(evaluation))
+    usage = evaluation.usage
+    if usage.requests:
+        cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
+        uncounted = f", {usage.uncounted:,} responses without counts" if usage.uncounted else ""
+        console.print(
+            f"{usage.requests:,} requests, {usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion "
+            f"tokens{cost}{uncounted}",
+            soft_wrap=True,
+        )
+    if usage.dropped_turns:
+        console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
+    cut = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)
+    if cut:
+        console.print(f"{cut:,} episodes ended because their prompt grew too long (--overlong)", soft_wrap=True)
+    if evaluation.overall.faults:
+        again = " The same command plays them again." if out is not None else ""
+        console.print(f"{evaluation.overall.faults} episodes were cut short by a fault.{again}", soft_wrap=True)
+    console.print(f"tasks {evaluation.fingerprint}", soft_wrap=True)
+    if out is not None:
+        console.print(f"episodes and figures: {out / SUMMARY}", soft_wrap=True)
+
+
+@contextmanager
+def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
+    """A progress bar with the share of episodes won so far, on a terminal."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[won]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task(title, total=None, won="")
+        wins = played = faults = 0
+
+        def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
+            nonlocal wins, played, faults
+            if trajectory is not None:
+                faults += trajectory.fault is not None
+                played += trajectory.fault is None
+                wins += trajectory.won
+            share = f"won {wins / played:.1%}" if played else ""
+            progress.update(bar, completed=done, total=total, won=share + (f", {faults} faults" if faults else ""))
+
+        yield observe
+
+
+def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
+    """Success by subtask, all tasks together and the baselines.
+
+    ``score`` is 100 times the benchmark's own; ``form %`` the share of well-formed turns, ``valid %`` of those whose
+    action did something.
+    """
+    settings = evaluation.settings
+    table = _start_table(
+        f"{settings.env_id} {settings.split}, {evaluation.row_name}, temperature {settings.temperature:g}"
+    )
+    table.add_column("subtask", no_wrap=True)
+    for name in ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, part in evaluation.subtasks.items():
+        table.add_row(name, *_cells(part))
+    table.add_section()
+    table.add_row("all", *_cells(evaluation.overall), style="bold")
+    for name, part in others.items():
+        table.add_row(f"({name})", *_cells(part))
+    return table
+
+
+def make_paper_table(evaluation: Evaluation) -> Table:
+    """The environment's columns in the paper, and pass@k where tasks were played more than once."""
+    passes = {f"pass@{k}": found for k, found in evaluation.overall.pass_at.items() if k > 1}
+    cells = {cell.heading: cell.estimate for cell in evaluation.cells}
+    table = _start_table("as in the paper")
+    figures = []
+    for heading, estimate in (cells | passes).items():
+        table.add_column(heading, justify="right", no_wrap=True)
+        figures.append("–" if estimate is None else f"{100 * estimate.mean:.1f}")
+    table.add_row(*figures)
+    return table
+
+
+def _start_table(title: str) -> Table:
+    return Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
+
+
+def _cells(part: Part) -> list[str]:
+    success = part.success
+    if success is None:
+        return ["0", "0", *["–"] * 6, str(part.faults)]
+    low, high = 100 * max(0.0, success.low), 100 * min(1.0, success.high)
+    interval = f"{low:.1f}–{high:.1f}" if math.isfinite(success.low) else "–"
+    return [
+        str(success.tasks),
+        str(part.episodes),
+        f"{100 * success.mean:.1f}",
+        interval,
+        f"{100 * part.score:.1f}",
+        f"{part.turns:.1f}",
+        f"{100 * part.format_ok:.1f}",
+        f"{100 * part.action_ok:.1f}",
+        str(part.faults),
+    ]

@@ -1,0 +1,213 @@
+"""Episodes of an expert or a model as data to fine-tune on: messages, and tokens with their loss mask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from spear_agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
+from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.episode import play_episode
+from spear_agents.evaluate import Observer, choose_template, run_evaluation
+from spear_agents.files import draft_file
+from spear_agents.prompting import PromptBuilder, Tokenizer
+from spear_agents.settings import EvalSettings
+from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.prompts import IMAGE, RunningTemplate
+
+FOLDER_SUFFIX = ".episodes"
+"""Behind the file's name: the folder of the episodes it was made of."""
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What was collected.
+
+    Attributes:
+        episodes: played ones.
+        kept: those that the file holds.
+        samples: lines of the file.
+        unrepeatable: episodes left out because the environment answered otherwise when they were played again.
+    """
+
+    episodes: int
+    kept: int
+    samples: int
+    unrepeatable: int
+
+
+def collect_episodes(
+    settings: EvalSettings,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    keep_lost: bool = False,
+    concurrency: int = 128,
+    observer: Observer | None = None,
+) -> Collection:
+    """Plays the tasks of ``settings`` (by default of the first split) and writes the won episodes to ``out``.
+
+    The episodes are kept in a folder beside the file, so that an interrupted run goes on where it was.  The file is
+    written in the end, in the order of the tasks: the same settings give the same bytes.  A line is a turn
+    (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
+    ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
+
+    Args:
+        tokenizer: Hugging Face folder whose tokens are wanted. Default: those that a local model sampled.
+        keep_lost: lost episodes too; those that a fault cut short never.
+
+    Raises:
+        SpearError: as :func:`~spear_agents.evaluate.run_evaluation`; observations that are pictures; nothing was won.
+    """
+    settings = replace(settings, split=settings.split or find_splits(settings.env_id)[0])
+    folder = out.with_name(out.name + FOLDER_SUFFIX)
+    evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer)
+    settings = evaluation.settings
+    kept = [t for t in evaluation.trajectories if t.stop is not StopReason.FAULT and (t.won or keep_lost)]
+    if not kept:
+        raise SpearError(f"none of {len(evaluation.trajectories)} episodes was won: nothing to write to {out}")
+    with ExitStack() as stack:
+        env = make_env(settings.env_id, settings.split or "", settings.env_kwargs)
+        stack.callback(env.close)
+        writer = _SampleMaker(env, settings, tokenizer)
+        samples = _write_lines(out, writer.make_samples(kept))
+    return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
+
+
+class _SampleMaker:
+    """Turns episodes into lines; plays them again where their record lacks messages or the tokens wanted."""
+
+    def __init__(self, env: gym.Env[Any, Any], settings: EvalSettings, tokenizer: str | None) -> None:
+        self._env = wrap_reader(settings.method, env)
+        self._settings = settings
+        core: Any = env.unwrapped
+        template = choose_template(env, settings.template or "")
+        words = template if settings.method is Method.PLAIN else make_form(settings.method, template, core.parser)
+        self._bytes = ChatByteTokenizer()
+        self._messages = self._make_builder(self._bytes, words)
+        self._tokens: PromptBuilder | None = None
+        self.is_sampled = settings.engine.has_folder and tokenizer in (None, settings.model)
+        """The record's own tokens are those wanted."""
+        if tokenizer is not None and not self.is_sampled:
+            from spear_agents.engines.hf import load_tokenizer
+
+            self._tokens = self._make_builder(load_tokenizer(tokenizer), words)
+        self.joined = isinstance(words, RunningTemplate) and settings.layout is Layout.CONVERSATION
+        self.unrepeatable = 0
+
+    def _make_builder(self, tokenizer: Tokenizer, words: Any) -> PromptBuilder:
+        return PromptBuilder(tokenizer, words, self._settings.layout or Layout.PER_TURN, self._settings.history)
+
+    def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
+        """The lines of all episodes."""
+        for trajectory in trajectories:
+            told = trajectory if trajectory.tokens is TokenKind.BYTES else self._replay(trajectory, self._messages)
+            tokens = trajectory if self.is_sampled else None
+            if self._tokens is not None:
+                tokens = self._replay(trajectory, self._tokens)
+            if told is None or (tokens is None and self._tokens is not None):
+                self.unrepeatable += 1
+                continue
+            yield from _join_samples(read_messages(told), tokens, trajectory, self.joined)
+
+    def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
+        """The episode played again with other tokens; None where the environment showed something else."""
+        if isinstance(prompts.template, FormTemplate):
+            prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
+        again = asyncio.run(
+            play_episode(
+                self._env,
+                _Player(trajectory, prompts.tokenizer),
+                prompts,
+                task_id=trajectory.task_id,
+                sampling=Sampling(),
+                seed=trajectory.seed,
+                env_id=trajectory.env_id,
+            )
+        )
+        seen, shown = ([turn.observation for turn in t.turns] for t in (trajectory, again))
+        return again if seen == shown and again.won == trajectory.won else None
+
+
+class _Player:
+    """An engine that gives the responses of an episode once more."""
+
+    def __init__(self, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
+        self._turns = iter(trajectory.turns)
+        self._tokenizer = tokenizer
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        turn = next(self._turns, None)
+        if turn is None:
+            return Generation((), (), Finish.LENGTH)
+        ids = list(self._tokenizer.encode(turn.response, add_special_tokens=False))
+        if turn.finish is Finish.STOP and self._tokenizer.eos_token_id is not None:
+            ids.append(self._tokenizer.eos_token_id)
+        return Generation(tuple(ids), (0.0,) * len(ids), turn.finish)
+
+
+def read_messages(trajectory: Trajectory) -> list[list[Message]]:
+    """The messages of each line of an episode whose ids are bytes with roles; the last one is the policy's.
+
+    A conversation that runs on within the assistant's message is one such message, the environment's words included:
+    only its ``loss_mask`` tells them apart.
+    """
+    codec = ChatByteTokenizer()
+    if trajectory.layout is Layout.PER_TURN:
+        return [
+            [*codec.read_messages(turn.prompt_ids), {"role": "assistant", "content": turn.response}]
+            for turn in trajectory.turns
+        ]
+    ids = [token for turn in trajectory.turns for token in (*turn.prompt_ids, *turn.response_ids)]
+    return [codec.read_messages(ids)] if ids else []
+
+
+def _join_samples(
+    dialogues: list[list[Message]], tokens: Trajectory | None, trajectory: Trajectory, joined: bool
+) -> Iterator[dict[str, Any]]:
+    rows = tokens.rows() if tokens is not None else [None] * len(dialogues)
+    for number, (messages, row) in enumerate(zip(dialogues, rows, strict=True)):
+        if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
+            raise SpearError(f"{trajectory.env_id} shows pictures, which messages cannot hold: use --env modality=text")
+        sample: dict[str, Any] = {
+            "env_id": trajectory.env_id,
+            "task_id": trajectory.task_id,
+            "subtask": trajectory.subtask,
+            "fingerprint": trajectory.fingerprint,
+            "seed": trajectory.seed,
+            "turn": number if trajectory.layout is Layout.PER_TURN else None,
+            "won": trajectory.won,
+            "score": trajectory.score,
+            "messages": messages,
+        }
+        if joined:  # the environment's words stand in the policy's one message: only a mask tells them apart
+            sample["joined"] = True
+        if row is not None:
+            sample["input_ids"] = [*row.prompt_ids, *row.response_ids]
+            sample["loss_mask"] = [0] * len(row.prompt_ids) + list(row.response_mask)
+        yield sample
+
+
+def _write_lines(path: Path, samples: Iterator[dict[str, Any]]) -> int:
+    """Writes JSON lines under a temporary name and renames them; returns their number."""
+    count = 0
+    with draft_file(path) as draft, draft.open("w", encoding="ascii") as file:
+        for sample in samples:
+            file.write(json.dumps(sample, separators=(",", ":")) + "\n")
+            count += 1
+    return count

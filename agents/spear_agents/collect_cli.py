@@ -1,0 +1,39 @@
+"""``spear collect``: data to fine-tune on, from an environment's expert or from a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from spear_agents.cli import watch_episodes
+from spear_agents.collect import FOLDER_SUFFIX, collect_episodes
+from spear_agents.options import join_options, list_playing_options, make_settings
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="File of JSON lines to write.")
+@click.option("--tokenizer", help="Hugging Face folder: also write input_ids and loss_mask of its tokenizer.")
+@click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
+@join_options(*list_playing_options(engine="expert", split="the first, such as train", template="default"))
+def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:
+    """Write episodes of ENV as data to fine-tune on: won ones of the expert, unless options say otherwise.
+
+    A line has the messages of a turn (layout per_turn) or of an episode (conversation).  Interrupted, the same command
+    goes on; the same settings give the same file.
+    """
+    settings = make_settings(env_id, options)
+    console = Console()
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
+        found = collect_episodes(
+            settings, out, tokenizer=tokenizer, keep_lost=keep_lost, concurrency=concurrency, observer=observer
+        )
+    left_out = f", {found.unrepeatable} left out because they could not be repeated" if found.unrepeatable else ""
+    console.print(
+        f"{found.samples:,} samples of {found.kept:,} episodes ({found.episodes:,} played{left_out}): {out}",
+        soft_wrap=True,
+    )
+    console.print(f"episodes: {out}{FOLDER_SUFFIX}", soft_wrap=True)

@@ -1,0 +1,96 @@
+"""A tokenizer for policies that have none: every UTF-8 byte is a token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_END = 256
+_ROLES = ("system", "user", "assistant")
+_MARK = "\ufdd0{}\ufdd1"
+"""Text of a role's mark, between two code points that Unicode keeps for internal use."""
+_MARKS = re.compile("|".join(_MARK.format(role) for role in _ROLES))
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes, 256 ends a response.  Any text comes back from its tokens, lone surrogates included."""
+
+    eos_token_id: int | None = _END
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
+        """The contents one after the other, with an end mark's place left to the tokens."""
+        return "".join(message["content"] for message in conversation)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The bytes of ``text``."""
+        return list(text.encode("utf-8", "surrogatepass"))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of bytes; the end token has none, and bytes that are no text are replaced."""
+        data = bytes(i for i in token_ids if i < _END)
+        try:
+            return data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return data.decode("utf-8", "replace")
+
+
+class ChatByteTokenizer(ByteTokenizer):
+    """Bytes with a mark for each role, so that a prompt's ids give back the messages it was made of.
+
+    Ids 257 to 259 begin a message of the system, the user and the assistant.  Marks within an observation are broken
+    up by :class:`~spear_agents.prompting.PromptBuilder`, as those of any tokenizer.
+    """
+
+    all_special_tokens: tuple[str, ...] = tuple(_MARK.format(role) for role in _ROLES)
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
+        """Each message behind the mark of its role, and the assistant's mark in the end where it is to go on."""
+        text = "".join(_MARK.format(message["role"]) + message["content"] for message in conversation)
+        return text + _MARK.format("assistant") if kwargs.get("add_generation_prompt") else text
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The bytes of ``text`` and the ids of its marks."""
+        ids: list[int] = []
+        end = 0
+        for mark in _MARKS.finditer(text):
+            ids += super().encode(text[end : mark.start()])
+            ids.append(_END + 1 + _ROLES.index(mark[0][1:-1]))
+            end = mark.end()
+        return ids + super().encode(text[end:])
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of the ids; the marks of roles are left out with ``skip_special_tokens``."""
+        text: list[str] = []
+        for role, content in self._split(token_ids):
+            text += [_MARK.format(role)] if role and not skip_special_tokens else []
+            text.append(content)
+        return "".join(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The bytes of ``text`` with none of it read as a mark, as what a model wrote must be."""
+        return super().encode(text)
+
+    def read_messages(self, token_ids: Sequence[int]) -> list[dict[str, str]]:
+        """The messages of a prompt, without the empty one that the assistant is to write.
+
+        Text before the first mark, as a later part of a conversation has it, is the assistant's.
+        """
+        messages = [
+            {"role": role or "assistant", "content": content}
+            for role, content in self._split(token_ids)
+            if role or content
+        ]
+        if messages and messages[-1] == {"role": "assistant", "content": ""}:
+            messages.pop()
+        return messages
+
+    def _split(self, token_ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Role and content of each message; the role is empty before the first mark."""
+        parts: list[tuple[str, list[int]]] = [("", [])]
+        for token in token_ids:
+            if _END < token <= _END + len(_ROLES):
+                parts.append((_ROLES[token - _END - 1], []))
+            else:
+                parts[-1][1].append(token)
+        return [(role, super(ChatByteTokenizer, self).decode(ids)) for role, ids in parts if role or ids]

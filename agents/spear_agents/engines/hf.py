@@ -1,0 +1,403 @@
+"""Transformers models as engines: sampling with a key-value cache on a CPU (or wherever the model lies)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from spear_agents.engines.base import Finish, Generation, Request
+from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.sampling import draw_tokens, uniform_at
+from spear_agents.engines.stops import StopFinder
+from spear_agents.engines.vision import ImageReader, has_vision, read_rows
+from spear_agents.files import require_model_file
+from spear_envs.core.errors import SpearError
+
+_COMPACT_BELOW = 0.75
+"""Finished rows leave the batch once fewer than this share still runs: copying the cache costs more than a few idle
+rows.
+"""
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder.  Raises SpearError where there is none or it cannot be read."""
+    folder = require_model_file(path, "tokenizer_config.json").parent
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise SpearError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
+
+
+class HFModel:
+    """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
+
+    ``reader`` is the image side of such a model, else None.
+
+    Args:
+        path: folder with config.json and weights.
+        threads: compute threads of torch, a setting of the whole process; None leaves it as it is.
+        dtype: of the weights.
+        seed: of the stream that requests without a seed draw from.
+
+    Raises:
+        SpearError: the folder is missing or cannot be loaded.
+    """
+
+    def __init__(
+        self, path: str | Path, threads: int | None = 1, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> None:
+        folder = require_model_file(path, "config.json").parent
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.reader = ImageReader(folder) if has_vision(folder) else None
+        loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
+        try:
+            with quiet_transformers():
+                # Said, not left to defaults: transformers would ask at a terminal, and weights may be pickles.
+                model = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
+        self.path = folder
+        self.model = model.eval()
+        self._seeds = np.random.Generator(np.random.Philox(seed))
+        self._finders: dict[tuple[str, ...], StopFinder] = {}
+
+    def _find_stops(self, strings: tuple[str, ...]) -> StopFinder | None:
+        """What looks for these stop strings in responses; None for none. Only this needs the folder's tokenizer."""
+        if strings and strings not in self._finders:
+            self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
+        return self._finders.get(strings)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None:
+            ids = self.model.config.eos_token_id
+        return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The folder's own limit of a response (``generation_config.max_new_tokens``), or None."""
+        return self.model.generation_config.max_new_tokens
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and response together."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
+
+    def load_state(self, state: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copies weights in.  Tied weights may be left out.  Raises SpearError where names are missing or unknown."""
+        with torch.no_grad():
+            result = self.model.load_state_dict(dict(state), strict=False)
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ()) | {"lm_head.weight"}
+        if not self.model.config.get_text_config().tie_word_embeddings:
+            tied = set()
+        missing, unknown = set(result.missing_keys) - tied, set(result.unexpected_keys)
+        if missing or unknown:
+            raise SpearError(
+                f"these weights are of another model than {self.path}: "
+                f"missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}"
+            )
+
+    @torch.inference_mode()
+    def log_probs(
+        self,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        temperature: float = 1.0,
+        images: Sequence[np.ndarray] = (),
+    ) -> tuple[float, ...]:
+        """Natural-log probability of each response token, from one plain forward pass without a cache."""
+        if not response_ids:
+            return ()
+        ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
+        count = len(response_ids)
+        feed = self._look(ids[:, :-1], None, [images]) if self.reader is not None else {}
+        output = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=count, **feed)
+        logits = self._read_logits(output)[0]
+        logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
+        return tuple(logp.gather(-1, ids[0, -count:, None])[:, 0].tolist())
+
+    @torch.inference_mode()
+    def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
+        """Answers requests in their order, all in one batch.
+
+        Equal prompts are computed once.  Prompts of unequal length are padded on the left; where all are equal, no
+        mask is built.  A row stops at a stop token, at a stop string or at its own ``max_tokens``.
+
+        Raises:
+            SpearError: a request carries pictures that the model cannot read or that do not fit its image tokens, an
+                empty prompt, or does not fit the model's context.
+        """
+        if not requests:
+            return []
+        self._check(requests)
+        finders = [self._find_stops(request.sampling.stop_strings) for request in requests]
+        batch = _Batch(requests, self.stop_token_ids, self._seeds, finders)
+        prompts: dict[tuple[tuple[int, ...], bytes], int] = {}
+        source = [
+            prompts.setdefault((tuple(request.prompt_ids), _name_pictures(request.images)), len(prompts))
+            for request in requests
+        ]
+        ids, mask = _pad_left([prompt for prompt, _ in prompts], self.model.device)
+        feed: dict[str, Any] = {"input_ids": ids}
+        position = None
+        if self.reader is not None:
+            shown = {place: request.images for place, request in zip(source, requests, strict=True)}
+            seen = self._look(ids, mask, [shown[place] for place in range(len(prompts))])
+            position = seen["position_ids"]
+            feed |= seen if mask is None else {**seen, "attention_mask": mask}
+        elif mask is not None:
+            position = (mask.cumsum(-1) - 1).clamp(min=0)
+            feed |= {"attention_mask": mask, "position_ids": position}
+        output = self.model(**feed, use_cache=True, logits_to_keep=1)
+        cache, logits = output.past_key_values, self._read_logits(output)[:, -1]
+        if len(prompts) < len(requests):
+            rows = torch.tensor(source, device=logits.device)
+            cache.batch_select_indices(rows)
+            logits = logits[rows]
+            mask = mask[rows] if mask is not None else None
+            position = position[..., rows, :] if position is not None else None
+        while True:
+            tokens, keep = batch.draw(logits.cpu())
+            if batch.finished:
+                return batch.results()
+            tokens = tokens.to(ids.device)
+            if keep is not None:
+                kept = keep.to(ids.device)
+                cache.batch_select_indices(kept)
+                tokens = tokens[kept]
+                mask = mask[kept] if mask is not None else None
+                position = position[..., kept, :] if position is not None else None
+            feed = {"input_ids": tokens[:, None]}
+            if mask is not None:
+                mask = torch.cat([mask, mask.new_ones((len(mask), 1))], 1)
+                feed["attention_mask"] = mask
+            if position is not None:
+                position = position[..., -1:] + 1
+                feed["position_ids"] = position
+            output = self.model(**feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            logits = self._read_logits(output)[:, -1]
+
+    def _read_logits(self, output: Any) -> torch.Tensor:
+        """Logits [N, L, V] of a pass, without the tokens that a response cannot hold."""
+        if self.reader is not None:
+            self.reader.forbid_places(output.logits)
+        return output.logits
+
+    def _look(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]
+    ) -> dict[str, Any]:
+        """What a model with a vision tower reads besides ids [N, L]: patches of all pictures, and positions [3, N, L].
+
+        The last position of a prompt is the same in all three; those of its response go on from there.
+        """
+        assert self.reader is not None
+        features = read_rows(self.reader, images)
+        positions = torch.ones((3, *ids.shape), dtype=torch.long, device=ids.device)
+        for row, feature in enumerate(features):
+            on = mask[row].bool() if mask is not None else torch.ones_like(ids[row], dtype=torch.bool)
+            grids = feature.get("image_grid_thw")
+            positions[:, row, on] = self.reader.find_positions(ids[row, on].cpu(), grids).to(ids.device)
+        feed: dict[str, Any] = {"position_ids": positions}
+        for name in ("pixel_values", "image_grid_thw"):
+            parts = [feature[name] for feature in features if name in feature]
+            if parts:
+                feed[name] = torch.cat(parts).to(ids.device)
+        return feed
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if len(request.images) and self.reader is None:
+                raise SpearError(
+                    f"{request.request_id}: {self.path} is a text model and cannot read pictures; "
+                    'make the environment with modality="text", or take a vision-language model'
+                )
+            if not len(request.prompt_ids):
+                raise SpearError(f"{request.request_id}: the prompt is empty")
+            total = len(request.prompt_ids) + request.sampling.max_tokens
+            if total > self.context_length:
+                raise SpearError(
+                    f"{request.request_id}: {len(request.prompt_ids)} prompt and {request.sampling.max_tokens} new "
+                    f"tokens exceed the context of {self.context_length}: lower max_tokens or max_prompt_tokens"
+                )
+
+
+class HFEngine(MicroBatcher):
+    """A :class:`MicroBatcher` over an :class:`HFModel`, which computes in one thread of its own."""
+
+    def __init__(
+        self, model: HFModel, *, max_batch: int = 128, max_wait_s: float = 0.005, deterministic: bool = False
+    ) -> None:
+        self.model = model
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hf-engine")
+
+        async def run_batch(requests: list[Request]) -> list[Generation]:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, model.generate_batch, requests)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise SpearError(
+                    f"out of memory with {len(requests)} responses at a time: play fewer (--concurrency), or shorter "
+                    "ones (--max-tokens, --max-prompt-tokens)"
+                ) from error
+
+        super().__init__(run_batch, max_batch=max_batch, max_wait_s=max_wait_s, deterministic=deterministic)
+
+    def close(self) -> None:
+        """Waits for the batch under way and ends the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class _Batch:
+    """The sampling side of one batch: what each row may still produce and what it has produced, on the CPU."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        end_ids: tuple[int, ...],
+        seeds: np.random.Generator,
+        finders: Sequence[StopFinder | None],
+    ) -> None:
+        samplings = [request.sampling for request in requests]
+        count = len(samplings)
+        self.temperature = torch.tensor([s.temperature for s in samplings], dtype=torch.float64)
+        self.top_k = torch.tensor([s.top_k for s in samplings])
+        self.top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64)
+        self.filters = any(s.top_k or s.top_p < 1 for s in samplings)
+        self.limit = torch.tensor([s.max_tokens for s in samplings])
+        self.stops = _stop_matrix(samplings, end_ids)
+        self.seeds = np.array(
+            [s.seed & (2**64 - 1) if s.seed is not None else int(seeds.integers(2**63)) for s in samplings],
+            dtype=np.uint64,
+        )
+        self.rows = torch.arange(count)
+        """Rows of the batch as it runs now, as indices into ``requests``."""
+        self.running = torch.ones(count, dtype=torch.bool)
+        self.length = torch.zeros(count, dtype=torch.long)
+        self.stopped = torch.zeros(count, dtype=torch.bool)
+        self.finders = {i: finder for i, finder in enumerate(finders) if finder is not None}
+        self.written: dict[int, list[int]] = {i: [] for i in self.finders}
+        self.at_string: set[int] = set()
+        self.tokens: list[torch.Tensor] = []
+        self.log_probs: list[torch.Tensor] = []
+        self.count = count
+        self.position = 0
+        self.finished = False
+
+    def draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Samples one token for each row; returns them and, if rows should leave, the indices of those that stay."""
+        uniform = torch.from_numpy(uniform_at(self.seeds, self.position))
+        filters = (self.top_k, self.top_p) if self.filters else (None, None)
+        tokens, log_probs = draw_tokens(logits, uniform, self.temperature, *filters)
+        self._record(tokens, log_probs)
+        self.position += 1
+        stop = (tokens[:, None] == self.stops).any(-1) & self.running
+        end = (stop | (self.limit <= self.position)) & self.running
+        if self.finders:
+            end |= self._find_strings(tokens) & self.running & ~stop
+        left = len(end)
+        if bool(end.any()):
+            gone = self.rows[end]
+            self.length[gone] = self.position
+            self.stopped[gone] = stop[end]
+            self.running = self.running & ~end
+            left = int(self.running.sum())
+        self.finished = left == 0
+        if self.finished or left > _COMPACT_BELOW * len(self.rows):
+            return tokens, None
+        keep = self.running.nonzero()[:, 0]
+        for name in ("temperature", "top_k", "top_p", "limit", "stops", "rows", "running"):
+            setattr(self, name, getattr(self, name)[keep])
+        self.seeds = self.seeds[keep.numpy()]
+        return tokens, keep
+
+    def _record(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> None:
+        if len(self.rows) < self.count:
+            tokens = torch.zeros(self.count, dtype=tokens.dtype).index_copy_(0, self.rows, tokens)
+            log_probs = torch.zeros(self.count, dtype=log_probs.dtype).index_copy_(0, self.rows, log_probs)
+        self.tokens.append(tokens)
+        self.log_probs.append(log_probs)
+
+    def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows, as the batch runs now, that reached a stop string with their newest token."""
+        reached = torch.zeros(len(self.rows), dtype=torch.bool)
+        for place, (row, token) in enumerate(zip(self.rows.tolist(), tokens.tolist(), strict=True)):
+            finder = self.finders.get(row)
+            if finder is None or not self.running[place]:
+                continue
+            self.written[row].append(token)
+            if finder.is_reached(self.written[row]):
+                self.at_string.add(row)
+                reached[place] = True
+        return reached
+
+    def results(self) -> list[Generation]:
+        tokens = torch.stack(self.tokens, 1).tolist()
+        log_probs = torch.stack(self.log_probs, 1).tolist()
+        return [
+            Generation(tuple(t[:n]), tuple(p[:n]), self._find_finish(row))
+            for row, (t, p, n) in enumerate(zip(tokens, log_probs, self.length.tolist(), strict=True))
+        ]
+
+    def _find_finish(self, row: int) -> Finish:
+        if self.stopped[row]:
+            return Finish.STOP
+        return Finish.STRING if row in self.at_string else Finish.LENGTH
+
+
+def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:
+    """Stop ids of each row [N, S], filled up with -1, which no token equals."""
+    stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
+    width = max(1, *map(len, stops))
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
+
+
+def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
+    """Equal for equal pictures."""
+    return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
+
+
+def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids [N, L] and their mask [N, L], None where no prompt needs padding."""
+    width = max(map(len, prompts))
+    if all(len(prompt) == width for prompt in prompts):
+        return torch.tensor(prompts, device=device), None
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)
+    mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    for i, prompt in enumerate(prompts):
+        ids[i, width - len(prompt) :] = torch.tensor(prompt)
+        mask[i, width - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers for loading and saving: they would tear a command's own display."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the machine or of a GPU ran out; torch's allocator of a CPU raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

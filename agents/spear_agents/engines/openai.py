@@ -1,0 +1,304 @@
+"""Any server that speaks OpenAI's chat completions: vLLM's ``serve``, llama.cpp, a hosted API.
+
+Tokens cannot go in there: messages of text are sent and text comes back.  The episode's tokenizer is
+:class:`~spear_agents.engines.bytes.ChatByteTokenizer`, whose ids give the messages back, and the record says so
+(``Trajectory.tokens``).  What the server tells of its own tokens stands in ``Turn.served``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import ipaddress
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+
+from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.replies import (
+    BadReplyError,
+    Prices,
+    Reply,
+    explain_refusal,
+    read_reply,
+    read_retry_after,
+    will_pass,
+)
+from spear_agents.engines.stops import cut_at_stop
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE
+
+if TYPE_CHECKING:
+    import httpx
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+_LARGEST_REPLY = 32 * 2**20
+_SEED_BITS = 31
+_CONNECT_S = 10.0
+
+
+class ServerKind(str, Enum):
+    """Which fields a server understands."""
+
+    COMPATIBLE = "compatible"
+    """The common ones: messages, temperature, top_p, max_tokens, seed. Stop strings are cut here."""
+    OPENAI = "openai"
+    """OpenAI's own: ``max_completion_tokens`` in the place of ``max_tokens``."""
+    VLLM = "vllm"
+    """vLLM: also top_k, stop strings that stay part of the text, token ids and log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a model is served, and how patiently it is asked.
+
+    Args:
+        base_url: up to and with ``/v1``, such as ``http://127.0.0.1:8000/v1``.
+        model: name of the model there.
+        kind: which fields it understands.
+        key_variable: variable of the environment that holds the key; where it is not set none is sent.
+        limit: requests at a time.
+        timeout_s: seconds for one request, the reading of its answer included.
+        tries: how often a request is sent at most.
+        wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
+        longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
+        prices: of tokens; None where nothing is to be paid.
+
+    Raises:
+        SpearError: the address is none, or a number is out of range.
+    """
+
+    base_url: str
+    model: str
+    kind: ServerKind = ServerKind.COMPATIBLE
+    key_variable: str = KEY_VARIABLE
+    limit: int = 16
+    timeout_s: float = 300.0
+    tries: int = 6
+    wait_s: float = 1.0
+    longest_wait_s: float = 120.0
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SpearError(f"{self.base_url!r} is no address: give one such as http://127.0.0.1:8000/v1")
+        if parts.username or parts.password or parts.query:
+            raise SpearError(f"the address may hold no user, password or query: set {self.key_variable} for the key")
+        if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0 or not self.wait_s >= 0:
+            raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")
+
+    @property
+    def url(self) -> str:
+        """Where chat completions are asked for."""
+        return f"{self.base_url.rstrip('/')}/chat/completions"
+
+
+class OpenAIEngine:
+    """An :class:`~spear_agents.engines.base.Engine` that asks a server.
+
+    A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
+    the server asks for holds back all requests.  When the tries are used up the episode gets an
+    :class:`~spear_agents.engines.base.EngineFault`.  What waiting cannot mend (a wrong key, an unknown model, no
+    credit left) is a SpearError and stops the run.
+
+    Args:
+        server: whom to ask.
+
+    Raises:
+        SpearError: httpx is not installed.
+    """
+
+    def __init__(self, server: Server) -> None:
+        if find_spec("httpx") is None:
+            raise SpearError("servers are asked with httpx: pip install 'spear-agents[api]' brings it")
+        self.server = server
+        self.tokenizer = ChatByteTokenizer()
+        self._client: httpx.AsyncClient | None = None
+        self._free: asyncio.Semaphore | None = None
+        self._open_at = 0.0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """See :class:`~spear_agents.engines.base.Engine`; ``prompt_ids`` are those of ``self.tokenizer``.
+
+        A conversation that goes on within the assistant's own message cannot be sent: raises SpearError.
+        """
+        messages = self.tokenizer.read_messages(prompt_ids)
+        if not messages or messages[-1]["role"] != "user":
+            raise SpearError(
+                "this conversation goes on within the model's own message, which a chat server does not take: "
+                "use layout per_turn (with --history for the turns it shows)"
+            )
+        body = json.dumps(_write_request(self.server, messages, sampling, images)).encode("ascii")
+        if self._free is None:
+            self._free = asyncio.Semaphore(self.server.limit)
+        async with self._free:
+            reply, tries = await self._ask(body, request_id)
+        return self._finish(reply, sampling, tries)
+
+    async def aclose(self) -> None:
+        """Closes the connections; the engine may be used again, also in another event loop."""
+        client, self._client, self._free, self._open_at = self._client, None, None, 0.0
+        if client is not None:
+            await client.aclose()
+
+    def _finish(self, reply: Reply, sampling: Sampling, tries: int) -> Generation:
+        text, cut = cut_at_stop(reply.text, sampling.stop_strings)
+        ids = self.tokenizer.encode_plain(text)
+        finish = Finish.STRING if cut else Finish.LENGTH if reply.cut_short else Finish.STOP
+        if finish is Finish.STOP:
+            ids.append(self.tokenizer.eos_token_id or 0)
+        return Generation(tuple(ids), (0.0,) * len(ids), finish, reply.to_served(tries, self.server.prices))
+
+    async def _ask(self, body: bytes, request_id: str) -> tuple[Reply, int]:
+        """The first usable answer, and the number of tries."""
+        loop = asyncio.get_running_loop()
+        dice = random.Random(request_id)
+        fault = EngineFault(EngineFaultKind.UNREACHABLE, "not asked")
+        for number in range(1, self.server.tries + 1):
+            await asyncio.sleep(max(0.0, self._open_at - loop.time()))
+            pause: float | None = None
+            try:
+                status, headers, content = await asyncio.wait_for(self._send(body), self.server.timeout_s)
+                if status == 200:
+                    return read_reply(content), number
+                if not will_pass(status, content):
+                    raise explain_refusal(status, content, self.server.url, self.server.model, self.server.key_variable)
+                pause = read_retry_after(headers)
+                kind = EngineFaultKind.OVERLOADED if status == 429 else EngineFaultKind.SERVER_ERROR
+                fault = EngineFault(kind, f"{self.server.url} answered {status}")
+            except asyncio.TimeoutError:
+                fault = EngineFault(EngineFaultKind.TIMEOUT, f"no whole answer within {self.server.timeout_s:g} s")
+            except _Unreachable as error:
+                fault = EngineFault(EngineFaultKind.UNREACHABLE, f"{self.server.url}: {error}")
+            except BadReplyError as error:
+                fault = EngineFault(EngineFaultKind.BAD_REPLY, f"{self.server.url}: {error}")
+            if number == self.server.tries or (pause is not None and pause > self.server.longest_wait_s):
+                break
+            if pause is not None:
+                self._open_at = max(self._open_at, loop.time() + pause)
+            else:
+                wait = min(self.server.longest_wait_s, self.server.wait_s * 2 ** (number - 1))
+                await asyncio.sleep(wait * (0.5 + dice.random() / 2))
+        raise fault
+
+    async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
+        """Status, headers and body of one answer.
+
+        Raises:
+            _Unreachable: no answer, or a broken one.
+            asyncio.TimeoutError: nothing came for too long.
+            BadReplyError: the answer is too large.
+        """
+        import httpx
+
+        client = self._open_client()
+        headers = {"Content-Type": "application/json"}
+        if key := _read_key(self.server.key_variable):
+            headers["Authorization"] = f"Bearer {key}"
+        try:
+            async with client.stream("POST", self.server.url, content=body, headers=headers) as response:
+                content = bytearray()
+                async for piece in response.aiter_bytes():
+                    content += piece
+                    if len(content) > _LARGEST_REPLY:
+                        raise BadReplyError(f"the answer is larger than {_LARGEST_REPLY >> 20} MiB")
+                return response.status_code, response.headers, bytes(content)
+        except httpx.ReadTimeout:
+            raise asyncio.TimeoutError from None
+        except BadReplyError:
+            raise
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise _Unreachable(str(error) or type(error).__name__) from error
+
+    def _open_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        if self._client is None:
+            limits = httpx.Limits(max_connections=self.server.limit, max_keepalive_connections=self.server.limit)
+            timeout = httpx.Timeout(self.server.timeout_s, connect=_CONNECT_S)
+            is_local = _is_loopback(urlsplit(self.server.base_url).hostname or "")
+            self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not is_local)
+        return self._client
+
+
+class _Unreachable(Exception):
+    """No answer came."""
+
+
+def _read_key(variable: str) -> str:
+    """The key without blanks around it; empty where there is none.  Raises SpearError where no header can hold it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _write_request(
+    server: Server, messages: list[dict[str, str]], sampling: Sampling, images: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """The body of a request, in the fields that the server understands."""
+    limit = "max_completion_tokens" if server.kind is ServerKind.OPENAI else "max_tokens"
+    request: dict[str, Any] = {
+        "model": server.model,
+        "messages": _show_images(messages, images),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        limit: sampling.max_tokens,
+    }
+    if sampling.seed is not None:
+        request["seed"] = sampling.seed % 2**_SEED_BITS
+    if server.kind is ServerKind.VLLM:
+        request |= {"return_token_ids": True, "logprobs": True}
+        # What a request does not name, vLLM takes from the model's generation_config.json.
+        request |= {"top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        if sampling.stop_strings:
+            request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
+    elif sampling.top_k:
+        raise SpearError(f"servers of kind {server.kind.value} know no top_k: leave it at 0, or take --server vllm")
+    return request
+
+
+def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    """Messages with pictures, oldest first, in the places of ``<image>``."""
+    if not images:
+        return list(messages)
+    left = iter(images)
+    shown: list[dict[str, Any]] = []
+    for message in messages:
+        first, *rest = message["content"].split(IMAGE) if message["role"] == "user" else [message["content"]]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
+        for text in rest:
+            picture = next(left, None)
+            if picture is not None:
+                parts.append({"type": "image_url", "image_url": {"url": _encode_png(picture)}})
+            parts += [{"type": "text", "text": text}] if text else []
+        shown.append({"role": message["role"], "content": parts if rest else message["content"]})
+    return shown
+
+
+def _encode_png(image: np.ndarray) -> str:
+    """A data address of a uint8 picture [height, width, 3]."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -1,0 +1,202 @@
+"""What a server of chat completions answers: texts, tokens, counts, refusals.  All of it is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+from spear_agents.engines.base import ContextExceededError, Served
+from spear_envs.core.errors import SpearError
+
+PASSING = frozenset({408, 409, 425, 429})
+_TOO_LONG = re.compile(
+    r"context[ _](length|size|window)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE
+)
+_NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached")
+_SHOWN = 200
+
+
+class BadReplyError(ValueError):
+    """An answer that is not of the interface."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a million tokens cost, in whatever currency.
+
+    ``cached`` is that of prompt tokens which the server had seen before; None for the price of the others.
+    """
+
+    prompt: float
+    completion: float
+    cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for price in (self.prompt, self.completion, self.cached or 0.0):
+            if not (price >= 0 and math.isfinite(price)):
+                raise SpearError(f"a price is a number from 0, got {price}: give --price IN,OUT for a million tokens")
+
+    def compute_cost(self, prompt: int, completion: int, cached: int) -> float:
+        """The cost of one response."""
+        price = self.prompt if self.cached is None else self.cached
+        return ((prompt - cached) * self.prompt + cached * price + completion * self.completion) / 1e6
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response as a server gives it; fields of :class:`~spear_agents.engines.base.Served` beside the text."""
+
+    text: str
+    cut_short: bool
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    log_probs: tuple[float, ...] | None = None
+
+    def to_served(self, tries: int, prices: Prices | None) -> Served:
+        """The record of it."""
+        cost = None
+        if prices is not None and self.prompt_tokens is not None and self.completion_tokens is not None:
+            cached = min(self.cached_tokens or 0, self.prompt_tokens)
+            cost = prices.compute_cost(self.prompt_tokens, self.completion_tokens, cached)
+        return Served(
+            model=self.model,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            tries=tries,
+            cost=cost,
+            prompt_ids=self.prompt_ids,
+            token_ids=self.token_ids,
+            log_probs=self.log_probs,
+        )
+
+
+def read_reply(content: bytes) -> Reply:
+    """Reads an answer with status 200.
+
+    Thoughts that a server gives apart (``reasoning_content``, ``reasoning``) are put in front of the text, between
+    ``<think>`` tags.  A refusal is a response like any other.
+
+    Raises:
+        BadReplyError: it is no JSON, or lacks what a completion has.
+    """
+    data = _read_object(content)
+    if data is None:
+        raise BadReplyError(f"the answer is no JSON object: {_shorten(content)}")
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise BadReplyError(f"the answer has no choices: {_shorten(content)}")
+    choice = choices[0]
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise BadReplyError("the answer's choice has no message")
+    text = message.get("content")
+    if text is None:
+        text = message.get("refusal") or ""
+    if not isinstance(text, str):
+        raise BadReplyError("the answer's content is no text")
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thoughts, str) and thoughts and "<think>" not in text:
+        text = f"<think>{thoughts.strip()}</think>{text.lstrip()}"
+    counts = data.get("usage")
+    usage: dict[str, Any] = counts if isinstance(counts, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    return Reply(
+        text=text,
+        cut_short=choice.get("finish_reason") == "length",
+        model=data["model"] if isinstance(data.get("model"), str) else "",
+        prompt_tokens=_read_count(usage, "prompt_tokens"),
+        completion_tokens=_read_count(usage, "completion_tokens"),
+        cached_tokens=_read_count(details, "cached_tokens") if isinstance(details, dict) else None,
+        prompt_ids=_read_ids(data.get("prompt_token_ids")),
+        token_ids=_read_ids(choice.get("token_ids")),
+        log_probs=_read_log_probs(choice.get("logprobs")),
+    )
+
+
+def will_pass(status: int, content: bytes) -> bool:
+    """Whether another try may succeed after this status."""
+    if status == 429 and _find_error(content)[1] in _NO_CREDIT:
+        return False
+    return status in PASSING or status >= 500
+
+
+def explain_refusal(status: int, content: bytes, url: str, model: str, key_variable: str) -> SpearError:
+    """The error of an answer that another try would not change."""
+    message, code = _find_error(content)
+    if status in (400, 413, 422) and (code == "context_length_exceeded" or _TOO_LONG.search(message)):
+        return ContextExceededError(f"the prompt is too long for {model}: {message}")
+    if status in (401, 403):
+        return SpearError(f"{url} refused the key ({status}): set the variable {key_variable}. It said: {message}")
+    if status == 404:
+        return SpearError(f"{url} knows no such path or no model {model!r}: check --base-url and --model ({message})")
+    if status == 429:
+        return SpearError(f"{url}: no credit is left ({message})")
+    return SpearError(f"{url} refused the request ({status}): {message}. Change the option it names.")
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait (a number or a date); None where it asks for nothing readable."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        wait = float(value)
+    except ValueError:
+        try:
+            wait = parsedate_to_datetime(value).timestamp() - time()
+        except (TypeError, ValueError, IndexError):
+            return None
+    return max(0.0, wait) if math.isfinite(wait) else None
+
+
+def _find_error(content: bytes) -> tuple[str, str]:
+    """Message and code of an error's body."""
+    data = _read_object(content) or {}
+    error = data.get("error", data)
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail") or ""
+        code = error.get("code") or error.get("type") or ""
+        return (str(message)[:_SHOWN] or _shorten(content)), str(code)
+    return str(error)[:_SHOWN], ""
+
+
+def _read_object(content: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _shorten(content: bytes) -> str:
+    return repr(content[:_SHOWN].decode("utf-8", "replace"))
+
+
+def _read_count(usage: Mapping[str, Any], key: str) -> int | None:
+    value = usage.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _read_ids(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not all(isinstance(item, int) and item >= 0 for item in value):
+        return None
+    return tuple(value)
+
+
+def _read_log_probs(value: Any) -> tuple[float, ...] | None:
+    entries = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(entries, list):
+        return None
+    found = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
+    if not all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in found):
+        return None
+    return tuple(float(item) for item in found if item is not None)

@@ -1,0 +1,126 @@
+"""Policies written in Python behind the same seam as models: experts, random players, anything for a test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.stops import cut_at_stop
+from spear_agents.prompting import Tokenizer
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import PromptTemplate
+
+Policy = Callable[[str, random.Random], str]
+"""Text of the prompt and a private random stream -> text of the response."""
+
+
+class ScriptedEngine:
+    """An :class:`~spear_agents.engines.base.Engine` that writes what a policy says.
+
+    Its log-probabilities are 0, since a script has no distribution.  The random stream of a call is seeded with
+    ``sampling.seed``.
+
+    Args:
+        policy: called once for each response.
+        tokenizer: of prompts and responses.
+    """
+
+    def __init__(self, policy: Policy, tokenizer: Tokenizer | None = None) -> None:
+        self._policy = policy
+        self._tokenizer = tokenizer or ByteTokenizer()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """The policy's response; ``sampling.max_tokens`` does not bind a script."""
+        prompt = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        written, cut = cut_at_stop(self._policy(prompt, random.Random(sampling.seed)), sampling.stop_strings)
+        ids = self._tokenizer.encode(written, add_special_tokens=False)
+        if self._tokenizer.eos_token_id is not None and not cut:
+            ids = [*ids, self._tokenizer.eos_token_id]
+        return Generation(tuple(ids), (0.0,) * len(ids), Finish.STRING if cut else Finish.STOP)
+
+
+class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the last ``info`` of an environment, for policies that may look behind the text."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.info: Mapping[str, Any] = {}
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment and keeps its info."""
+        *_, self.info = result = self.env.reset(**kwargs)
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the environment and keeps its info."""
+        *_, self.info = result = self.env.step(action)
+        return result
+
+    def admissible_actions(self) -> list[str]:
+        """What may be played now.  Raises SpearError where the environment does not list it."""
+        actions = self.info.get("admissible_actions")
+        if not actions:
+            raise SpearError(f"{self.env} lists no admissible actions, so there is no random policy for it")
+        return actions
+
+
+def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
+    """Plays one of the admissible actions with equal probability, well formed."""
+    return lambda prompt, dice: template.respond(dice.choice(env.admissible_actions()))
+
+
+class NoisyExpert:
+    """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans anew.
+
+    An error is a random admissible action; the share ``inadmissible`` of the errors is an action that was admissible
+    earlier in the episode and is not now, where there is one.  Once no plan wins any more, all is random, so that
+    the episode comes to its end.
+
+    Args:
+        env: the environment it plays in.
+        template: writes its responses.
+        noise: share of turns that are errors.
+        inadmissible: share of the errors that do nothing.
+    """
+
+    def __init__(self, env: InfoWatch, template: PromptTemplate, noise: float = 0.0, inadmissible: float = 0.0) -> None:
+        self._env = env
+        self._template = template
+        self._noise = noise
+        self._inadmissible = inadmissible
+        self._heard: dict[str, None] = {}
+        self._plan: list[str] = []
+        self._lost = False
+        self.advice: str | None = None
+        """Response that the oracle would have given in the last turn, whatever was played; None if all was lost."""
+
+    def __call__(self, prompt: str, dice: random.Random) -> str:
+        """The response of this turn."""
+        core: Any = self._env.unwrapped
+        if core.turn == 0:
+            self._plan, self._lost, self._heard = [], False, {}
+        if not self._plan and not self._lost:
+            self._plan = list(core.expert_plan())
+            self._lost = not self._plan  # a search for a plan that does not exist is the dearest of all: do it once
+        self.advice = None if self._lost else self._template.respond(self._plan[0])
+        stray = self._lost or dice.random() < self._noise
+        action = self._stray(dice) if stray else self._plan[0]
+        self._plan = self._plan[1:] if self._plan[:1] == [action] else []
+        if self._inadmissible:
+            self._heard |= dict.fromkeys(self._env.admissible_actions())
+        return self._template.respond(action)
+
+    def _stray(self, dice: random.Random) -> str:
+        actions = self._env.admissible_actions()
+        if self._inadmissible and dice.random() < self._inadmissible:
+            impossible = [action for action in self._heard if action not in actions]
+            return dice.choice(impossible or actions)
+        return dice.choice(actions)

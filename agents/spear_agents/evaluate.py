@@ -1,0 +1,269 @@
+"""Evaluates a policy on a fixed list of tasks, resumably, and compares two evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+import spear_envs
+from spear_agents.baselines.forms import Method
+from spear_agents.baselines.reflexion import Reflexion
+from spear_agents.engines.base import EngineFaultKind
+from spear_agents.episode import play_episode
+from spear_agents.files import write_json
+from spear_agents.policies import open_policy
+from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
+from spear_agents.rollout import Job, Play, play_many
+from spear_agents.settings import EngineKind, EvalSettings, hash_settings
+from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
+from spear_agents.tables import Cell, format_latex, make_cells
+from spear_agents.trajectory import Trajectory
+from spear_agents.usage import Usage, describe_versions, sum_usage
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
+
+SUMMARY = "summary.json"
+FAULTS_IN_A_ROW = 5
+"""Episodes that the engine cut short, one after the other, after which a run is given up."""
+_ENGINE_FAULTS = frozenset(kind.value for kind in EngineFaultKind)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of an evaluation, and the episodes behind them.
+
+    ``identity`` is what makes it this evaluation (:meth:`~spear_agents.settings.EvalSettings.identify`).
+    """
+
+    settings: EvalSettings
+    identity: Mapping[str, Any]
+    overall: Part
+    subtasks: Mapping[str, Part]
+    trajectories: Sequence[Trajectory]
+    seconds: float
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the task set."""
+        return str(self.identity["fingerprint"])
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The columns of the paper's table."""
+        return make_cells(self.settings.env_id, self.settings.env_kwargs, self.overall, self.subtasks)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and costs of all episodes."""
+        return sum_usage(self.trajectories)
+
+    @property
+    def row_name(self) -> str:
+        """What the evaluation is called in a table."""
+        settings = self.settings
+        model = Path(settings.model).name if settings.model else settings.engine.value
+        return model if settings.method is Method.PLAIN else f"{model} {settings.method.value}"
+
+    def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
+        """The summary as plain values."""
+        summary = {
+            "settings": asdict(self.settings),
+            "fingerprint": self.fingerprint,
+            "settings_hash": hash_settings(self.identity),
+            "model_digest": self.identity.get("model_digest"),
+            "seeds": sorted({trajectory.seed for trajectory in self.trajectories}),
+            "overall": self.overall.to_json(),
+            "subtasks": {name: part.to_json() for name, part in self.subtasks.items()},
+            "table": [cell.to_json() for cell in self.cells],
+            "latex": format_latex(self.row_name, self.cells),
+            "by_trial": self._count_trials(),
+            "usage": self.usage.to_json(),
+            "seconds": round(self.seconds, 2),
+            "spear_envs": spear_envs.__version__,
+            "versions": describe_versions(),
+        }
+        if baselines:
+            summary["baselines"] = {name: part.to_json() for name, part in baselines.items()}
+        return summary
+
+    def _count_trials(self) -> list[int]:
+        """Episodes won within 1, 2, … trials."""
+        return [
+            sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
+            for number in range(1, self.settings.trials + 1)
+        ]
+
+
+class Observer(Protocol):
+    """Who watches an evaluation, for instance a progress bar."""
+
+    def __call__(self, done: int, total: int, trajectory: Trajectory | None) -> None:
+        """Called at the beginning (with what was already played) and after each episode."""
+        ...
+
+
+def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
+    """Task ids of ``"all"``, of the first N, or of a list of ids.  Raises UnknownTaskError or SpearError."""
+    tasks: Any = env.unwrapped.tasks  # type: ignore[attr-defined]
+    if selection == "all":
+        if not tasks.bounded:
+            raise SpearError(f"the split {tasks.split} has {len(tasks):,} generated tasks: ask for a number of them")
+        return [task.id for task in tasks]
+    if selection.isdigit():
+        count = int(selection)
+        if not 1 <= count <= len(tasks):
+            raise SpearError(
+                f"tasks={count}: the split {tasks.split} has {len(tasks):,} tasks, ask for 1 or more of them"
+            )
+        return [tasks[i].id for i in range(count)]
+    return list(dict.fromkeys(tasks.get(name.strip()).id for name in selection.split(",")))
+
+
+def choose_template(env: gym.Env[Any, Any], name: str) -> Any:
+    """A prompt template of the environment.  Raises SpearError where it has none of this name."""
+    templates: Mapping[str, Any] = env.unwrapped.templates  # type: ignore[attr-defined]
+    if name not in templates:
+        raise SpearError(f"no prompt template {name!r}: this environment has {', '.join(sorted(templates))}")
+    return templates[name]
+
+
+def run_evaluation(
+    settings: EvalSettings,
+    out: str | Path | None = None,
+    *,
+    concurrency: int = 128,
+    deterministic: bool = False,
+    observer: Observer | None = None,
+) -> Evaluation:
+    """Plays the tasks of ``settings`` and sums up.
+
+    With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
+    ``out/summary.json``; run again, it plays only what is missing, and what a fault cut short.
+
+    Raises:
+        SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
+            holds an evaluation with other settings, an engine that fails again and again.
+    """
+    split = settings.split or find_splits(settings.env_id)[-1]
+    env = make_env(settings.env_id, split, settings.env_kwargs)
+    try:
+        core: Any = env.unwrapped
+        settings = settings.resolve(split, core.templates)
+        fingerprint: str = core.tasks.fingerprint
+        jobs = settings.jobs(choose_tasks(env, settings.tasks))
+        template, parser = choose_template(env, settings.template or ""), core.parser
+    finally:
+        env.close()
+    start = time.monotonic()
+    with ExitStack() as stack:
+        policy = open_policy(settings, template, parser, stack, concurrency=concurrency, deterministic=deterministic)
+        settings = policy.settings
+        identity = settings.identify(fingerprint)
+        log = EpisodeLog()
+        if out is not None:
+            check_settings(Path(out), identity)
+            log = stack.enter_context(open_log(Path(out) / EPISODES))
+        progress = _Progress(log, jobs, settings.trials, observer)
+        play: Play = play_episode
+        if settings.method is Method.REFLEXION:
+            play = Reflexion(settings.trials, earlier=progress.trials, on_trial=log.write)
+
+        async def play_all() -> None:
+            try:
+                await play_many(
+                    progress.missing,
+                    make_env=lambda: policy.wrap_env(make_env(settings.env_id, split, settings.env_kwargs)),
+                    engine_for=policy.engine_for,
+                    prompts=policy.prompts,
+                    sampling=settings.sampling(),
+                    env_id=settings.env_id,
+                    concurrency=concurrency,
+                    on_done=progress.record,
+                    play=play,
+                )
+            finally:
+                await policy.aclose()
+
+        asyncio.run(play_all())
+    trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
+    if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
+        raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")
+    overall, subtasks = summarise(trajectories)
+    evaluation = Evaluation(settings, identity, overall, subtasks, trajectories, time.monotonic() - start)
+    if out is not None:
+        write_summary(out, evaluation)
+    return evaluation
+
+
+class _Progress:
+    """What has been played and what is missing."""
+
+    def __init__(self, log: EpisodeLog, jobs: Sequence[Job], trials: int, observer: Observer | None) -> None:
+        self._log = log
+        self._observer = observer
+        self._total = len(jobs)
+        self._faults = 0
+        results = log.earlier
+        self.trials = {key: found for key, found in results.items() if not _is_final(found[-1], trials)}
+        """Failed trials of jobs that are not finished."""
+        self.played = {
+            key: results[key][-1]
+            for job in jobs
+            if (key := (job.task_id, job.seed)) in results and key not in self.trials
+        }
+        self.missing = [job for job in jobs if (job.task_id, job.seed) not in self.played]
+        if observer is not None:
+            observer(len(self.played), self._total, None)
+
+    def record(self, trajectory: Trajectory) -> None:
+        """Keeps an episode.  Raises SpearError where the engine has failed several times in a row."""
+        self._log.write(trajectory)
+        self.played[trajectory.task_id, trajectory.seed] = trajectory
+        if self._observer is not None:
+            self._observer(len(self.played), self._total, trajectory)
+        broken = trajectory.fault in _ENGINE_FAULTS
+        self._faults = self._faults + 1 if broken else 0
+        if self._faults == FAULTS_IN_A_ROW:
+            raise SpearError(
+                f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): see to it and run the same "
+                "command again. What was played is kept where --out was given"
+            )
+
+
+def _is_final(trajectory: Trajectory, trials: int) -> bool:
+    return trajectory.won or trajectory.reflection is None or trajectory.trial >= trials
+
+
+def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
+    """Writes ``out/summary.json``.  Raises SpearError where it cannot be written."""
+    write_json(Path(out) / SUMMARY, evaluation.to_json(baselines))
+
+
+def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
+    """The paired difference between two folders of :func:`run_evaluation`.  Raises SpearError where they do not
+    match.
+    """
+    return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)
+
+
+def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int = 128) -> Part:
+    """Figures of a scripted player on the tasks and samples of another evaluation."""
+    plain = replace(
+        settings,
+        engine=kind,
+        model=None,
+        server=None,
+        vllm=None,
+        method=Method.PLAIN,
+        trials=1,
+        layout=None,
+        template=None,
+    )
+    return run_evaluation(plain, concurrency=concurrency).overall

@@ -1,0 +1,181 @@
+"""Options of the commands that play episodes, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+from spear_agents.baselines.forms import Method
+from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind
+from spear_agents.engines.replies import Prices
+from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
+from spear_agents.prompting import Overlong
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout
+from spear_envs.cli import read_keywords
+from spear_envs.core.errors import SpearError
+
+REFLEXION_TRIALS = 3
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def list_playing_options(
+    engine: str = "hf", split: str = "the last, such as test", template: str | None = None
+) -> list[Callable[[F], F]]:
+    """Who plays what and how; the arguments are defaults, ``split`` as words."""
+    return [
+        click.option(
+            "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
+        ),
+        click.option(
+            "--model", help="Hugging Face folder of the policy (hf, vllm), or its name at the server (openai)."
+        ),
+        click.option("--lora", help="Folder of a LoRA adapter for the model (vllm)."),
+        click.option(
+            "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (vllm)."
+        ),
+        click.option(
+            "--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's (vllm)."
+        ),
+        click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1 (vllm)."),
+        click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory (vllm)."),
+        click.option("--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU 1 (vllm)."),
+        click.option("--base-url", help="Address of the server, up to and with /v1 (openai)."),
+        click.option(
+            "--server",
+            type=click.Choice([kind.value for kind in ServerKind]),
+            default="compatible",
+            show_default=True,
+            help="Which fields the server understands.",
+        ),
+        click.option("--key-variable", default=KEY_VARIABLE, show_default=True, help="Variable with the server's key."),
+        click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens at the server."),
+        click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Requests at a time."),
+        click.option(
+            "--request-timeout", type=float, default=300.0, show_default=True, help="Seconds for one request."
+        ),
+        click.option("--tries", type=click.IntRange(1), default=6, show_default=True, help="Tries of one request."),
+        click.option(
+            "--method",
+            type=click.Choice([method.value for method in Method]),
+            default="plain",
+            show_default=True,
+            help="How the model is prompted.",
+        ),
+        click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
+        click.option("--split", help=f"Split of the tasks; by default {split}."),
+        click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
+        click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
+        click.option("--temperature", type=float, default=1.0, show_default=True),
+        click.option("--top-p", type=float, default=1.0, show_default=True),
+        click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
+        click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
+        click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
+        click.option(
+            "--overlong",
+            type=click.Choice([policy.value for policy in Overlong]),
+            default="end",
+            show_default=True,
+            help="End an episode whose prompt grows beyond, or drop its oldest turns.",
+        ),
+        click.option(
+            "--template",
+            default=template,
+            show_default=template is not None,
+            help="Prompt template of the environment; spear eval takes compact for hf and vllm, else default.",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice([layout.value for layout in Layout]),
+            help="Default: per_turn, or what the method needs.",
+        ),
+        click.option(
+            "--history", type=int, default=2, show_default=True, help="Earlier turns shown in per_turn prompts."
+        ),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
+        click.option(
+            "--concurrency", type=click.IntRange(1), default=128, show_default=True, help="Episodes at a time."
+        ),
+    ]
+
+
+def join_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator of several, in the order in which help lists them."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
+    """The settings of the options.  Raises SpearError where they do not go together."""
+    given = dict(options)
+    engine, method = EngineKind(given.pop("engine")), Method(given.pop("method"))
+    trials = given.pop("trials") or (REFLEXION_TRIALS if method is Method.REFLEXION else 1)
+    layout = given.pop("layout")
+    return EvalSettings(
+        env_id=env_id,
+        engine=engine,
+        method=method,
+        trials=trials,
+        server=_make_server(engine, given),
+        vllm=_make_vllm(engine, given),
+        env_kwargs=read_keywords(given.pop("env_keywords")),
+        layout=None if layout is None else Layout(layout),
+        overlong=Overlong(given.pop("overlong")),
+        **given,
+    )
+
+
+def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
+    """Takes vLLM's options out of ``given``."""
+    wanted = {field.name: given.pop(field.name) for field in fields(VLLMOptions)}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if engine is EngineKind.VLLM:
+        return VLLMOptions(**wanted)
+    if wanted:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in wanted)
+        raise SpearError(f"{names} is for vLLM: take --engine vllm")
+    return None
+
+
+def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
+    """Takes the server's options out of ``given``."""
+    base_url, price = given.pop("base_url"), given.pop("price")
+    kind, key_variable = ServerKind(given.pop("server")), given.pop("key_variable")
+    limit, timeout_s, tries = given.pop("requests"), given.pop("request_timeout"), given.pop("tries")
+    if engine is not EngineKind.OPENAI:
+        if base_url is not None:
+            raise SpearError("--base-url is for a server: take --engine openai")
+        return None
+    if base_url is None or given["model"] is None:
+        raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
+    return Server(
+        base_url,
+        given["model"],
+        kind,
+        key_variable,
+        limit=limit,
+        timeout_s=timeout_s,
+        tries=tries,
+        prices=None if price is None else _read_prices(price),
+    )
+
+
+def _read_prices(text: str) -> Prices:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (2, 3):
+        raise SpearError(
+            f"--price {text!r} is not IN,OUT or IN,OUT,CACHED: give prices of a million tokens, such as 1.5,6"
+        )
+    return Prices(*values)

@@ -1,0 +1,105 @@
+"""The folder of an evaluation: its episodes as they end, its settings, and what of it counts."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spear_agents.files import explain_unwritable, write_json
+from spear_agents.trajectory import StopReason, Trajectory, TrajectoryWriter, read_trajectories
+from spear_envs.core.errors import SpearError
+
+EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
+
+Key = tuple[str, int]
+"""Task and seed: one job."""
+
+
+@dataclass
+class EpisodeLog:
+    """Episodes of earlier runs, and where those of this one go (nowhere, without a folder).
+
+    ``earlier`` holds the trials of each job in their order, most often one; what a fault cut short is not among them.
+    """
+
+    earlier: dict[Key, list[Trajectory]] = field(default_factory=dict)
+    writer: TrajectoryWriter | None = None
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Keeps an episode.  Raises SpearError where the disk is full."""
+        if self.writer is not None:
+            self.writer.write(trajectory)
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[EpisodeLog]:
+    """The log in a file, which one process at a time may write.
+
+    Raises:
+        SpearError: another process writes it, or it cannot be read or written.
+    """
+    with _lock(path), TrajectoryWriter(path) as writer:
+        earlier: dict[Key, list[Trajectory]] = {}
+        for trajectory in read_trajectories(path):
+            trials = earlier.setdefault((trajectory.task_id, trajectory.seed), [])
+            if trajectory.stop is not StopReason.FAULT and trajectory.trial == len(trials) + 1:
+                trials.append(trajectory)
+        yield EpisodeLog({key: trials for key, trials in earlier.items() if trials}, writer)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Keeps other processes out for as long as the block lasts; a killed process leaves no lock behind."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise explain_unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SpearError(
+                f"another process plays into {path.parent}: wait for it, or choose another folder"
+            ) from error
+        yield
+
+
+def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
+    """Writes the settings of a new folder, or compares those of an old one.
+
+    Raises:
+        SpearError: they differ, or the folder is none of an evaluation.
+    """
+    path = out / SETTINGS
+    if not path.exists():
+        if (out / EPISODES).exists():
+            raise SpearError(f"{out} holds {EPISODES} but no {SETTINGS}: choose another folder")
+        write_json(path, identity)
+        return
+    found = read_settings(out)
+    for key, value in identity.items():
+        if found.get(key) != value:
+            raise SpearError(
+                f"{out} holds an evaluation with {key}={found.get(key)!r}, not {value!r}: "
+                "choose another folder or remove this one"
+            )
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """The settings that a folder was played with.  Raises SpearError where there are none that can be read."""
+    path = out / SETTINGS
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, TypeError) as error:
+        raise SpearError(f"{path} cannot be read: choose another folder or remove this one") from error
+
+
+def read_last(path: Path) -> list[Trajectory]:
+    """The episode of each job that counts: the last one written.  Raises SpearError where the file cannot be read."""
+    return list({(t.task_id, t.seed): t for t in read_trajectories(path)}.values())

@@ -1,0 +1,148 @@
+"""One recorded episode as the JSON that the page shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.replay.pictures import draw_episode
+from spear_agents.replay.tokens import Decoder, split_text
+from spear_agents.trajectory import TokenKind, Trajectory, Turn
+from spear_envs.core.errors import SpearError
+
+_TEXT = ChatByteTokenizer()
+_ROLE = re.compile("\ufdd0(system|user|assistant)\ufdd1")  # how ChatByteTokenizer writes the beginning of a message
+_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
+
+
+def describe_episode(
+    trajectory: Trajectory, settings: Mapping[str, Any], open_model: Callable[[], Decoder]
+) -> dict[str, Any]:
+    """Everything the page shows of an episode, without NaN and infinities, which JSON does not have.
+
+    What cannot be had (a tokenizer that has gone, a picture of another version's level) is None, and ``notes`` say why.
+
+    Args:
+        settings: of the evaluation: ``env_kwargs`` and ``split`` are read.
+        open_model: gives the decoder of the model's tokens; raises SpearError where there is none.
+    """
+    notes: list[str] = []
+    pictures = _draw(trajectory, settings, notes)
+    is_text = trajectory.tokens is TokenKind.BYTES
+    model: Decoder | None = None
+    if not is_text or any(turn.served and turn.served.token_ids for turn in trajectory.turns):
+        try:
+            model = open_model()
+            if not _fits(model, trajectory.turns):
+                raise SpearError("this tokenizer does not give the recorded texts: give --tokenizer DIR")
+        except SpearError as error:
+            model = None
+            notes.append(f"No {'token colours' if is_text else 'prompts and tokens'}: {error}")
+    prompts = _TEXT if is_text else model
+    return {
+        "env": trajectory.env_id,
+        "task": trajectory.task_id,
+        "subtask": trajectory.subtask,
+        "instruction": trajectory.instruction,
+        "fingerprint": trajectory.fingerprint,
+        "layout": trajectory.layout.value,
+        "reward_terms": {str(name): finite(value) for name, value in trajectory.reward_terms.items()},
+        "reward": finite(trajectory.reward),
+        "score": finite(trajectory.score),
+        "won": bool(trajectory.won),
+        "tool_calls": trajectory.tool_calls,
+        "stop": trajectory.stop.value,
+        "fault": trajectory.fault,
+        "seed": str(trajectory.seed),  # a training draws seeds that a script would round
+        "trial": trajectory.trial,
+        "step": trajectory.step,
+        "memory": list(trajectory.memory),
+        "reflection": trajectory.reflection,
+        "turns": [
+            _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
+            for i, turn in enumerate(trajectory.turns)
+        ],
+        "final_observation": trajectory.final_observation,
+        "final_image": pictures[-1] if pictures else None,
+        "unit": "bytes" if is_text else "tokens",
+        "notes": notes,
+    }
+
+
+def describe_response(response: str) -> dict[str, str]:
+    """A response in its two parts: ``thought``, and what was ``said`` besides."""
+    found = _THOUGHT.match(response)
+    if found is None:
+        return {"thought": "", "said": response}
+    return {"thought": found[1].strip(), "said": response[found.end() :]}
+
+
+def finite(value: Any) -> float | None:
+    """A number that JSON can hold, or None."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, picture: str | None) -> dict[str, Any]:
+    prompt = None
+    if prompts is not None:
+        text = prompts.decode(list(turn.prompt_ids), skip_special_tokens=False)
+        prompt = _ROLE.sub(r"\n[\1]\n", text).strip("\n")
+    return {
+        "observation": turn.observation,
+        "image": picture,
+        "prompt": prompt,
+        "prompt_tokens": len(turn.prompt_ids),
+        "response_tokens": len(turn.response_ids),
+        **describe_response(turn.response),
+        "tokens": None if model is None else _colour(model, *_sampled(turn)),
+        "action": turn.action,
+        "format_ok": turn.format_ok,
+        "action_ok": turn.action_ok,
+        "anchor": turn.anchor,
+        "reward": finite(turn.reward),
+        "finish": turn.finish.value,
+        "dropped": turn.dropped_turns,
+    }
+
+
+def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
+    """The model's own tokens and their log-probabilities, as far as they are known."""
+    if turn.served is None:
+        return turn.response_ids, turn.log_probs
+    return turn.served.token_ids or (), turn.served.log_probs or ()
+
+
+def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[float]) -> list[Any] | None:
+    """Pieces of the response with their log-probabilities; None where these are not known."""
+    if not log_probs or len(log_probs) != len(token_ids):
+        return None
+    coloured = []
+    start = 0
+    for text, count in split_text(decoder, token_ids):
+        total = finite(sum(log_probs[start : start + count]))
+        coloured.append((text, None if total is None else round(total, 4)))
+        start += count
+    return coloured
+
+
+def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
+    """Whether a decoder gives the recorded texts; all ids have to be of its vocabulary."""
+    try:
+        return all(
+            decoder.decode(list(ids), skip_special_tokens=False).startswith(turn.response)
+            for turn in turns
+            if (ids := _sampled(turn)[0])
+        )
+    except (ValueError, OverflowError, TypeError):
+        return False
+
+
+def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
+    try:
+        return draw_episode(trajectory, settings.get("env_kwargs") or {}, settings.get("split"))
+    except Exception as error:  # of an environment that is given another's responses: the texts are still worth showing
+        notes.append(f"No pictures: {error}")
+        return []

@@ -1,0 +1,277 @@
+"""An environment played by a person, with undo and hints, recorded like any other episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import ScriptedEngine
+from spear_agents.episode import play_episode
+from spear_agents.evaluate import choose_template
+from spear_agents.prompting import PromptBuilder
+from spear_agents.records import EPISODES, check_settings, open_log
+from spear_agents.replay.bodies import describe_response, finite
+from spear_agents.replay.pictures import encode_picture
+from spear_agents.trajectory import Layout, Trajectory
+from spear_envs.core.env import SpearEnv, image_of, text_of
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
+
+HISTORY = 2
+
+
+@dataclass(frozen=True)
+class Move:
+    """One response of the person: what it was, what came of it, and the state and the reward before."""
+
+    response: str
+    shown: Mapping[str, Any]
+    state: Mapping[str, Any]
+    reward: float
+
+
+class Game:
+    """Plays one environment, task after task.
+
+    What is recorded is made by :func:`spear_agents.episode.play_episode`, which plays the responses that stood at the
+    end once more; what was taken back leaves no trace.  Only episodes that came to their end are recorded.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v0``.
+        out: folder for ``episodes.jsonl``; later games of the same settings are added to it.
+        env_kwargs: keywords of the environment besides ``split``.
+        split: None for the last of the environment's splits.
+        template: the prompt template that writes the responses around actions.
+        task: id of the first task; None for the first of the split.
+        seed: of the environment.
+
+    Raises:
+        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one that
+            another process plays into.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        out: str | Path,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        split: str | None = None,
+        template: str = "default",
+        task: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.env_id = env_id
+        self.out = Path(out)
+        self.seed = seed
+        self._kwargs = dict(env_kwargs or {})
+        self._split = split or find_splits(env_id)[-1]
+        self.recorded = 0
+        with ExitStack() as stack:  # closes what was opened if anything fails
+            self._env = stack.enter_context(closing(make_env(env_id, self._split, self._kwargs)))
+            self.core = cast(SpearEnv[Any], self._env.unwrapped)
+            self._template = choose_template(self._env, template)
+            self._keep_settings(template)
+            self._prompts = PromptBuilder(ByteTokenizer(), self._template, Layout.PER_TURN, HISTORY)
+            self._log = stack.enter_context(open_log(self.out / EPISODES))
+            self.start(task or self.core.tasks[0].id)
+            self._open = stack.pop_all()
+
+    def close(self) -> None:
+        """Ends the game; an episode that is not at its end is forgotten."""
+        self._open.close()
+
+    # ---------------------------------------------------------------- moves
+
+    def start(self, task_id: str) -> None:
+        """Begins the episode of a task.  Raises UnknownTaskError or EnvFault."""
+        self.observation, self.info = self._env.reset(seed=self.seed, options={"task": task_id})
+        self.moves: list[Move] = []
+        self.done = False
+        self.reward = 0.0
+
+    def start_next(self) -> None:
+        """Begins the task behind the present one."""
+        tasks = self.core.tasks
+        self.start(tasks[(tasks.index_of(self.info["task_id"]) + 1) % len(tasks)].id)
+
+    def restart(self) -> None:
+        """Begins the present task once more."""
+        self.start(self.info["task_id"])
+
+    def act(self, action: str, thought: str = "") -> None:
+        """Plays an action in plain form; records the episode if this ends it.
+
+        Raises:
+            SpearError: the episode is over, or the record went differently from the game.
+        """
+        if self.done:
+            raise SpearError("the episode has ended: begin another")
+        response = self._template.respond(action, thought)
+        state, before, shown, paid = self.core.get_state(), self.info, self.observation, self.reward
+        self.observation, reward, terminated, truncated, self.info = self._env.step(response)
+        self.reward += float(reward)
+        self.done = terminated or truncated
+        info = self.info
+        turn = {
+            **_show(shown),
+            **describe_response(response),
+            "action": info["action"],
+            "format_ok": info["format_ok"],
+            "action_ok": info["action_ok"],
+            "anchor": str(before["anchor"]),
+            "reward": finite(info["reward_terms"]["native_return"] - before["reward_terms"]["native_return"]),
+            "finish": "stop",
+        }
+        self.moves.append(Move(response, turn, state, paid))
+        if self.done and info["fault"] is None:
+            self._record()
+
+    def undo(self) -> None:
+        """Takes the last response back.  Raises SpearError where there is none, or the episode is recorded."""
+        if self.done or not self.moves:
+            raise SpearError("the episode has ended and is recorded" if self.done else "there is nothing to take back")
+        move = self.moves.pop()
+        self.observation, self.info = self.core.set_state(move.state)
+        self.reward = move.reward
+
+    def hint(self) -> str | None:
+        """What the environment's expert would play now; None if nothing wins any more."""
+        plan = [] if self.done else self.core.expert_plan()
+        return plan[0] if plan else None
+
+    @property
+    def actions(self) -> list[str]:
+        """Actions that may be played now; empty where the environment does not list them."""
+        return [] if self.done else list(self.info["admissible_actions"] or [])
+
+    @property
+    def text(self) -> str:
+        """The text of the present observation."""
+        return text_of(self.observation)
+
+    def describe(self) -> dict[str, Any]:
+        """The game as the page shows it."""
+        info = self.info
+        return {
+            "env": self.env_id,
+            "task": info["task_id"],
+            "subtask": info["subtask"],
+            "instruction": info["instruction"],
+            "turn": info["turn"],
+            "max_turns": self.core.max_turns,
+            **_show(self.observation),
+            "actions": self.actions,
+            "done": self.done,
+            "won": info["won"],
+            "fault": info["fault"],
+            "score": finite(info["score"]),
+            "reward": finite(self.reward),
+            "reward_terms": {name: finite(value) for name, value in info["reward_terms"].items()},
+            "turns": [move.shown for move in self.moves],
+            "recorded": self.recorded,
+        }
+
+    # ---------------------------------------------------------------- records
+
+    def _record(self) -> None:
+        responses = iter([move.response for move in self.moves])
+        trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses, ""))))
+        if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
+            raise SpearError("played again for the record, the episode went differently: it is not recorded")
+        self._log.write(trajectory)
+        self.recorded += 1
+
+    async def _play_again(self, engine: ScriptedEngine) -> Trajectory:
+        env = make_env(self.env_id, self._split, self._kwargs)
+        try:
+            return await play_episode(
+                env,
+                engine,
+                self._prompts,
+                task_id=self.info["task_id"],
+                sampling=Sampling(),
+                seed=self.seed,
+                env_id=self.env_id,
+            )
+        finally:
+            env.close()
+
+    def _keep_settings(self, template: str) -> None:
+        wanted = {
+            "env_id": self.env_id,
+            "engine": "person",
+            "env_kwargs": self._kwargs,
+            "split": self._split,
+            "template": template,
+            "layout": Layout.PER_TURN.value,
+            "history": HISTORY,
+            "fingerprint": self.core.tasks.fingerprint,
+        }
+        check_settings(self.out, json.loads(json.dumps(wanted)))
+
+
+class Stage:
+    """A game on one thread of its own, for a server with many.
+
+    Args:
+        open_game: called on that thread.
+    """
+
+    def __init__(self, open_game: Callable[[], Game]) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stage")
+        try:
+            self._game = self._thread.submit(open_game).result()
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+
+    def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Does what the page asks for, and describes the game after it.
+
+        Raises:
+            LookupError: there is no such verb.
+            SpearError: it cannot be done now.
+        """
+        return self._thread.submit(self._perform, verb, content).result()
+
+    def close(self) -> None:
+        """Ends the game."""
+        self._thread.submit(self._game.close).result()
+        self._thread.shutdown()
+
+    def _perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        game = self._game
+        hint: str | None = None
+        if verb == "act":
+            game.act(_read_text(content, "action"), _read_text(content, "thought"))
+        elif verb == "hint":
+            hint = game.hint() or ""
+        elif verb in ("undo", "restart", "next"):
+            {"undo": game.undo, "restart": game.restart, "next": game.start_next}[verb]()
+        elif verb != "look":
+            raise LookupError(verb)
+        return {**game.describe(), "hint": hint}
+
+
+def _read_text(content: Mapping[str, Any], key: str) -> str:
+    text = content.get(key, "")
+    if not isinstance(text, str):
+        raise SpearError(f"{key} must be text")
+    return text
+
+
+def _show(observation: Any) -> dict[str, Any]:
+    picture = image_of(observation)
+    return {
+        "observation": text_of(observation),
+        "image": None if picture is None else encode_picture(picture),
+    }

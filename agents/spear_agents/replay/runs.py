@@ -1,0 +1,230 @@
+"""What a run folder holds: recorded episodes, found and read one by one, and metrics of a training."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spear_agents.metrics import FINE_TUNING, METRICS_FOLDER, PANELS, read_history
+from spear_agents.records import EPISODES, read_settings
+from spear_agents.replay.bodies import describe_episode, finite
+from spear_agents.replay.tokens import Decoder, open_decoder
+from spear_agents.trajectory import Trajectory
+from spear_envs.core.errors import SpearError
+
+DEPTH = 3
+"""Folders below the run in which evaluations are looked for."""
+SHOWN = 240
+"""Characters of an instruction in the list."""
+
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a line raises that is no episode, or one with values of other types."""
+
+
+@dataclass
+class Source:
+    """One file of episodes."""
+
+    path: Path
+    name: str
+    settings: Mapping[str, Any]
+    size: int = 0
+    inode: int = 0
+    decoder: Decoder | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where an episode stands, and its line in the list."""
+
+    source: Source
+    offset: int
+    length: int
+    row: dict[str, Any] = field(repr=False)
+
+
+class Run:
+    """The episodes and metrics of a folder, and of folders below it. Threads may share it.
+
+    Args:
+        path: a folder, or one JSON-lines file of episodes.
+        tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
+
+    Raises:
+        SpearError: there is nothing to show, or a line that is no episode.
+    """
+
+    def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:
+        self.path = Path(path)
+        self._tokenizer = tokenizer
+        self._sources: dict[Path, Source] = {}
+        self._entries: list[Entry] = []
+        self._lock = threading.Lock()
+        if not self.path.exists():
+            raise SpearError(f"{path} does not exist: give a folder of spear eval, play or train")
+        self.refresh()
+        if not self._sources and not self._find_trainings():
+            raise SpearError(f"{path} holds no {EPISODES} and no metrics: give a folder of spear eval, play or train")
+
+    @property
+    def title(self) -> str:
+        """Name of the run; bytes of the folder's name that are no text are replaced."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
+
+    def refresh(self) -> None:
+        """Takes up what was written since; a torn last line is left for later."""
+        with self._lock:
+            for path in self._find_files():
+                if path not in self._sources:
+                    settings: Mapping[str, Any] = {}
+                    with suppress(SpearError):  # a file of episodes alone can be looked at, too
+                        settings = read_settings(path.parent)
+                    self._sources[path] = Source(path, self._name(path), settings)
+                source = self._sources[path]
+                found = path.stat()
+                if found.st_size < source.size or found.st_ino != source.inode:  # another file under the old name
+                    self._entries = [entry for entry in self._entries if entry.source is not source]
+                    source.size, source.inode = 0, found.st_ino
+                self._entries += _scan(source)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping for each episode, its number ``i`` among them.
+
+        ``counts`` is False where the same sample of a task was played again later: after a fault, or as a further
+        trial of a policy that learns within a task.
+        """
+        with self._lock:
+            rows = [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
+        last = {(row["source"], row["task"], row["seed"]): row["i"] for row in rows}
+        # A person may play a task as often as they like.
+        return [
+            row | {"counts": row["person"] or last[row["source"], row["task"], row["seed"]] == row["i"]} for row in rows
+        ]
+
+    def read_episode(self, number: int) -> dict[str, Any]:
+        """Everything the page shows of an episode.
+
+        Raises:
+            IndexError: there is no such episode.
+            SpearError: the file has gone or has changed.
+        """
+        with self._lock:
+            if not 0 <= number < len(self._entries):
+                raise IndexError(number)
+            entry = self._entries[number]
+        source = entry.source
+        try:
+            with source.path.open("rb") as file:
+                file.seek(entry.offset)
+                trajectory = Trajectory.from_json(file.read(entry.length).decode("ascii"))
+        except (OSError, *_MALFORMED) as error:
+            raise SpearError(f"{source.path} has changed: start spear view again") from error
+        try:
+            return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
+        except _MALFORMED as error:
+            raise SpearError(
+                f"{source.path}, byte {entry.offset}: a value is of another type ({error}): remove the line"
+            ) from error
+
+    def read_trainings(self) -> list[dict[str, Any]]:
+        """The metrics of each training: its ``name``, ``steps``, and ``metrics`` with a value or None for each step."""
+        trainings = []
+        for folder in self._find_trainings():
+            history = read_history(folder)
+            names = sorted({name for record in history for name in record} - {"step"})
+            columns = {name: [finite(record.get(name)) for record in history] for name in names}
+            columns = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+            if columns:
+                steps = [record["step"] for record in history]
+                trainings.append({"name": self._name(folder / "x"), "steps": steps, "metrics": columns})
+        return trainings
+
+    def summarise(self) -> dict[str, Any]:
+        """All that the page needs to begin with."""
+        return {
+            "title": self.title,
+            "episodes": self.rows(),
+            "trainings": self.read_trainings(),
+            "panels": [{"title": title, "series": series} for title, series in (*PANELS, *FINE_TUNING)],
+        }
+
+    def _open_decoder(self, source: Source) -> Decoder:
+        with self._lock:
+            if source.decoder is None:
+                source.decoder = open_decoder(source.settings, source.path.parent, self._tokenizer)
+            return source.decoder
+
+    def _find_files(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        return [folder / EPISODES for folder in _walk(self.path) if (folder / EPISODES).is_file()]
+
+    def _find_trainings(self) -> list[Path]:
+        if self.path.is_file():
+            return []
+        return [folder for folder in _walk(self.path) if any((folder / METRICS_FOLDER).glob("*.jsonl"))]
+
+    def _name(self, path: Path) -> str:
+        if self.path.is_file():
+            return self.path.name
+        return path.parent.relative_to(self.path).as_posix().removeprefix(".") or self.title
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """A folder and those below it, without hidden ones and links."""
+    for parent, folders, _ in os.walk(root):
+        level = len(Path(parent).relative_to(root).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if level < DEPTH else []
+        yield Path(parent)
+
+
+def _scan(source: Source) -> list[Entry]:
+    """Entries of whole lines behind ``source.size``, which moves on."""
+    entries = []
+    try:
+        with source.path.open("rb") as file:
+            file.seek(source.size)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
+                except _MALFORMED as error:
+                    raise SpearError(
+                        f"{source.path}, byte {source.size}: no trajectory ({type(error).__name__}): remove the line"
+                    ) from error
+                entries.append(Entry(source, source.size, len(line), row))
+                source.size += len(line)
+    except OSError as error:
+        raise SpearError(f"{source.path} cannot be read: {error.strerror}") from error
+    return entries
+
+
+def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
+    return {
+        "source": source.name,
+        "env": str(trajectory.env_id),
+        "task": str(trajectory.task_id),
+        "subtask": str(trajectory.subtask),
+        "instruction": re.sub(r"\s+", " ", trajectory.instruction[: 2 * SHOWN]).strip()[:SHOWN],
+        "won": bool(trajectory.won),
+        "score": _round(trajectory.score),
+        "reward": _round(trajectory.reward),
+        "stop": trajectory.stop.value,
+        "turns": len(trajectory.turns),
+        "trial": int(trajectory.trial),
+        "step": None if trajectory.step is None else int(trajectory.step),
+        "person": source.settings.get("engine") == "person",
+        "seed": int(trajectory.seed),
+    }
+
+
+def _round(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

@@ -1,0 +1,150 @@
+"""An environment played by a person in the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from spear_agents.replay.play import Game
+from spear_envs.core.errors import SpearError
+from spear_envs.sokoban.env import SokobanEnv
+from spear_envs.sokoban.terminal import paint_board
+
+COMMANDS = {
+    "/hint": "what the expert would do",
+    "/undo": "take the last action back",
+    "/actions": "all actions that may be played",
+    "/restart": "begin this task again",
+    "/next": "go on to the next task",
+    "/quit": "stop; an unfinished episode is not recorded",
+    "/help": "this list",
+}
+_FENCE = "```"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+Say = Callable[[str], None]
+Ask = Callable[[str], str]
+
+
+def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
+    """Plays until the person quits or the input ends.
+
+    Args:
+        say: shows a text with a line break.
+        ask: shows a prompt and returns a line; raises EOFError at the end.
+    """
+    say(f"{game.env_id}: type an action (Tab completes), or a command: {', '.join(COMMANDS)}")
+    _show_task(game, say)
+    while True:
+        try:
+            line = _read_action(ask)
+        except EOFError:
+            return
+        if line == "/quit":
+            return
+        try:
+            _obey(game, line, say)
+        except SpearError as error:
+            say(_bold(str(error)))
+
+
+def complete(options: Sequence[str], text: str) -> list[str]:
+    """What a begun line may become: the options that begin with it, else those that hold it."""
+    lowered = text.lower()
+    return [x for x in options if x.lower().startswith(lowered)] or [x for x in options if lowered in x.lower()]
+
+
+def options_of(game: Game) -> list[str]:
+    """All that may be typed now."""
+    return [*game.actions, *COMMANDS]
+
+
+def use_readline(game: Game) -> bool:
+    """Lets Tab complete actions; False where Python was built without readline."""
+    try:
+        import readline
+    except ImportError:
+        return False
+    found: list[str] = []
+
+    def propose(text: str, number: int) -> str | None:
+        nonlocal found
+        if number == 0:
+            found = complete(options_of(game), text)
+        return found[number] if number < len(found) else None
+
+    readline.set_completer_delims("")  # an action has blanks in it: the whole line is completed
+    readline.set_completer(propose)
+    # macOS's Python may have libedit in its place, which has a language of its own.
+    libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+    return True
+
+
+def _obey(game: Game, line: str, say: Say) -> None:
+    if line == "/hint":
+        say(_bold(clean(game.hint() or ("The episode is over." if game.done else "Nothing wins any more."))))
+    elif line == "/actions":
+        say("\n".join(clean(action) for action in game.actions) or "This environment does not list them.")
+    elif line == "/help":
+        say("\n".join(f"{name:10} {what}" for name, what in COMMANDS.items()))
+    elif line in ("/restart", "/next"):
+        (game.restart if line == "/restart" else game.start_next)()
+        _show_task(game, say)
+    elif line == "/undo":
+        game.undo()
+        _show_state(game, say)
+    elif line.startswith("/"):
+        say(f"There is no command {line}: {', '.join(COMMANDS)}")
+    elif line:
+        game.act(_expand(game, line))
+        _show_state(game, say)
+
+
+def _expand(game: Game, line: str) -> str:
+    """The one admissible action that a line begins; ``l`` for ``left``."""
+    if line in game.actions:
+        return line
+    meant = [action for action in game.actions if action.startswith(line)]
+    return meant[0] if len(meant) == 1 else line
+
+
+def _read_action(ask: Ask) -> str:
+    """A line, or all lines of a fenced block of code."""
+    line = ask("> ")
+    if not line.lstrip().startswith(_FENCE):
+        return line.strip()
+    lines = [line]
+    while not (len(lines) > 1 and lines[-1].strip() == _FENCE):
+        lines.append(ask(". "))
+    return "\n".join(lines)
+
+
+def _show_task(game: Game, say: Say) -> None:
+    say(f"\n{_bold(clean(game.info['task_id']))}  ({clean(game.info['subtask'])})\n{clean(game.info['instruction'])}")
+    _show_state(game, say)
+
+
+def _show_state(game: Game, say: Say) -> None:
+    info = game.info
+    if isinstance(game.core, SokobanEnv):
+        message = game.text.partition("\n\n")[2]
+        say(f"\n{paint_board(game.core.board.text())}\n{clean(message)}".rstrip("\n"))
+    else:
+        say("\n" + clean(game.text))
+    if not game.done:
+        say(f"(turn {info['turn'] + 1} of {game.core.max_turns})")
+        return
+    terms = ", ".join(f"{clean(name)} {value:g}" for name, value in info["reward_terms"].items())
+    verdict = "won" if info["won"] else f"fault: {info['fault']}" if info["fault"] else "not won"
+    say(_bold(f"The end: {verdict}. Score {info['score']:g}, reward {game.reward:g} ({terms})."))
+    say("Not recorded. /restart, /next or /quit" if info["fault"] else "Recorded. /next, /restart or /quit")
+
+
+def clean(text: str) -> str:
+    """Text of an environment without control characters, which could steer the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m"

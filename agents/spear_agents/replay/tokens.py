@@ -1,0 +1,74 @@
+"""Texts of recorded token ids, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from spear_envs.core.errors import SpearError
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class Decoder(Protocol):
+    """The half of a tokenizer that reads."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None = None) -> Decoder:
+    """The decoder of a model's tokens.
+
+    Args:
+        settings: those of the evaluation; ``model`` is the folder of the model.
+        folder: of the evaluation; a relative path of a model is looked for here and in the folders above it, too.
+        chosen: folder of a tokenizer that goes before all settings.
+
+    Raises:
+        SpearError: the tokenizer is not there or cannot be read.
+    """
+    wanted = chosen or settings.get("model")
+    if not wanted:
+        raise SpearError("nothing says which tokenizer these tokens are of: give --tokenizer DIR")
+    for place in (Path(), folder, *folder.resolve().parents):
+        path = place / str(wanted) / "tokenizer.json"
+        if path.is_file():
+            return _read_tokenizer(path)
+    raise SpearError(f"{wanted} holds no tokenizer.json: give --tokenizer DIR")
+
+
+def _read_tokenizer(path: Path) -> Decoder:
+    try:
+        from tokenizers import Tokenizer
+
+        decoder: Decoder = Tokenizer.from_file(str(path))
+    except ImportError as error:
+        raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
+    except Exception as error:  # what tokenizers raises for a broken file is a plain Exception
+        raise SpearError(f"{path} is no tokenizer: {error}") from error
+    return decoder
+
+
+def split_text(decoder: Decoder, token_ids: Sequence[int]) -> list[tuple[str, int]]:
+    """Pieces of text and how many tokens each stands for; together they are the text of ``token_ids``.
+
+    Tokens that are only together a character (bytes of an emoji) make one piece. Each piece is what the text gains,
+    decoded behind the piece before it, since many tokenizers write a token differently at the beginning of a text.
+    """
+    pieces: list[tuple[str, int]] = []
+    before, start = 0, 0
+    for end in range(1, len(token_ids) + 1):
+        known = _decode(decoder, token_ids[before:start])
+        text = _decode(decoder, token_ids[before:end])
+        if text.endswith(_UNFINISHED) and end < len(token_ids) and end - start < 8:
+            continue
+        pieces.append((text[len(known) :], end - start))
+        before, start = start, end
+    return pieces
+
+
+def _decode(decoder: Decoder, token_ids: Sequence[int]) -> str:
+    return decoder.decode(list(token_ids), skip_special_tokens=False)

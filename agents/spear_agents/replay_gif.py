@@ -1,0 +1,114 @@
+"""An episode as an animated picture: the recorded responses are played again and every frame is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from spear_agents.files import draft_file
+from spear_agents.trajectory import Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+
+LEAST_SIDE = 288
+"""Frames are enlarged by a whole factor until their shorter side has at least this many pixels."""
+CAPTION = 24
+FRAME_MS, FINAL_MS = 500, 2500
+INK, PAPER, WON, LOST = (235, 235, 235), (30, 30, 34), (120, 220, 130), (240, 130, 110)
+
+
+def render_episode_gif(
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    trajectory: Trajectory,
+    path: str | Path,
+    *,
+    split: str | None = None,
+) -> int:
+    """Writes the GIF of an episode; its last frame is held.
+
+    Args:
+        env_id, env_kwargs: the environment the episode was played in; it must have ``render_mode="rgb_array"``.
+        split: of the task; by default read from the task id.
+
+    Returns:
+        The number of frames, one more than turns.
+
+    Raises:
+        SpearError: the episode cannot be played again, ends differently, or the file cannot be written.
+    """
+    frames = replay_frames(env_id, env_kwargs, trajectory, split=split)
+    captions = ["start", *(f"{i}: {turn.action or 'unreadable'}" for i, turn in enumerate(trajectory.turns, start=1))]
+    if trajectory.turns:
+        captions[-1] += f"  ({trajectory.stop.value.replace('_', ' ')})"
+    colours = [INK] * (len(frames) - 1) + [WON if trajectory.won else LOST]
+    pictures = [
+        _compose(frame, caption, colour) for frame, caption, colour in zip(frames, captions, colours, strict=True)
+    ]
+    _save(pictures, Path(path))
+    return len(pictures)
+
+
+def replay_frames(
+    env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, *, split: str | None = None
+) -> list[np.ndarray]:
+    """The frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
+
+    Raises:
+        SpearError: as for :func:`render_episode_gif`.
+    """
+    env = make_env(env_id, split or _find_split(trajectory.task_id), {**env_kwargs, "render_mode": "rgb_array"})
+    try:
+        _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})
+        frames = [np.array(env.render())]
+        for turn in trajectory.turns:
+            _, _, _, _, info = env.step(turn.response)
+            frames.append(np.array(env.render()))
+    finally:
+        env.close()
+    if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:
+        raise SpearError(
+            f"{trajectory.task_id}: played again, the episode ends differently: "
+            "give the keywords of the environment it was recorded with"
+        )
+    return frames
+
+
+def _find_split(task_id: str) -> str:
+    for part in ("train", "valid", "test"):
+        if part in task_id.split("/"):
+            return part
+    raise SpearError(f"the task id {task_id!r} names no split: pass split=")
+
+
+def _compose(frame: np.ndarray, caption: str, colour: tuple[int, int, int]) -> Image.Image:
+    picture = Image.fromarray(frame)
+    factor = max(1, -(-LEAST_SIDE // min(picture.size)))
+    picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    canvas = Image.new("RGB", (picture.width, picture.height + CAPTION), PAPER)
+    canvas.paste(picture, (0, 0))
+    ImageDraw.Draw(canvas).text((8, picture.height + 6), caption, fill=colour)
+    return canvas
+
+
+def _save(pictures: list[Image.Image], path: Path) -> None:
+    # One palette for all frames: a palette of its own for each makes colours flicker.
+    strip = Image.new("RGB", (pictures[0].width, sum(picture.height for picture in pictures)))
+    for i, picture in enumerate(pictures):
+        strip.paste(picture, (0, i * picture.height))
+    palette = strip.quantize(256, dither=Image.Dither.NONE)
+    frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    with draft_file(path) as draft:
+        frames[0].save(
+            draft,
+            format="GIF",
+            save_all=True,
+            append_images=frames[1:],
+            duration=[FRAME_MS] * (len(frames) - 1) + [FINAL_MS],
+            loop=0,
+            optimize=False,
+        )

@@ -1,0 +1,122 @@
+"""Plays many episodes at the same time, each on its own; nothing waits for the slowest of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+from spear_agents.engines.base import Engine, Sampling
+from spear_agents.episode import play_episode
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Trajectory
+
+Env = gym.Env[Any, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One episode to play."""
+
+    task_id: str
+    seed: int
+
+
+class Play(Protocol):
+    """How a job is played; :func:`spear_agents.episode.play_episode` is the plain way."""
+
+    async def __call__(
+        self,
+        env: Env,
+        engine: Engine,
+        prompts: PromptBuilder,
+        *,
+        task_id: str,
+        sampling: Sampling,
+        seed: int,
+        env_id: str,
+    ) -> Trajectory:
+        """Plays the job and returns its last episode."""
+        ...
+
+
+async def play_many(
+    jobs: Iterable[Job],
+    *,
+    make_env: Callable[[], Env],
+    release_env: Callable[[Env], None] = methodcaller("close"),
+    engine_for: Callable[[Env], Engine],
+    prompts: PromptBuilder,
+    sampling: Sampling,
+    env_id: str,
+    concurrency: int = 128,
+    on_done: Callable[[Trajectory], None] | None = None,
+    play: Play = play_episode,
+) -> list[Trajectory]:
+    """Plays ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
+
+    Args:
+        make_env: called once for each place.
+        release_env: called with each environment at the end; by default closes it.
+        engine_for: the engine that plays in an environment; usually the same for all.
+        on_done: called with each trajectory as soon as it ends.
+        play: plays one job.
+
+    Returns:
+        The trajectories in the order of ``jobs``.
+
+    Raises:
+        SpearError: the first error of an episode; the others are cancelled.
+    """
+    waiting = deque(enumerate(jobs))
+    done: dict[int, Trajectory] = {}
+    count = len(waiting)
+    envs: list[Env] = []
+
+    async def fill_place(env: Env, engine: Engine, stack: ExitStack) -> None:
+        with stack:
+            while waiting:
+                index, job = waiting.popleft()
+                trajectory = await play(
+                    env, engine, prompts, task_id=job.task_id, sampling=sampling, seed=job.seed, env_id=env_id
+                )
+                done[index] = trajectory
+                if on_done is not None:
+                    on_done(trajectory)
+                # A scripted policy never waits for anything: let errors of others and Ctrl-C through.
+                await asyncio.sleep(0)
+
+    places: list[asyncio.Task[None]] = []
+    stacks: list[tuple[Env, Engine, ExitStack]] = []
+    try:
+        for _ in range(min(concurrency, count)):
+            env = make_env()
+            envs.append(env)
+            engine = engine_for(env)
+            stack = ExitStack()
+            # All announced before the first asks, or the batcher would take the first caller for the only one.
+            stack.enter_context(open_session(engine))
+            stacks.append((env, engine, stack))
+        places = [asyncio.create_task(fill_place(*entry)) for entry in stacks]
+        await asyncio.gather(*places)
+    finally:
+        for place in places:
+            place.cancel()
+        await asyncio.gather(*places, return_exceptions=True)
+        for *_, stack in stacks:
+            stack.close()
+        for env in envs:
+            release_env(env)
+    return [done[index] for index in range(count)]
+
+
+def open_session(engine: Engine) -> AbstractContextManager[None]:
+    """The engine's announcement of one caller (:meth:`MicroBatcher.session`), or nothing where it needs none."""
+    session = getattr(engine, "session", None)
+    return session() if session is not None else nullcontext()

@@ -1,0 +1,171 @@
+"""What an evaluation's figures depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from spear_agents.baselines.forms import Method
+from spear_agents.engines.base import Sampling
+from spear_agents.engines.openai import Server
+from spear_agents.engines.vllm_options import VLLMOptions
+from spear_agents.files import digest_model
+from spear_agents.prompting import Overlong
+from spear_agents.rollout import Job
+from spear_agents.tables import choose_samples
+from spear_agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+
+MAX_SAMPLES = 10_000
+DEFAULT_TOKENS = 512
+"""Longest response where neither settings nor model say."""
+JOINABLE = ("tasks", "episodes_per_task", "server", "vllm")
+"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
+``vllm`` changes figures is compared apart.
+"""
+
+
+class EngineKind(str, Enum):
+    """Who plays."""
+
+    HF = "hf"
+    """A model in a Hugging Face folder, run by transformers."""
+    VLLM = "vllm"
+    """A model in a Hugging Face folder, run by vLLM."""
+    OPENAI = "openai"
+    """A model behind a server that speaks OpenAI's chat completions."""
+    RANDOM = "random"
+    """A uniform choice among the admissible actions, well formed."""
+    EXPERT = "expert"
+    """The environment's own oracle."""
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the model is a Hugging Face folder, whose tokens the record holds."""
+        return self in (EngineKind.HF, EngineKind.VLLM)
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """Everything an evaluation's numbers depend on.
+
+    Attributes:
+        env_id: such as ``spear/Sokoban-v0``.
+        env_kwargs: keywords of the environment besides ``split``.
+        model: folder of the model (``hf``, ``vllm``), or its name at the server (``openai``).
+        split: None for the last of the environment's splits.
+        tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
+        episodes_per_task: None for the benchmark's own number: 30 on AIME, 1 elsewhere.
+        max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
+        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of a local model
+            leaves.
+        overlong: what happens to a longer one.
+        template: of the environment; None for ``compact`` with a local model and ``default`` elsewhere.
+        layout: None for ``per_turn``, or what the method needs.
+        method: how the model is prompted.
+        trials: trials of a task at most, for reflexion.
+        server: where the model is served (``openai`` only).
+        vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
+    """
+
+    env_id: str
+    engine: EngineKind = EngineKind.HF
+    model: str | None = None
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None
+    tasks: str = "all"
+    episodes_per_task: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    overlong: Overlong = Overlong.END
+    template: str | None = None
+    layout: Layout | None = None
+    history: int = 2
+    seed: int = 0
+    method: Method = Method.PLAIN
+    trials: int = 1
+    server: Server | None = None
+    vllm: VLLMOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:
+            raise SpearError(f"episodes per task must lie between 1 and {MAX_SAMPLES}, got {self.episodes_per_task}")
+        if self.engine.has_folder and self.model is None:
+            raise SpearError(
+                f"engine {self.engine.value} needs a model folder: give --model DIR, or take --engine random or expert"
+            )
+        if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
+            raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
+        if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.EXPERT):
+            raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} reads no prompt")
+        if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
+            raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
+
+    def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
+        """The settings with the defaults of environment, engine and method filled in.
+
+        Args:
+            split: of the tasks.
+            templates: names that the environment has.
+
+        Raises:
+            SpearError: a layout that the method does not have.
+        """
+        in_conversation = self.method in (Method.REACT, Method.REFLEXION)
+        layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
+        if in_conversation and layout is Layout.PER_TURN:
+            raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
+        return replace(
+            self,
+            split=split,
+            layout=layout,
+            template=self.template or _prefer_template(self, templates),
+            episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
+        )
+
+    def sampling(self) -> Sampling:
+        """The sampling of these settings.  Raises SpearError where a value is out of range."""
+        try:
+            return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
+        except ValueError as error:
+            raise SpearError(str(error)) from error
+
+    def jobs(self, task_ids: Sequence[str]) -> list[Job]:
+        """All samples of all tasks, the first sample of every task before the second of any."""
+        base = self.seed * MAX_SAMPLES
+        return [Job(task_id, base + k) for k in range(self.episodes_per_task or 1) for task_id in task_ids]
+
+    def identify(self, fingerprint: str) -> dict[str, Any]:
+        """What must be the same for two runs to be one, as plain values: settings, tasks and weights."""
+        wanted: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        for key in JOINABLE:
+            wanted.pop(key)
+        wanted |= {"fingerprint": fingerprint, "tokenizer": "bytes"}
+        if self.engine.has_folder and self.model is not None:
+            wanted |= {"model_digest": digest_model(self.model), "tokenizer": self.model}
+        if self.vllm is not None:
+            wanted |= {"dtype": self.vllm.dtype}
+            if self.vllm.lora is not None:
+                wanted |= {"lora": self.vllm.lora, "lora_digest": digest_model(self.vllm.lora)}
+        if self.server is not None:
+            wanted["server_kind"] = self.server.kind.value
+        return wanted
+
+
+def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
+    """``compact`` for local models as they were trained, ``default`` elsewhere; the first where there is no such."""
+    is_trained = settings.engine.has_folder and settings.method is Method.PLAIN
+    preferred = "compact" if is_trained else "default"
+    return preferred if preferred in templates else next(iter(templates))
+
+
+def hash_settings(identity: Mapping[str, Any]) -> str:
+    """SHA-256 of :meth:`EvalSettings.identify`: equal hashes, same evaluation."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode("ascii")).hexdigest()

@@ -1,0 +1,278 @@
+"""Success rates with their uncertainty, by task and by subtask, and the paired comparison of two runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean, stdev
+from typing import Any
+
+from spear_agents.trajectory import StopReason, Trajectory
+from spear_envs.core.errors import SpearError
+
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+def estimate_mean(per_task: Sequence[float]) -> Estimate:
+    """Mean over tasks with the normal interval mean ± 1.96 s / sqrt(n).
+
+    Tasks are the independent units: samples of one task are averaged first.  Where all tasks agree on 0 or on 1, the
+    normal interval would have no width; Wilson's score interval stands in.  With one task any other interval is
+    infinite.
+
+    Raises:
+        ValueError: no task.
+    """
+    count = len(per_task)
+    if not count:
+        raise ValueError("a mean over no tasks")
+    mean = fmean(per_task)
+    if mean in (0.0, 1.0) and all(value == mean for value in per_task):
+        edge = _Z95**2 / (count + _Z95**2)
+        return Estimate(mean, 0.0 if mean == 0 else 1 - edge, edge if mean == 0 else 1.0, count)
+    half = _Z95 * stdev(per_task) / math.sqrt(count) if count > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Figures of one subtask, or of all.  Episodes with a fault count in ``faults`` alone.
+
+    Attributes:
+        success: share of episodes won, over tasks (mean@k where each task has k samples).
+        score: mean of the benchmark's own score.
+        scores: the same over tasks, with its interval.
+        pass_at: by k the chance that one of k samples of a task wins, see :func:`estimate_pass_at`.
+        turns: mean number of turns.
+        format_ok: share of turns that were well formed.
+        action_ok: share of turns whose action did something.
+        stops: number of episodes by reason of their end.
+    """
+
+    success: Estimate | None
+    score: float
+    turns: float
+    format_ok: float
+    action_ok: float
+    episodes: int
+    faults: int
+    stops: Mapping[str, int]
+    scores: Estimate | None
+    pass_at: Mapping[int, Estimate]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return vars(self) | {
+            "success": None if self.success is None else plain_estimate(self.success),
+            "stops": dict(self.stops),
+            "scores": None if self.scores is None else plain_estimate(self.scores),
+            "pass_at": {str(k): plain_estimate(estimate) for k, estimate in self.pass_at.items()},
+        }
+
+
+def plain_estimate(estimate: Estimate) -> dict[str, float | int | None]:
+    """Plain values; None for bounds that are not finite."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "mean": estimate.mean,
+        "ci95_low": finite(estimate.low),
+        "ci95_high": finite(estimate.high),
+        "tasks": estimate.tasks,
+    }
+
+
+def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
+    """Figures of all episodes and of each subtask, subtasks in the natural order of their names (9 before 10)."""
+    every = list(trajectories)
+    by_subtask: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in every:
+        by_subtask[trajectory.subtask].append(trajectory)
+    return _summarise_part(every), {
+        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=_natural)
+    }
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
+    valid = [t for t in trajectories if t.stop is not StopReason.FAULT]
+    turns = [turn for t in valid for turn in t.turns]
+    stops = dict.fromkeys((reason.value for reason in StopReason), 0)
+    for trajectory in trajectories:
+        stops[trajectory.stop.value] += 1
+    return Part(
+        success=estimate_mean(list(average_by_task(valid).values())) if valid else None,
+        score=fmean(t.score for t in valid) if valid else 0.0,
+        turns=len(turns) / len(valid) if valid else 0.0,
+        format_ok=fmean(turn.format_ok for turn in turns) if turns else 0.0,
+        action_ok=fmean(turn.action_ok for turn in turns) if turns else 0.0,
+        episodes=len(valid),
+        faults=len(trajectories) - len(valid),
+        stops={reason: count for reason, count in stops.items() if count},
+        scores=estimate_mean(list(average_by_task(valid, Metric.SCORE).values())) if valid else None,
+        pass_at=_estimate_passes(valid),
+    )
+
+
+class Metric(str, Enum):
+    """What an episode is measured by."""
+
+    SUCCESS = "success"
+    """1 if it was won, else 0."""
+    SCORE = "score"
+    """The benchmark's own score in [0, 1]."""
+
+    def of(self, trajectory: Trajectory) -> float:
+        """The value of one episode."""
+        return float(trajectory.won) if self is Metric.SUCCESS else trajectory.score
+
+
+def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.SUCCESS) -> dict[str, float]:
+    """Mean over the episodes of each task, faults left out."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.stop is not StopReason.FAULT:
+            values[trajectory.task_id].append(metric.of(trajectory))
+    return {task: fmean(found) for task, found in values.items()}
+
+
+def estimate_pass_at(samples: int, won: int, k: int) -> float:
+    """Chance that a draw of ``k`` of a task's samples holds one that won: 1 - C(n-c, k) / C(n, k).
+
+    Over the drawing of the samples its expectation is 1 - (1 - p)^k, which 1 - (1 - c/n)^k only approaches (Chen et
+    al. 2021, equation 1).
+
+    Raises:
+        ValueError: not 1 <= k <= samples, or not 0 <= won <= samples.
+    """
+    if not 1 <= k <= samples or not 0 <= won <= samples:
+        raise ValueError(f"pass@{k} of {won} won among {samples} samples: 1 <= k <= samples, 0 <= won <= samples")
+    return 1.0 - math.comb(samples - won, k) / math.comb(samples, k)
+
+
+def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
+    """pass@k for the powers of two and for the largest number of samples, over the tasks that have k samples."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for trajectory in trajectories:
+        counts[trajectory.task_id][0] += 1
+        counts[trajectory.task_id][1] += trajectory.won
+    most = max((samples for samples, _ in counts.values()), default=0)
+    passes = {}
+    for k in sorted({2**i for i in range(most.bit_length())} | {most}):
+        if k:
+            passes[k] = estimate_mean([estimate_pass_at(n, won, k) for n, won in counts.values() if n >= k])
+    return passes
+
+
+def average_parts(parts: Iterable[Part]) -> Estimate | None:
+    """Unweighted mean of the parts' success, as benchmarks of unequal size are averaged; None if a part has none.
+
+    The parts are taken for independent: the half width is sqrt(sum of squares) / m.  ``tasks`` counts those of all
+    parts.
+    """
+    found = [part.success for part in parts]
+    if not found or any(success is None for success in found):
+        return None
+    every = [success for success in found if success is not None]
+    mean = fmean(success.mean for success in every)
+    half = math.sqrt(sum(success.half**2 for success in every)) / len(every)
+    return Estimate(mean, mean - half, mean + half, sum(success.tasks for success in every))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs on the same tasks.
+
+    Attributes:
+        before, after: success of either run.
+        difference: mean over tasks of after - before, with the interval of that paired difference.
+        gained, lost: number of tasks on which the second run won more, or less, often.
+        steps: after - before of each task that both have.
+        unshared: number of tasks that only one of the runs has.
+    """
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    gained: int
+    lost: int
+    steps: tuple[float, ...] = ()
+    unshared: int = 0
+
+    @property
+    def separate(self) -> bool:
+        """The two intervals do not touch."""
+        return self.before.high < self.after.low or self.after.high < self.before.low
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "before": plain_estimate(self.before),
+            "after": plain_estimate(self.after),
+            "difference": plain_estimate(self.difference),
+            "gained_tasks": self.gained,
+            "lost_tasks": self.lost,
+            "intervals_separate": self.separate,
+            "unshared_tasks": self.unshared,
+        }
+
+
+def compare_trajectories(
+    before: Iterable[Trajectory], after: Iterable[Trajectory], metric: Metric = Metric.SUCCESS
+) -> Comparison:
+    """Compares two runs task by task, over the tasks that both have.
+
+    Raises:
+        SpearError: they share no task, or equal task ids come from different task sets.
+    """
+    first, second = list(before), list(after)
+    prints = {t.fingerprint for t in first} | {t.fingerprint for t in second}
+    if len(prints) > 1:
+        raise SpearError(
+            f"the runs are not on the same task set (fingerprints {', '.join(sorted(p[:12] for p in prints))}): "
+            "evaluate both with the same environment, split and keywords"
+        )
+    old, new = average_by_task(first, metric), average_by_task(second, metric)
+    shared = [task for task in old if task in new]
+    if not shared:
+        raise SpearError("the runs share no task: evaluate both on the same tasks")
+    steps = tuple(new[task] - old[task] for task in shared)
+    return Comparison(
+        before=estimate_mean([old[task] for task in shared]),
+        after=estimate_mean([new[task] for task in shared]),
+        difference=_estimate_difference(steps),
+        gained=sum(step > 0 for step in steps),
+        lost=sum(step < 0 for step in steps),
+        steps=steps,
+        unshared=len(old.keys() ^ new.keys()),
+    )
+
+
+def _estimate_difference(steps: Sequence[float]) -> Estimate:
+    count, mean = len(steps), fmean(steps)
+    half = _Z95 * stdev(steps) / math.sqrt(count) if count > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, count)

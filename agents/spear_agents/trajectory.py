@@ -1,0 +1,363 @@
+"""What an episode leaves behind: frozen records, their JSON-lines file, and the training rows they give."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from spear_agents.engines.base import Finish, Served
+from spear_agents.files import explain_unwritable
+from spear_envs.core.errors import SpearError
+
+_CHARACTERS = 0xD800
+"""Ids below it are written as characters; above begin the surrogates, which JSON would join in pairs."""
+_log = logging.getLogger(__name__)
+
+
+class Layout(str, Enum):
+    """How turns become token sequences."""
+
+    PER_TURN = "per_turn"
+    """Each turn is a prompt of its own with a window of history."""
+    CONVERSATION = "conversation"
+    """The episode is one growing sequence."""
+
+
+class TokenKind(str, Enum):
+    """What the token ids of a record are."""
+
+    MODEL = "model"
+    """The ids that the policy read and sampled."""
+    BYTES = "bytes"
+    """UTF-8 bytes: the policy reads and writes text (a script, a server).  ``Turn.served`` may hold a server's own."""
+
+
+class StopReason(str, Enum):
+    """Why an episode ended."""
+
+    WON = "won"
+    """The task was solved."""
+    FAILED = "failed"
+    """The environment ended the episode without success."""
+    TURN_LIMIT = "turn_limit"
+    """The environment's turns were used up."""
+    CONTEXT_LIMIT = "context_limit"
+    """The next prompt would have exceeded ``max_prompt_tokens``."""
+    FAULT = "fault"
+    """Something outside the policy broke; not the policy's failure, to be left out of losses and statistics."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One response and what came of it.
+
+    Attributes:
+        prompt_ids: the whole prompt (``per_turn``), or only the tokens added since the previous response
+            (``conversation``).
+        response_ids: what the engine sampled, as sampled.
+        log_probs: one for each of ``response_ids``, see :class:`spear_agents.engines.base.Generation`.
+        response: the text of ``response_ids`` without the closing stop token.
+        action: what the environment read out of it (empty if it could not be read).
+        observation: the text shown to the policy before this response.
+        format_ok: the response was well formed.
+        action_ok: the action had an effect, by the environment's own rule.
+        anchor: key of the state in which the response was given (GiGPO groups turns by it).
+        reward: the benchmark's own reward of this turn.
+        finish: whether the response stopped by itself.
+        served: what a server said about the response; None where no server was asked.
+        dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
+        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
+            is for training rows and is not written: a record shows pictures by playing its responses again.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    response: str
+    action: str
+    observation: str
+    format_ok: bool
+    action_ok: bool
+    anchor: str
+    reward: float
+    finish: Finish
+    served: Served | None = None
+    dropped_turns: int = 0
+    picture: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence.
+
+    ``response_mask`` is 1 on tokens of the policy and 0 on tokens of the environment; ``log_probs`` are 0 there.  All
+    three response fields have the same length.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    turn_index: int
+    pictures: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode.  ``reward`` is the sum of what the environment paid; ``reward_terms`` the raw terms behind it.
+
+    ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
+    environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.
+    ``step`` is the training step that played it, from 1; None outside a training.  ``trial`` counts the attempts of a
+    policy that learns from its failures within a task, from 1; ``memory`` is what it remembered in this one, and
+    ``reflection`` what it wrote after it.
+    """
+
+    env_id: str
+    task_id: str
+    subtask: str
+    instruction: str
+    fingerprint: str
+    layout: Layout
+    turns: tuple[Turn, ...]
+    reward_terms: Mapping[str, float]
+    reward: float
+    score: float
+    won: bool
+    tool_calls: int
+    stop: StopReason
+    fault: str | None = None
+    seed: int = 0
+    final_observation: str = ""
+    tokens: TokenKind = TokenKind.MODEL
+    step: int | None = None
+    trial: int = 1
+    memory: tuple[str, ...] = ()
+    reflection: str | None = None
+
+    @property
+    def format_ok(self) -> bool:
+        """Every response was well formed."""
+        return all(turn.format_ok for turn in self.turns)
+
+    def rows(self) -> list[Row]:
+        """Training rows: one for each turn (``per_turn``), or one for the episode (``conversation``).
+
+        Their ids are those of the record, so bytes where ``tokens`` says so.
+        """
+        if self.layout is Layout.PER_TURN:
+            return [
+                Row(
+                    turn.prompt_ids,
+                    turn.response_ids,
+                    (1,) * len(turn.response_ids),
+                    turn.log_probs,
+                    index,
+                    _list_pictures([turn]),
+                )
+                for index, turn in enumerate(self.turns)
+            ]
+        if not self.turns:
+            return []
+        ids: list[int] = []
+        mask: list[int] = []
+        log_probs: list[float] = []
+        for index, turn in enumerate(self.turns):
+            if index:
+                ids += turn.prompt_ids
+                mask += [0] * len(turn.prompt_ids)
+                log_probs += [0.0] * len(turn.prompt_ids)
+            ids += turn.response_ids
+            mask += [1] * len(turn.response_ids)
+            log_probs += turn.log_probs
+        pictures = _list_pictures(self.turns)
+        return [Row(self.turns[0].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), 0, pictures)]
+
+    def to_json(self) -> str:
+        """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
+        # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
+        turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
+        for turn in turns:
+            del turn["picture"]
+        if self.tokens is TokenKind.BYTES:
+            turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
+        data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Trajectory:
+        """Raises ValueError, KeyError or TypeError where ``line`` is no trajectory."""
+        try:
+            data: dict[str, Any] = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("the line is nested too deeply") from error
+        _require_types(data, _TRAJECTORY_TYPES)
+        turns = tuple(map(_read_turn, data.pop("turns")))
+        read: dict[str, Any] = {
+            "layout": Layout(data.pop("layout")),
+            "stop": StopReason(data.pop("stop")),
+            "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
+            "memory": tuple(data.pop("memory", ())),
+        }
+        return cls(turns=turns, **read, **data)
+
+
+def _list_pictures(turns: Sequence[Turn]) -> tuple[np.ndarray, ...]:
+    return tuple(turn.picture for turn in turns if turn.picture is not None)
+
+
+_ID_KEYS = ("prompt_ids", "response_ids")
+_NUMBER = (int, float)
+_TRAJECTORY_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation"), str),
+    **dict.fromkeys(("reward", "score"), _NUMBER),
+    **dict.fromkeys(("tool_calls", "seed", "trial"), int),
+    **dict.fromkeys(("fault", "reflection"), (str, type(None))),
+    "step": (int, type(None)),
+    "won": bool,
+    "reward_terms": dict,
+}
+_TURN_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("response", "action", "observation", "anchor"), str),
+    **dict.fromkeys(("format_ok", "action_ok"), bool),
+    "reward": _NUMBER,
+    "dropped_turns": int,
+}
+_SERVED_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),
+    "model": str,
+    "tries": int,
+    "cost": (*_NUMBER, type(None)),
+}
+
+
+def _require_types(record: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raises TypeError where a field has a value of another type, which would break whatever reads it later."""
+    for name, kind in types.items():
+        if name in record and not isinstance(record[name], kind):
+            raise TypeError(f"{name} cannot be {record[name]!r}")
+
+
+def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
+    numbers = tuple(written)
+    if not set(map(type, numbers)) <= kinds:
+        raise TypeError("a list of numbers holds something else")
+    return numbers
+
+
+def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
+    """A character for each id, which takes a quarter of the room of numbers; ids that are none stay numbers."""
+    return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
+
+
+def _read_ids(written: str | list[int]) -> tuple[int, ...]:
+    return tuple(map(ord, written)) if isinstance(written, str) else _read_numbers(written, {int})
+
+
+def _read_turn(data: Mapping[str, Any]) -> Turn:
+    _require_types(data, _TURN_TYPES)
+    return Turn(
+        **{
+            **data,
+            "prompt_ids": _read_ids(data["prompt_ids"]),
+            "response_ids": _read_ids(data["response_ids"]),
+            "log_probs": _read_numbers(data["log_probs"], {int, float}),
+            "finish": Finish(data["finish"]),
+            "served": _read_served(data.get("served")),
+        }
+    )
+
+
+def _read_served(data: Mapping[str, Any] | None) -> Served | None:
+    if data is None:
+        return None
+    _require_types(data, _SERVED_TYPES)
+    kinds: dict[str, set[type]] = {"prompt_ids": {int}, "token_ids": {int}, "log_probs": {int, float}}
+    lists = {key: _read_numbers(data[key], kind) for key, kind in kinds.items() if data.get(key) is not None}
+    return Served(**{**data, **lists})
+
+
+@dataclass
+class TrajectoryWriter:
+    """Appends trajectories to a JSON-lines file, one write for each, so that a kill can tear the last line only.
+
+    Opening repairs the file: a last line without its newline is cut off with a warning.  Use it as a context manager.
+
+    Raises:
+        SpearError: the file cannot be opened or written (read-only folder, full disk).
+    """
+
+    path: Path
+    _file: IO[bytes] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> TrajectoryWriter:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab+", buffering=0)
+            _cut_torn_line(self._file, self.path)
+        except OSError as error:
+            raise explain_unwritable(self.path, error) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Appends one trajectory."""
+        if self._file is None:
+            raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
+        data = trajectory.to_json().encode("ascii") + b"\n"
+        try:
+            while data:  # an unbuffered write may take less than it was given, for instance when the disk fills up
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise explain_unwritable(self.path, error) from error
+
+
+def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, oldest first; a torn last line is left out with a warning.
+
+    Raises:
+        SpearError: the file cannot be read, or a whole line of it is no trajectory (names the line).
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    _log.warning("%s: line %d is torn (the writer was killed): left out", path, number)
+                    return
+                try:
+                    trajectory = Trajectory.from_json(line.decode("ascii"))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise SpearError(
+                        f"{path}, line {number} is no trajectory ({type(error).__name__}): remove the line or the file"
+                    ) from error
+                yield trajectory
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _cut_torn_line(file: IO[bytes], path: Path) -> None:
+    size = file.seek(0, 2)
+    end = size
+    while end:
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        _log.warning("%s: the last line is torn (the writer was killed): cut off %d bytes", path, size - end)
+        file.truncate(end)
+    file.seek(0, 2)

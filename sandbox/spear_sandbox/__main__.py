@@ -1,0 +1,28 @@
+"""The command ``spear-sandbox``: also ``python -m spear_sandbox`` and, where spear-envs is installed, ``spear sandbox``."""
+
+from __future__ import annotations
+
+import sys
+
+SERVER = "spear-sandbox[server]"
+
+
+def main() -> None:
+    """Run the command; without click, say what brings it."""
+    try:
+        from spear_sandbox.cli import sandbox
+        from spear_sandbox.console import explain_missing, run_command
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.exit(f"Error: the command needs the package click: pip install '{SERVER}' brings it.")
+
+    def explain(error: ModuleNotFoundError) -> str | None:
+        own = (error.name or "").partition(".")[0] == "spear_sandbox"
+        return None if own else explain_missing(error, SERVER)
+
+    run_command(sandbox, "spear-sandbox", explain=explain)
+
+
+if __name__ == "__main__":
+    main()

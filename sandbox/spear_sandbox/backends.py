@@ -1,0 +1,36 @@
+"""What an executor needs of a level of isolation."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from signal import Signals
+from typing import Protocol
+
+from spear_sandbox.protocol import Health, Isolation
+from spear_sandbox.runs import Fork
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """One way to start runs in isolation. Belongs to one event loop."""
+
+    level: Isolation
+    ending: Signals
+    """What ends a run, sent to the process that ``Fork`` gives."""
+
+    async def start(self) -> None:
+        """Get ready.
+
+        Raises:
+            RefusedError: This machine does not allow it.
+        """
+
+    def borrow(self, code: str) -> AbstractAsyncContextManager[Fork]:
+        """What starts the run of this program; held until the run has ended."""
+
+    def health(self) -> Health:
+        """How it is now."""
+
+    async def close(self) -> None:
+        """End all runs and processes."""

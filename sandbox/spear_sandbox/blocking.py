@@ -1,0 +1,148 @@
+"""Executors for code that is not asynchronous: one event loop on a thread of its own for each process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, SandboxFault
+
+__all__ = ["BlockingExecutor", "open_executor"]
+
+Result = TypeVar("Result")
+
+_all: weakref.WeakSet[BlockingExecutor] = weakref.WeakSet()
+_of_parents: list[object] = []
+"""Kept in forked children, so that nothing is finalised that belongs to the parent."""
+
+
+class BlockingExecutor:
+    """The same as an :class:`~spear_sandbox.protocol.Executor`, for threads that wait.
+
+    Any number of threads may call :meth:`run` at once. The executor is made at the first run, on a loop of its own, and
+    anew in a forked child; it is closed when the process ends.
+
+    Args:
+        make_executor: Makes the executor; called on the loop, once for each process.
+    """
+
+    def __init__(self, make_executor: Callable[[], Executor]) -> None:
+        self._make = make_executor
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._executor: Executor | None = None
+        self._closed = False
+        _all.add(self)
+
+    def run(
+        self,
+        code: str,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Run and wait; see :meth:`spear_sandbox.protocol.Executor.run` for arguments and errors."""
+
+        async def carry_out() -> Outcome:
+            if self._executor is None:
+                self._executor = self._make()
+            return await self._executor.run(code, stdin=stdin, files=files, fetch_files=fetch_files, limits=limits)
+
+        return self._wait_for(carry_out())
+
+    def close(self) -> None:
+        """Close the executor and end the thread; a later :meth:`run` raises a ``SandboxFault``."""
+        with self._lock:
+            self._closed = True
+            loop, thread, owner = self._loop, self._thread, self._owner
+            self._loop = None
+        if loop is None or thread is None or owner != os.getpid():
+            return
+
+        async def end() -> None:
+            if self._executor is not None:
+                await self._executor.close()
+
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(end(), loop).result(timeout=10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=10)
+        atexit.unregister(self.close)
+
+    def _wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._start())
+        except BaseException:
+            work.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            # A thread that is interrupted takes its run with it.
+            future.cancel()
+            raise
+
+    def _forget(self) -> None:
+        """In a forked child: the thread is gone, the executor is the parent's, and the lock may be held for ever."""
+        if self._executor is not None:
+            _of_parents.append((self._executor, self._loop))
+        self._lock = threading.Lock()
+        self._loop, self._thread, self._executor = None, None, None
+        self._owner = os.getpid()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._closed:
+                raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+            return self._loop
+
+
+_lock = threading.Lock()
+_shared: dict[str | None, BlockingExecutor] = {}
+
+
+def open_executor(url: str | None = None) -> BlockingExecutor:
+    """The executor of this process for a service, or for a private pool when ``url`` is None; the same at each call.
+
+    Nothing starts before the first run.
+    """
+    with _lock:
+        if url not in _shared:
+            _shared[url] = BlockingExecutor(lambda: _make_executor(url))
+        return _shared[url]
+
+
+def _make_executor(url: str | None) -> Executor:
+    if url is None:
+        from spear_sandbox.local import LocalExecutor
+
+        return LocalExecutor()
+    from spear_sandbox.client import HttpExecutor
+
+    return HttpExecutor([url])
+
+
+def _forget_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for executor in list(_all):
+        executor._forget()
+
+
+with contextlib.suppress(AttributeError):  # not on platforms without fork
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,360 @@
+"""``spear sandbox``: the service, a check-up of this machine, and single files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.senders import is_loopback
+from spear_sandbox.wire import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from spear_sandbox.selftest import Probe
+    from spear_sandbox.server import ServiceSettings
+
+__all__ = ["sandbox"]
+
+TIMED_OUT = 124
+"""Exit code of a run that took too long, as of the command ``timeout``."""
+FAULT = 70
+"""Exit code where a run was not carried out: EX_SOFTWARE of sysexits.h."""
+STRONG = [level.value for level in Isolation if not level.weak]
+WEAK = [level.value for level in Isolation if level.weak]
+
+ISOLATION_OPTIONS = (
+    click.option(
+        "--isolation",
+        type=click.Choice(["auto", *STRONG]),
+        default="auto",
+        show_default=True,
+        help="What runs are isolated with; auto takes the first that holds.",
+    ),
+    click.option(
+        "--allow-weak-isolation",
+        "weak",
+        type=click.Choice(WEAK),
+        help="Where none of these holds, go on with this one. It does not contain hostile code.",
+    ),
+)
+
+
+class RefusedError(click.ClickException):
+    """No isolation holds."""
+
+    exit_code = EXIT_CODE
+
+
+def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options above."""
+    taken = command
+    for option in reversed(ISOLATION_OPTIONS):
+        taken = option(taken)
+    return taken
+
+
+@click.group()
+def sandbox() -> None:
+    """Run Python that nobody trusts, in isolation from this machine and from each other."""
+
+
+@sandbox.command(name="serve")
+@_take_isolation
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core.")
+@click.option(
+    "--queue-length",
+    type=click.IntRange(0),
+    default=4096,
+    show_default=True,
+    help="Requests that may wait for a place.",
+)
+@click.option(
+    "--queue-wait",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds after which a request that waits is answered with 504.",
+)
+@click.option(
+    "--max-run-timeout",
+    type=click.FloatRange(0, 86_400, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds to which longer timeouts of requests are cut.",
+)
+@click.option(
+    "--memory-mb",
+    type=click.IntRange(16),
+    default=1024,
+    show_default=True,
+    help="MiB of one process; a whole run may hold 1.5 times as much. Requests may ask for less.",
+)
+@click.option(
+    "--max-body-mb",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="MiB of a request; larger ones get 413.",
+)
+@click.option("--zygotes", type=click.IntRange(1), help="Warm interpreters of each kind; by default 1 for 4 cores.")
+@click.option("--self-test-only", is_flag=True, help="Test the isolation and end: code 0 if it holds, 78 if not.")
+def serve_runs(
+    isolation: str,
+    weak: str | None,
+    host: str,
+    port: int,
+    max_running: int | None,
+    queue_length: int,
+    queue_wait: float,
+    max_run_timeout: float,
+    memory_mb: int,
+    max_body_mb: int,
+    zygotes: int | None,
+    self_test_only: bool,
+) -> None:
+    """Answer POST /run_code in SandboxFusion's form until SIGINT or SIGTERM.
+
+    Before it listens it tests the isolation from inside a run, and ends with code 78 if it does not hold. It listens on
+    this machine only, unless --host says otherwise. If SPEAR_SANDBOX_TOKEN is set, requests must carry it as a bearer
+    token.
+    """
+    limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
+    token = _read_token()
+    if not self_test_only:
+        _check_extra()
+
+    async def work() -> None:
+        make = partial(LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes)
+        executor = await _start(make, isolation, weak)
+        try:
+            if self_test_only:
+                click.echo(f"the isolation {executor.health().level.value!r} holds.")
+                return
+            from spear_sandbox.server import ServiceSettings
+
+            settings = ServiceSettings(
+                max_running=executor.max_running,
+                queue_length=queue_length,
+                queue_wait_s=queue_wait,
+                max_run_s=max_run_timeout,
+                limits=limits,
+                body_bytes=max_body_mb << 20,
+                token=token,
+                local=is_loopback(host),
+            )
+            await _answer(executor, settings, host, port)
+        finally:
+            await executor.close()
+
+    asyncio.run(work())
+
+
+async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
+    from spear_sandbox.server import RunService
+    from spear_sandbox.serving import bind_socket, serve
+
+    try:
+        listener = bind_socket(host, port)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{listener.getsockname()[1]}"
+    if not is_loopback(host) and settings.token is None:
+        click.echo(f"Warning: whoever reaches {url} may run code; set {TOKEN_VARIABLE} to ask for a token.", err=True)
+    level = executor.health().level.value
+    click.echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
+    await serve(RunService(executor, settings), listener)
+
+
+async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str | None) -> LocalExecutor:
+    """A started executor; one with the weak level, if that is allowed and nothing better holds.
+
+    Raises:
+        RefusedError: nothing that is allowed holds.
+    """
+    for level in (isolation, weak):
+        if level is None:
+            continue
+        executor = make(level)
+        try:
+            await executor.start()
+        except IsolationRefusedError as error:
+            await executor.close()
+            if weak is None or level == weak:
+                raise RefusedError(str(error)) from None
+            _warn(f"no strong isolation holds here: {error}")
+        except BaseException:
+            await executor.close()
+            raise
+        else:
+            if level == weak:
+                _warn(f"runs are isolated by {weak!r} only, which does not contain hostile code.")
+            return executor
+    raise AssertionError("unreachable: the last level is returned or refused")
+
+
+def _warn(text: str) -> None:
+    click.echo(f"Warning: {text}", err=True)
+
+
+def _check_extra() -> None:
+    try:
+        import spear_sandbox.server
+        import spear_sandbox.serving  # noqa: F401
+    except ModuleNotFoundError as error:
+        sentence = f"the service needs the package {error.name}: pip install 'spear-sandbox[server]' brings it."
+        raise click.ClickException(sentence) from None
+
+
+def _read_token() -> str | None:
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
+        raise click.ClickException(
+            f"{TOKEN_VARIABLE} has characters that no HTTP header carries: use letters and digits."
+        )
+    return token
+
+
+@sandbox.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def doctor(as_json: bool) -> None:
+    """Try each level of isolation on this machine and say what holds, and what to do where it does not.
+
+    The weak levels are tried for what they promise, which is less. Exit code 78 if no strong level holds.
+    """
+    found = {level: asyncio.run(examine(level)) for level in Isolation}
+    strong = any(all(probe.ok for probe in probes) for level, probes in found.items() if not level.weak)
+    if as_json:
+        levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
+        click.echo(json.dumps({"ok": strong, "python": sys.executable, "levels": levels}))
+    else:
+        _show_levels(found)
+    if not strong:
+        sys.exit(EXIT_CODE)
+
+
+def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="isolation on this machine")
+    table.add_column("level")
+    table.add_column("strong")
+    table.add_column("result")
+    table.add_column("probes", overflow="fold")
+    for level, probes in found.items():
+        failed = [probe for probe in probes if not probe.ok]
+        verdict = Text("FAILS", style="bold red") if failed else Text("holds", style="green")
+        lines = [f"{len(probes) - len(failed)} of {len(probes)} pass", *(f"{p.name}: {p.detail}" for p in failed)]
+        table.add_row(level.value, "no" if level.weak else "yes", verdict, Text("\n".join(lines)))
+    Console().print(table)
+
+
+@sandbox.command(name="run")
+@_take_isolation
+@click.argument("file", type=click.File("rb"))
+@click.option("--url", help="Run on this service instead of on this machine.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 86_400, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds of wall time.",
+)
+@click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
+@click.option("--stdin", "stdin", type=click.File("rb"), help="File with the input of the program; - for our own.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
+def run_file(
+    isolation: str,
+    weak: str | None,
+    file: BinaryIO,
+    url: str | None,
+    timeout: float,
+    memory_mb: int,
+    stdin: BinaryIO | None,
+    as_json: bool,
+) -> None:
+    """Run the Python program FILE (- for standard input) in a sandbox, and print what it prints.
+
+    The exit code is the program's; 128 + n if signal n ended it, 124 if its time was up, 70 if the sandbox failed, 78
+    if no isolation holds.
+    """
+    code = _read_text(file)
+    given = None if stdin is None else _read_text(stdin)
+    limits = Limits(wall_s=timeout, memory_mb=memory_mb)
+
+    async def work() -> Outcome:
+        executor: Executor
+        if url is None:
+            executor = await _start(partial(LocalExecutor, limits=limits, zygotes=1), isolation, weak)
+        else:
+            from spear_sandbox.client import HttpExecutor
+
+            executor = HttpExecutor(url)
+        try:
+            return await executor.run(code, stdin=given, limits=limits)
+        finally:
+            await executor.close()
+
+    try:
+        outcome = asyncio.run(work())
+    except SandboxFault as fault:
+        click.echo(f"Error: {fault}", err=True)
+        sys.exit(FAULT)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(_describe(outcome)))
+    else:
+        _print_outcome(outcome, timeout)
+    sys.exit(_choose_code(outcome))
+
+
+def _read_text(file: BinaryIO) -> str:
+    # Bytes that are no UTF-8 are the program's own mistake: Python will say so of them, or of these.
+    return file.read().decode("utf-8", "replace")
+
+
+def _describe(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": outcome.status.value,
+        "return_code": outcome.return_code,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+        "reason": outcome.reason.value,
+        "truncated": outcome.truncated,
+        "wall_s": outcome.wall_s,
+        "cpu_s": outcome.cpu_s,
+        "peak_rss_kb": outcome.peak_rss_kb,
+        "level": outcome.level.value if outcome.level else None,
+    }
+
+
+def _print_outcome(outcome: Outcome, timeout: float) -> None:
+    click.echo(outcome.stdout.encode("utf-8", "replace"), nl=False)
+    click.echo(outcome.stderr.encode("utf-8", "replace"), nl=False, err=True)
+    if outcome.status is RunStatus.TIME_LIMIT:
+        click.echo(f"spear sandbox: killed after {timeout:g} s; --timeout gives more.", err=True)
+    elif outcome.truncated:
+        click.echo("spear sandbox: the output is cut; the program printed more.", err=True)
+
+
+def _choose_code(outcome: Outcome) -> int:
+    if outcome.status is RunStatus.TIME_LIMIT or outcome.return_code is None:
+        return TIMED_OUT
+    return outcome.return_code if outcome.return_code >= 0 else 128 - outcome.return_code

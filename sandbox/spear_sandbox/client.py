@@ -1,0 +1,226 @@
+"""Running code on a sandbox service: ours, or a real SandboxFusion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
+from spear_sandbox.urls import Rotation, read_urls
+from spear_sandbox.wire import (
+    TOKEN_VARIABLE,
+    BadReplyError,
+    BadRequestError,
+    RunRequest,
+    check_name,
+    read_reply,
+    write_request,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["HttpExecutor", "Retries"]
+
+CONNECT_S = 5.0
+ANSWER_SLACK_S = 10.0
+"""Seconds granted beside both timeouts, as verl's client does."""
+MAX_CONNECTIONS = 1024
+KEPT_CONNECTIONS = 128
+KEEPALIVE_S = 4.0
+"""Below the 5 s after which a server with uvicorn's default closes an idle connection under the next request."""
+RETRIED_ONCE = frozenset({502, 503})
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often a run is sent again, and when."""
+
+    busy: int = 3
+    """Further tries after 504: all places of the server were taken."""
+    broken: int = 1
+    """Further tries after a connection that could not be made or broke, 502, 503, and a run that the server lost."""
+    first_wait_s: float = 1.0
+    """Seconds before the first further try; doubled for each one after it, less a random part of up to a half."""
+
+    def choose_wait(self, number: int, rng: random.Random) -> float:
+        """Seconds before the further try of this number, at least 1."""
+        return self.first_wait_s * 2.0 ** (number - 1) * (1 - rng.random() / 2)
+
+
+class HttpExecutor:
+    """An :class:`~spear_sandbox.protocol.Executor` over HTTP. Belongs to the event loop of its first run.
+
+    A run is code without effects outside its sandbox, so one that was lost may be sent again. Proxies of the
+    environment are not used.
+
+    Args:
+        urls: base addresses of servers that are alike, such as ``"http://127.0.0.1:8080"``; taken in turn. Several are
+            meant for tests and small set-ups: beyond that, put a balancer before the servers.
+        token: bearer token; by default the variable ``SPEAR_SANDBOX_TOKEN`` of the environment.
+        limits: of runs that bring none. ``wall_s`` and ``memory_mb`` go to the server, the rest is the server's own.
+        queue_s: seconds that the server may let a run wait; sent as ``compile_timeout``, to which our server adds 5.
+        retries: of runs that were not carried out.
+
+    Raises:
+        ValueError: an address is none.
+        ModuleNotFoundError: httpx is not installed; at the first run.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        token: str | None = None,
+        limits: Limits | None = None,
+        queue_s: float = 30.0,
+        retries: Retries | None = None,
+    ) -> None:
+        self.urls = read_urls(urls)
+        self.limits = limits or Limits()
+        self.queue_s = queue_s
+        self.retries = retries or Retries()
+        self._token = token
+        self._rng = random.Random()
+        self._rotation = Rotation(self.urls, self._rng.randrange(len(self.urls)))
+        self._client: httpx.AsyncClient | None = None
+        self._closed = False
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Run on a server; see :meth:`spear_sandbox.protocol.Executor.run`.
+
+        Raises:
+            SandboxFault: no server carried it out.
+            ValueError: a file name leaves the working folder, or a server refused the request itself or its token.
+        """
+        for name in (*(files or ()), *fetch_files):
+            try:
+                check_name(name)
+            except BadRequestError as error:
+                raise ValueError(str(error)) from None
+        wanted = limits or self.limits
+        asked = RunRequest(
+            code,
+            run_timeout=wanted.wall_s,
+            compile_timeout=self.queue_s,
+            memory_mb=wanted.memory_mb,
+            stdin=stdin,
+            files=files or {},
+            fetch_files=tuple(fetch_files),
+        )
+        return await self._ask(write_request(asked), self.queue_s + wanted.wall_s + ANSWER_SLACK_S)
+
+    async def close(self) -> None:
+        """Close all connections; runs under way end with them."""
+        self._closed = True
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _ask(self, body: bytes, seconds: float) -> Outcome:
+        """The first outcome; of failures that pass, at most as many as ``retries`` has."""
+        loop = asyncio.get_running_loop()
+        left = {FaultKind.TIMEOUT: self.retries.busy, FaultKind.UNAVAILABLE: self.retries.broken}
+        tries = 0
+        while True:
+            url = self._rotation.choose(loop.time())
+            tries += 1
+            try:
+                return await self._send(url, body, seconds)
+            except _Passing as failure:
+                self._rotation.note_failure(url, loop.time())
+                if left[failure.kind] == 0:
+                    raise SandboxFault(failure.kind, f"{failure} (try {tries}, the last)") from None
+                left[failure.kind] -= 1
+            await asyncio.sleep(self.retries.choose_wait(tries, self._rng))
+
+    async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
+        """One try.
+
+        Raises:
+            _Passing: another try may do better.
+            SandboxFault, ValueError: it would not.
+        """
+        import httpx
+
+        headers = {"Content-Type": "application/json"}
+        token = self._token or os.environ.get(TOKEN_VARIABLE)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            request = self._open_client().post(f"{url}/run_code", content=body, headers=headers)
+            response = await asyncio.wait_for(request, seconds)
+        except asyncio.TimeoutError:
+            raise SandboxFault(FaultKind.TIMEOUT, f"no answer from {url} within {seconds:g} s") from None
+        except httpx.TransportError as error:
+            sentence = f"{url} cannot be reached or broke off ({type(error).__name__}: {error})"
+            raise _Passing(FaultKind.UNAVAILABLE, sentence) from None
+        return self._read(url, response)
+
+    def _read(self, url: str, response: httpx.Response) -> Outcome:
+        status = response.status_code
+        if status == 504:
+            raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {_read_detail(response)}")
+        if status in RETRIED_ONCE:
+            raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {_read_detail(response)}")
+        if status in (401, 403):
+            raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
+        if status in (400, 413, 422):
+            raise ValueError(f"{url} refused the request (status {status}): {_read_detail(response)}")
+        if status != 200:
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {_read_detail(response)}")
+        try:
+            return read_reply(response.content)
+        except BadReplyError as error:
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{url}: {error}.") from None
+        except SandboxFault as fault:  # its sandbox died under the run, say: it starts another
+            raise _Passing(fault.kind, f"{url}: {fault}") from None
+
+    def _open_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        if self._closed:
+            raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox client is closed")
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                limits=httpx.Limits(
+                    max_connections=MAX_CONNECTIONS,
+                    max_keepalive_connections=KEPT_CONNECTIONS,
+                    keepalive_expiry=KEEPALIVE_S,
+                ),
+                timeout=httpx.Timeout(None, connect=CONNECT_S),
+                headers={"User-Agent": "spear-envs"},
+                # A proxy for the way out of a cluster would be asked for 127.0.0.1, too.
+                trust_env=False,
+            )
+        return self._client
+
+
+class _Passing(Exception):
+    """A failure after which the run may be sent again."""
+
+    def __init__(self, kind: FaultKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def _read_detail(response: httpx.Response) -> str:
+    """The sentence of an error, or the beginning of whatever came."""
+    try:
+        detail = json.loads(response.content)["detail"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        detail = response.text
+    return " ".join(str(detail).split())[:SHOWN_CHARACTERS]

@@ -1,0 +1,257 @@
+"""Levels that start an interpreter for each run: ``bwrap``, and the weak ones, ``landlock`` and ``none``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from spear_sandbox.guest.root import (
+    CODE,
+    DEVICES,
+    ENVIRONMENT,
+    LINKED_FOLDERS,
+    SITE,
+    SYSTEM_FILES,
+    list_folders,
+    list_hidden,
+    list_parents,
+)
+from spear_sandbox.guest.seccomp import build_filter
+from spear_sandbox.installation import Installation
+from spear_sandbox.protocol import Health, Isolation, Limits
+from spear_sandbox.runs import Fork
+from spear_sandbox.zygotes import RefusedError, end_process
+
+__all__ = ["BwrapBackend", "WeakBackend"]
+
+
+class _ColdBackend(ABC):
+    """What the levels of this module share."""
+
+    level: Isolation
+    ending = signal.SIGKILL
+
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
+        self._installation = installation
+        self._user = uid if os.getuid() == 0 else None
+        self._limits = limits
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def health(self) -> Health:
+        """See :meth:`spear_sandbox.backends.Backend.health`."""
+        return Health(self.level, self._features(), 0, 0, ok=True)
+
+    async def close(self) -> None:
+        """See :meth:`spear_sandbox.backends.Backend.close`."""
+        for process in self._processes:
+            process.send_signal(self.ending)
+        await asyncio.gather(*(end_process(process) for process in list(self._processes)))
+
+    @abstractmethod
+    def _features(self) -> dict[str, bool]:
+        """What holds here, for ``/health``."""
+
+    def _start(
+        self, command: list[str], descriptors: Sequence[int], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
+        process = subprocess.Popen(
+            command,
+            pass_fds=descriptors,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            **drop,  # type: ignore[call-overload]
+        )
+        self._processes.add(process)
+        return process
+
+    async def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            await end_process(process)
+        finally:
+            self._processes.discard(process)
+
+    def _check_reach(self) -> None:
+        """Raise RefusedError if the user of the programs cannot start the interpreter."""
+        drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
+        command = [self._installation.interpreter, "-I", "-S", "-c", ""]
+        try:
+            subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
+        except (OSError, subprocess.SubprocessError) as error:
+            user = os.getuid() if self._user is None else self._user
+            raise RefusedError(f"user {user} cannot start {self._installation.interpreter}: {error}") from None
+
+
+class BwrapBackend(_ColdBackend):
+    """The isolation of ``namespaces`` by bubblewrap 0.8 or later."""
+
+    level = Isolation.BWRAP
+
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
+        super().__init__(installation, uid=uid, limits=limits)
+        self._bwrap = shutil.which("bwrap")
+        self._program = b""
+
+    async def start(self) -> None:
+        """See :meth:`spear_sandbox.backends.Backend.start`."""
+        if self._bwrap is None:
+            raise RefusedError("bubblewrap (bwrap) is not installed")
+        self._check_reach()
+        self._program = build_filter()
+
+    @contextlib.asynccontextmanager
+    async def borrow(self, code: str) -> AsyncIterator[Fork]:
+        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
+        process: subprocess.Popen[bytes] | None = None
+
+        async def fork(descriptors: Sequence[int]) -> int:
+            nonlocal process
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            os.write(write_end, self._program)  # smaller than a pipe
+            os.close(write_end)
+            try:
+                process = self._start(self._write_command(read_end, descriptors), [*descriptors, read_end], {})
+            finally:
+                os.close(read_end)
+            return os.pidfd_open(process.pid)
+
+        try:
+            yield fork
+        finally:
+            if process is not None:
+                await self._forget(process)
+
+    def _write_command(self, program: int, descriptors: Sequence[int]) -> list[str]:
+        installation = self._installation
+        folders = list_folders(installation.prefix)
+        assert self._bwrap is not None
+        command = [
+            self._bwrap,
+            "--unshare-all",
+            "--unshare-user",
+            "--die-with-parent",
+            "--new-session",
+            "--as-pid-1",
+            "--clearenv",
+        ]
+        command += ["--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(program)]
+        for name, value in ENVIRONMENT.items():
+            command += ["--setenv", name, value]
+        for parent in list_parents(installation.prefix):
+            command += ["--perms", "0111", "--dir", parent]
+        for folder in folders:
+            command += ["--ro-bind", folder, folder]
+        for path in LINKED_FOLDERS:
+            if os.path.islink(path):
+                command += ["--symlink", os.readlink(path), path]
+            elif os.path.isdir(path):
+                command += ["--ro-bind", path, path]
+        for path in SYSTEM_FILES:
+            command += ["--ro-bind-try", os.path.realpath(path), path]
+        for name, path in installation.packages.items():
+            command += ["--ro-bind", path, f"{SITE}/{name}"]
+        command += ["--ro-bind", installation.guest, f"{CODE}/spear_sandbox/guest"]
+        for path in list_hidden(folders):
+            command += ["--tmpfs", path, "--remount-ro", path]
+        for name in DEVICES:
+            command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
+        command += ["--proc", "/proc", "--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
+        command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
+        return [*command, *_write_interpreter(installation, CODE, SITE, self.level, "/tmp", [], descriptors)]
+
+    def _features(self) -> dict[str, bool]:
+        held = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True)
+        return held | {"landlock": False, "cgroup": False}
+
+
+class WeakBackend(_ColdBackend):
+    """Levels ``landlock`` and ``none``: programs live among all other processes of this machine."""
+
+    # The supervisor must kill what it supervises: there is no pid namespace that would end with it.
+    ending = signal.SIGTERM
+
+    def __init__(self, level: Isolation, installation: Installation, *, uid: int, limits: Limits) -> None:
+        super().__init__(installation, uid=uid, limits=limits)
+        self.level = level
+
+    async def start(self) -> None:
+        """See :meth:`spear_sandbox.backends.Backend.start`."""
+        self._check_reach()
+
+    @contextlib.asynccontextmanager
+    async def borrow(self, code: str) -> AsyncIterator[Fork]:
+        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
+        process: subprocess.Popen[bytes] | None = None
+        base = Path(tempfile.mkdtemp(prefix="sandbox-"))
+
+        async def fork(descriptors: Sequence[int]) -> int:
+            nonlocal process
+            work, site = base / "work", base / "site"
+            base.chmod(0o755)
+            work.mkdir()
+            site.mkdir()
+            if self._user is not None:
+                os.chown(work, self._user, self._user)
+            for name, path in self._installation.packages.items():
+                (site / name).symlink_to(path)
+            source = str(Path(self._installation.guest).parent.parent)
+            readable = self._list_readable(str(site))
+            command = _write_interpreter(
+                self._installation, source, str(site), self.level, str(work), readable, descriptors
+            )
+            environment = ENVIRONMENT | {
+                "PYTHONPATH": str(site),
+                "HOME": str(work),
+                "TMPDIR": str(work),
+                "MPLCONFIGDIR": str(work),
+            }
+            process = self._start(command, descriptors, environment)
+            return os.pidfd_open(process.pid)
+
+        try:
+            yield fork
+        finally:
+            if process is not None:
+                await self._forget(process)
+            shutil.rmtree(base, ignore_errors=True)
+
+    def _list_readable(self, site: str) -> list[str]:
+        installation = self._installation
+        shown = [*list_folders(installation.prefix), *SYSTEM_FILES, *LINKED_FOLDERS, *installation.packages.values()]
+        shown += [installation.guest, site, *(f"/dev/{name}" for name in DEVICES)]
+        return sorted({os.path.realpath(path) for path in shown if os.path.exists(path)})
+
+    def _features(self) -> dict[str, bool]:
+        held = self.level is Isolation.LANDLOCK
+        nothing = dict.fromkeys(("userns", "pidns", "netns", "cgroup"), False)
+        return nothing | {"seccomp": held, "landlock": held}
+
+
+def _write_interpreter(
+    installation: Installation,
+    code: str,
+    site: str,
+    level: Isolation,
+    folder: str,
+    readable: Sequence[str],
+    descriptors: Sequence[int],
+) -> list[str]:
+    boot = (
+        f"import sys; sys.path.insert(0, {code!r}); sys.path.append({site!r}); "
+        "from spear_sandbox.guest.cold import start_cold; start_cold()()"
+    )
+    numbers = [str(number) for number in descriptors]
+    return [installation.interpreter, "-I", "-S", "-c", boot, level.value, folder, ":".join(readable), *numbers]

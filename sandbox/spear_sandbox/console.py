@@ -1,0 +1,69 @@
+"""Running a command of click, so that what a user can mend becomes one line and not a traceback."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+from spear_sandbox.errors import SpearError
+
+__all__ = ["explain_missing", "run_command"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system answers where nothing more fits."""
+
+
+def run_command(
+    command: click.Command,
+    name: str,
+    args: Sequence[str] | None = None,
+    *,
+    explain: Callable[[ModuleNotFoundError], str | None],
+) -> NoReturn:
+    """Run a command and exit: with its own code, 1 for an error, 2 for wrong usage, 130 for Ctrl-C.
+
+    Args:
+        command: to be run.
+        name: what it is called in its help.
+        args: its arguments; those of this process by default.
+        explain: the line for a package that is missing, or None for a bug, which is raised.
+    """
+    try:
+        code = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("Interrupted.", 130)
+    except SpearError as error:
+        _fail(f"Error: {error}")
+    except ModuleNotFoundError as error:  # commands import heavy packages only when they need them
+        if (line := explain(error)) is None:
+            raise
+        _fail(f"Error: {line}")
+    except OSError as error:
+        if error.errno in FULL:  # a write, which does not know the name of its file
+            _fail(f"Error: {error.strerror}: free the disk, or name a folder on another, and give the command again.")
+        if error.filename is None:  # no file: a bug or a pipe, not a folder that the user could mend
+            raise
+        _fail(f"Error: {error.strerror}: {error.filename}. Check the path, its permissions and the space left.")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain_missing(error: ImportError, requirement: str) -> str:
+    """The one line for a package that is not installed.
+
+    Args:
+        error: that its import raised.
+        requirement: what brings it, such as ``"spear-envs[data]"``.
+    """
+    return f"a package is missing ({error}): pip install '{requirement}' brings it."
+
+
+def _fail(line: str, code: int = 1) -> NoReturn:
+    click.echo(line, err=True)
+    sys.exit(code)

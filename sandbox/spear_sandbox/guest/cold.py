@@ -1,0 +1,156 @@
+"""A run in an interpreter that was started for it: inside bubblewrap, or beside everything else with less around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from spear_sandbox.guest import kernel
+from spear_sandbox.guest.job import Job, read_job
+from spear_sandbox.guest.program import hand_over, set_limits, write_files
+from spear_sandbox.guest.seccomp import build_filter, load_filter
+from spear_sandbox.guest.supervisor import (
+    end_all,
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
+
+__all__ = ["start_cold"]
+
+
+_ROOM_FOR_OTHERS = 4
+"""Runs of the same user at the same time count together, so the kernel's bound is wider than that of one run."""
+
+
+class _EndedError(BaseException):
+    """The pool wants the run to end."""
+
+
+def start_cold() -> Callable[[], None]:
+    """Supervise a run, or, returning what runs it, become it.
+
+    The arguments are the level, the working folder, what Landlock leaves readable, separated by colons, and the numbers
+    of the descriptors of the job, stdout, stderr, the report and, perhaps, stdin.
+    """
+    level, folder, readable, *numbers = sys.argv[1:]
+    job_fd, out, error, report_fd, *stdin = (int(number) for number in numbers)
+    try:
+        reset_signals()
+        job = read_job(job_fd)
+        report_fd = place_descriptors(out, error, report_fd, *stdin)
+        os.chdir(folder)
+        apart = level == "bwrap"
+        if apart:
+            resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
+        else:
+            kernel.die_with_parent()
+            kernel.become_subreaper()
+            signal.signal(signal.SIGTERM, _end)
+            _limit_user(job["processes"])
+        kernel.deny_new_privileges()
+        kernel.clear_dumpable()
+        baseline = _own_address_space()
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            kernel.set_dumpable()
+            write_files(job, folder)
+            set_limits(job, baseline)
+            if level == "landlock":
+                kernel.restrict_paths(readable.split(":"), [folder])
+                load_filter(build_filter(own_process=os.getpid()))
+            return hand_over(job, folder)
+        _supervise(child, job, folder, apart)
+    except BaseException as failure:
+        report_failure(failure, report_fd)
+        os._exit(1)
+
+
+def _supervise(child: int, job: Job, folder: str, apart: bool) -> NoReturn:
+    for fd in (0, 1, 2):
+        os.close(fd)
+    own = str(os.getpid())
+
+    def processes() -> Iterator[str]:
+        return (name for name in os.listdir("/proc") if name.isdigit() and name != own) if apart else _list_below(own)
+
+    def kill() -> None:
+        if apart:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            return
+        for process in _list_below(own):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(process), signal.SIGKILL)
+
+    def exceeds() -> bool:
+        disk = os.statvfs(folder)
+        if apart and disk.f_files - disk.f_ffree > job["inodes"]:
+            return True
+        return not apart and sum(1 for _ in processes()) > job["processes"]
+
+    try:
+        elsewhere = hold_in_sockets if apart else None
+        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere)
+    except _EndedError:
+        end_all(child, kill)
+        os._exit(1)
+    report(record)
+    os._exit(0)
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _EndedError
+
+
+def _list_below(ancestor: str) -> Iterator[str]:
+    """Numbers of the processes below this one."""
+    parents: dict[str, str] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                parents[name] = _read_stat(name)[1]
+    known = {ancestor}
+    grown = True
+    while grown:
+        below = {name for name, parent in parents.items() if parent in known} - known
+        known |= below
+        grown = bool(below)
+    return iter(known - {ancestor})
+
+
+def _read_stat(process: str) -> list[str]:
+    """State, parent, and so on."""
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
+def _limit_user(processes: int) -> None:
+    """Let the user have so many processes and threads more than now; others of the same user count, too."""
+    uid, running = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            # Not the owner of the folder: of a process that does not let itself be looked into, that is root.
+            with contextlib.suppress(OSError, LookupError, ValueError), open(f"/proc/{name}/status", "rb") as file:
+                fields = dict(line.split(b":", 1) for line in file.read().splitlines())
+                if int(fields[b"Uid"].split()[0]) == uid:
+                    running += int(fields[b"Threads"])
+    most = running + _ROOM_FOR_OTHERS * processes
+    highest = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most = most if highest == resource.RLIM_INFINITY else min(most, highest)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _own_address_space() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

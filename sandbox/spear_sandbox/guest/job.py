@@ -1,0 +1,92 @@
+"""What goes into a run and what comes out, as bytes that both sides of the isolation read."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import struct
+from typing import NamedTuple, TypedDict
+
+__all__ = ["Job", "Record", "Verdict", "pack_job", "pack_record", "read_job", "unpack_record"]
+
+
+class Job(TypedDict):
+    """One program and its limits; the fields are those of ``spear_sandbox.protocol.Limits``."""
+
+    code: str
+    files: dict[str, bytes]
+    fetch_files: list[str]
+    wall_s: float
+    memory_mb: int
+    processes: int
+    descriptors: int
+    file_mb: int
+    disk_mb: int
+    inodes: int
+
+
+def pack_job(job: Job) -> bytes:
+    """Bytes for :func:`read_job`. Lone surrogates survive."""
+    return marshal.dumps(dict(job))
+
+
+def read_job(fd: int) -> Job:
+    """The job in an anonymous file; closes it. The writer is the pool, never a guest."""
+    parts = []
+    os.lseek(fd, 0, os.SEEK_SET)
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+    os.close(fd)
+    job: Job = marshal.loads(b"".join(parts))
+    return job
+
+
+class Verdict:
+    """Why a run ended, as one byte."""
+
+    ITSELF, TIMEOUT, MEMORY, NOT_STARTED = range(4)
+
+
+class Record(NamedTuple):
+    """What the supervisor of a run reports at its end."""
+
+    verdict: int
+    wait_status: int
+    cpu_s: float
+    wall_s: float
+    peak_rss_kb: int
+    files: dict[str, bytes]
+    """Fetched; for a run that was not started the error under the empty name."""
+
+
+_HEAD = struct.Struct("<BiddQI")
+_FILE = struct.Struct("<II")
+
+
+def pack_record(record: Record) -> bytes:
+    """Bytes for :func:`unpack_record`."""
+    head = (record.verdict, record.wait_status, record.cpu_s, record.wall_s, record.peak_rss_kb, len(record.files))
+    parts = [_HEAD.pack(*head)]
+    for name, content in record.files.items():
+        key = name.encode("utf-8", "surrogatepass")
+        parts += [_FILE.pack(len(key), len(content)), key, content]
+    return b"".join(parts)
+
+
+def unpack_record(data: bytes) -> Record | None:
+    """The first record in these bytes, or None if they hold no whole one."""
+    try:
+        verdict, wait_status, cpu_s, wall_s, peak_rss_kb, count = _HEAD.unpack_from(data)
+        place, files = _HEAD.size, {}
+        for _ in range(count):
+            key, size = _FILE.unpack_from(data, place)
+            place += _FILE.size
+            name = data[place : place + key].decode("utf-8", "surrogatepass")
+            place += key
+            files[name] = data[place : place + size]
+            place += size
+    except (struct.error, UnicodeDecodeError):
+        return None
+    if place > len(data):
+        return None
+    return Record(verdict, wait_status, cpu_s, wall_s, peak_rss_kb, files)

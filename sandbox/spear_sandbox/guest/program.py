@@ -1,0 +1,120 @@
+"""The process that runs the program: its limits, its files, and a frame with nothing in it."""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import builtins
+import gc
+import io
+import os
+import resource
+import signal
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from spear_sandbox.guest import kernel
+from spear_sandbox.guest.entry import execute
+from spear_sandbox.guest.job import Job
+
+__all__ = ["MAIN", "WORKING_FOLDER", "hand_over", "set_limits", "write_files"]
+
+WORKING_FOLDER = "/tmp"
+MAIN = "main.py"
+_MIB = 1 << 20
+_NICE = 5
+_STACK = 8 * _MIB
+_PENDING_SIGNALS = 128
+
+
+def write_files(job: Job, folder: str) -> None:
+    """Write the program and its files below ``folder``. Their names were checked by the pool."""
+    for name, content in {**job["files"], MAIN: job["code"].encode("utf-8", "surrogatepass")}.items():
+        path = os.path.join(folder, name)
+        if "/" in name:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)
+
+
+def set_limits(job: Job, baseline: int) -> None:
+    """Bind this process and its children; ``baseline`` is the address space of the bare interpreter in bytes."""
+    seconds = int(job["wall_s"]) + 1
+    memory = baseline + job["memory_mb"] * _MIB
+    for which, bound in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, job["file_mb"] * _MIB),
+        (resource.RLIMIT_NOFILE, job["descriptors"]),
+        (resource.RLIMIT_STACK, _STACK),
+        (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ):
+        _lower(which, bound, bound)
+    _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
+    os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # lower asks for a right
+    # By default each thread that allocates reserves 64 MiB and more of the address space.
+    kernel.share_arenas(2)
+
+
+def _lower(which: int, soft: int, hard: int) -> None:
+    highest = resource.getrlimit(which)[1]
+    if highest != resource.RLIM_INFINITY:
+        soft, hard = min(soft, highest), min(hard, highest)
+    resource.setrlimit(which, (soft, hard))
+
+
+def hand_over(job: Job, folder: str) -> Callable[[], None]:
+    """Make this interpreter one that has just started; returns what runs the program and ends the process.
+
+    The caller returns to the bottom of its stack before it calls that, so the program finds no frames of ours.
+    """
+    kernel.close_from(3)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _reseed()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")
+    error = io.BufferedWriter(io.FileIO(2, "w"))
+    sys.stderr = io.TextIOWrapper(error, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    path = os.path.join(folder, MAIN)
+    sys.argv = [path]
+    sys.orig_argv = [sys.executable, path]
+    sys.path[0] = folder  # in the place of the folder of these modules
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=sys.modules["builtins"], __cached__=None)
+    former = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    former.__dict__.clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]:
+        del sys.modules[name]
+    _add_site_builtins()
+    gc.enable()
+    return lambda: execute(job["code"], path, main.__dict__)
+
+
+def _add_site_builtins() -> None:
+    """The names that :mod:`site` gives an interpreter, which this one was started without."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+
+
+def _reseed() -> None:
+    """Give every stream of random numbers that was seeded before the fork a seed of its own."""
+    streams: list[Any] = []
+    if "random" in sys.modules:
+        streams.append(sys.modules["random"])
+    if "numpy.random" in sys.modules:
+        streams.append(sys.modules["numpy.random"])
+    if "sympy.core.random" in sys.modules:
+        streams.append(sys.modules["sympy.core.random"].rng)
+    for stream in streams:
+        stream.seed()

@@ -1,0 +1,185 @@
+"""The filter of system calls: a list of allowed ones, as a classic BPF program assembled here."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spear_sandbox.guest.kernel import ALL_NAMESPACES, MACHINE, NEW_CONTROL_GROUPS
+from spear_sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
+
+__all__ = ["build_filter", "load_filter"]
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+_ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_SHARED_ANONYMOUS = 0x01 | 0x20
+_AF_UNIX = 1
+# Of a terminal, a pipe or a descriptor: TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
+_IOCTLS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_PR_SET_SECCOMP = 22
+_PRIO_PROCESS = 0
+_SUPERVISOR = 1
+_SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
+# What acts on processes by number: without a pid namespace these would be other people's.
+_ON_OTHERS = (
+    "kill",
+    "pidfd_open",
+    "pidfd_send_signal",
+    "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo",
+    "setpgid",
+    "setsid",
+    "tkill",
+)
+
+
+class _Step(NamedTuple):
+    code: int
+    if_true: int
+    if_false: int
+    value: int
+
+
+Program = list[_Step]
+
+
+def _end(action: int) -> Program:
+    return [_Step(_RETURN, 0, 0, action)]
+
+
+def _refuse(number: int) -> Program:
+    return _end(_ERRNO | number)
+
+
+def _load_argument(index: int) -> _Step:
+    return _Step(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)
+
+
+def _one_of(index: int, values: Sequence[int], then: int, otherwise: int) -> Program:
+    """Return ``then`` if the argument has one of the values."""
+    count = len(values)
+    tests = [_Step(_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
+    return [_load_argument(index), *tests, *_end(otherwise), *_end(then)]
+
+
+def _any_of(index: int, bits: int, then: int, otherwise: int) -> Program:
+    """Return ``then`` if the argument has one of the bits."""
+    return [_load_argument(index), _Step(_ANY_BIT, 1, 0, bits), *_end(otherwise), *_end(then)]
+
+
+def _all_of(index: int, bits: int, then: int, otherwise: int) -> Program:
+    """Return ``then`` if the argument has all of the bits."""
+    masked = _Step(_AND, 0, 0, bits)
+    return [_load_argument(index), masked, _Step(_EQUAL, 1, 0, bits), *_end(otherwise), *_end(then)]
+
+
+def _unless(index: int, value: int, otherwise: int) -> Program:
+    """Go on if the argument has this value, else return ``otherwise``."""
+    return [_load_argument(index), _Step(_EQUAL, 1, 0, value), *_end(otherwise)]
+
+
+def _stream_pairs(otherwise: int) -> Program:
+    """Pairs of stream sockets of this machine: from one of datagrams, messages could be sent to any address."""
+    masked = _Step(_AND, 0, 0, _SOCK_TYPE_MASK)
+    kind = [_load_argument(1), masked, _Step(_EQUAL, 1, 0, _SOCK_STREAM), *_end(otherwise), *_end(_ALLOW)]
+    return [*_unless(0, _AF_UNIX, otherwise), *kind]
+
+
+def _examine(own_process: int | None) -> dict[str, Program]:
+    """What is decided by arguments."""
+    denied = _ERRNO | errno.EPERM
+    rules = {
+        "clone": _any_of(0, ALL_NAMESPACES | NEW_CONTROL_GROUPS, denied, _ALLOW),
+        # Its arguments lie in memory, where a filter cannot look. The C library falls back to clone.
+        "clone3": _refuse(errno.ENOSYS),
+        "fcntl": _end(_ALLOW),
+        "ioctl": _one_of(1, _IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY),
+        # Pages of a shared anonymous mapping outlive the process that filled them, and no process then shows them.
+        "mmap": _all_of(3, _SHARED_ANONYMOUS, denied, _ALLOW),
+        # The supervisor belongs to the same user. A program that lowered its limits could end the run without a report.
+        "prlimit64": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
+        "sched_setaffinity": _one_of(0, (_SUPERVISOR,), denied, _ALLOW),
+        "setpriority": [
+            *_unless(0, _PRIO_PROCESS, denied),
+            *_one_of(1, (_SUPERVISOR,), denied, _ALLOW),
+        ],
+        "socket": _end(denied),
+        "socketpair": _one_of(0, (_AF_UNIX,), _ALLOW, denied),
+        "tgkill": _end(_ALLOW),
+    }
+    if own_process is not None:
+        rules["fcntl"] = _one_of(1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), denied, _ALLOW)
+        rules["sched_setaffinity"] = rules["setpriority"] = _end(denied)
+        rules["socketpair"] = _stream_pairs(denied)
+        rules["prlimit64"] = _one_of(0, (0, own_process), _ALLOW, denied)
+        rules["tgkill"] = _one_of(0, (own_process,), _ALLOW, denied)
+    return rules
+
+
+def _search(parts: list[tuple[int, Program]]) -> Program:
+    """Find the part in which the number lies, by halving; ``parts`` are pairs of first number and what to do."""
+    if len(parts) == 1:
+        return parts[0][1]
+    half = len(parts) // 2
+    lower, upper = _search(parts[:half]), _search(parts[half:])
+    # A conditional jump reaches 255 steps; from the middle of a longer program there would have to be two.
+    assert len(lower) <= 255, "the list of system calls has outgrown one jump"
+    return [_Step(_AT_LEAST, len(lower), 0, parts[half][0]), *lower, *upper]
+
+
+def build_filter(*, own_process: int | None = None) -> bytes:
+    """A program that allows the calls of the list, and says EPERM to others and ENOSYS to ones newer than the list.
+
+    Args:
+        own_process: Without a pid namespace, the number of the process that will load the filter: it may signal itself
+            only. None allows signals to all that can be seen.
+
+    Raises:
+        OSError: This machine is neither x86_64 nor aarch64.
+    """
+    if MACHINE not in _ARCHITECTURE:
+        raise OSError(errno.ENOSYS, f"no filter of system calls for {MACHINE}: only for x86_64 and aarch64")
+    column = list(_ARCHITECTURE).index(MACHINE)
+    denied, allowed = _refuse(errno.EPERM), _end(_ALLOW)
+    by_number = {
+        numbers[column]: allowed for name, numbers in ALLOWED.items() if not own_process or name not in _ON_OTHERS
+    }
+    by_number.pop(None, None)
+    by_number |= {EXAMINED[name][column]: rule for name, rule in _examine(own_process).items()}
+    parts: list[tuple[int, Program]] = []
+    for number in range(NEWEST + 1):
+        what = by_number.get(number, denied)
+        if not parts or parts[-1][1] != what:
+            parts.append((number, what))
+    # Above: newer calls, and on x86_64 those of the x32 interface.
+    parts.append((NEWEST + 1, _refuse(errno.ENOSYS)))
+    program = [
+        _Step(_LOAD, 0, 0, _ARCHITECTURE_AT),
+        _Step(_EQUAL, 1, 0, _ARCHITECTURE[MACHINE]),
+        *_end(_KILL),
+        _Step(_LOAD, 0, 0, _NUMBER_AT),
+        *_search(parts),
+    ]
+    return b"".join(struct.pack("HBBI", *step) for step in program)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
+
+
+def load_filter(program: bytes) -> None:
+    """Put this process and all that it will start under the filter, for good. Needs ``no_new_privs``."""
+    steps = ctypes.create_string_buffer(program, len(program))
+    handle = _Program(len(program) // 8, ctypes.addressof(steps))
+    libc = ctypes.PyDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(handle), zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")

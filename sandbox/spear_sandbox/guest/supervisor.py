@@ -1,0 +1,211 @@
+"""The first process of a run: it watches time and memory, kills what is left, and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+from spear_sandbox.guest import kernel
+from spear_sandbox.guest.job import Job, Record, Verdict, pack_record
+
+__all__ = [
+    "REPORT_FD",
+    "end_all",
+    "fetch_files",
+    "hold_in_sockets",
+    "place_descriptors",
+    "report",
+    "report_failure",
+    "reset_signals",
+    "supervise",
+]
+
+REPORT_FD = 3
+_MIB = 1 << 20
+_LOOK_EVERY_S = 0.05
+_SUM_FACTOR = 1.5
+_FETCHED_BYTES = 1 << 20
+_SOCKET_BYTES = 256 << 10
+"""What one socket can hold: programs cannot change the size of its buffer."""
+
+Processes = Callable[[], Iterator[str]]
+
+
+def supervise(
+    child: int,
+    job: Job,
+    folder: str,
+    processes: Processes,
+    kill: Callable[[], None],
+    exceeds: Callable[[], bool] | None = None,
+    elsewhere: Callable[[], int] | None = None,
+) -> Record:
+    """Wait for the program, or end it; then nothing of the run is left but the caller.
+
+    Args:
+        child: The program's process.
+        processes: Names of the folders in /proc of all processes of the run.
+        kill: Kills all of them.
+        exceeds: Whether the run holds more of something else than it may, where the kernel does not see to it.
+        elsewhere: Bytes of memory that the run holds and no process shows.
+    """
+    started = time.monotonic()
+    verdict = _watch(
+        child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes, exceeds, elsewhere
+    )
+    wall_s = time.monotonic() - started
+    status, peak_rss_kb = end_all(child, kill)
+    total = resource.getrusage(resource.RUSAGE_CHILDREN)
+    files = dict(fetch_files(folder, job["fetch_files"])) if verdict == Verdict.ITSELF else {}
+    return Record(verdict, status, total.ru_utime + total.ru_stime, wall_s, peak_rss_kb, files)
+
+
+def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
+    """Kill and wait until there is nobody to wait for; wait status and largest KiB of the program's process."""
+    status, peak_rss_kb = 0, 0
+    kill()
+    while True:
+        try:
+            pid, ended_with, usage = os.wait4(-1, 0)
+        except ChildProcessError:
+            return status, peak_rss_kb
+        if pid == child:
+            status, peak_rss_kb = ended_with, usage.ru_maxrss
+        # Whoever was forked by this one in the meantime is an orphan now, and a child of this process.
+        kill()
+
+
+def _watch(
+    child: int,
+    deadline: float,
+    most_bytes: int,
+    processes: Processes,
+    exceeds: Callable[[], bool] | None,
+    elsewhere: Callable[[], int] | None,
+) -> int:
+    fd = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return Verdict.TIMEOUT
+        if poll.poll(max(1, min(_LOOK_EVERY_S, left) * 1000)):
+            os.close(fd)
+            return Verdict.ITSELF
+        if exceeds is not None and exceeds():
+            return Verdict.MEMORY
+        left_bytes = most_bytes - (elsewhere() if elsewhere is not None else 0)
+        if _sum_memory(processes(), exactly=False) > left_bytes and _sum_memory(processes(), exactly=True) > left_bytes:
+            return Verdict.MEMORY
+
+
+def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
+    """Bytes of private and shared memory that the processes hold.
+
+    Not exactly: pages that they share count once for each. Exactly, and slower: they count once in all, and those that
+    the warm interpreter has, too, hardly at all. A process that does not let itself be looked into counts in full.
+    """
+    total = 0
+    for process in processes:
+        try:
+            if exactly:
+                with contextlib.suppress(PermissionError):
+                    total += _read_sum(f"/proc/{process}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
+                    continue
+            total += _read_sum(f"/proc/{process}/status", b"\nRssAnon:", b"\nRssShmem:")
+        except (OSError, ValueError):  # it has ended
+            continue
+    return total << 10
+
+
+def hold_in_sockets() -> int:
+    """Bytes that the sockets of this network namespace may hold, those in flight too: no process shows this memory."""
+    with contextlib.suppress(OSError, ValueError):
+        return _read_sum("/proc/net/sockstat", b"sockets: used ") * _SOCKET_BYTES
+    return 0
+
+
+def _read_sum(path: str, *names: bytes) -> int:
+    # With the line break: a process can call itself by any of these names, but not by a line of its own.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(fd, 8192)
+    finally:
+        os.close(fd)
+    total = 0
+    for name in names:
+        place = text.find(name)
+        if place >= 0:
+            total += int(text[place + len(name) :].split(maxsplit=1)[0])
+    return total
+
+
+def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed."""
+    for name in names:
+        try:
+            content = _read_below(folder, name.split("/"))
+        except (OSError, ValueError):
+            continue
+        if content is not None:
+            yield name, content
+
+
+def _read_below(folder: str, parts: list[str]) -> bytes | None:
+    with contextlib.ExitStack() as opened:
+
+        def keep(fd: int) -> int:
+            opened.callback(os.close, fd)
+            return fd
+
+        parts = [part for part in parts if part not in ("", ".")]
+        here = keep(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        for part in parts[:-1]:
+            here = keep(os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here))
+        # Opening a pipe must not wait for its writer.
+        last = keep(os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here))
+        found = os.fstat(last)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _FETCHED_BYTES:
+            return None
+        return os.read(last, _FETCHED_BYTES + 1)[:_FETCHED_BYTES]
+
+
+def report(record: Record, fd: int = REPORT_FD) -> None:
+    """Write the record for the pool."""
+    rest = memoryview(pack_record(record))
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
+    """Report that the run could not be started."""
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:4096]
+    with contextlib.suppress(OSError):
+        report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
+
+
+def place_descriptors(out: int, error: int, report_fd: int, stdin: int | None = None) -> int:
+    """Put them where programs and :func:`report` expect them, and close all others; the report's new number.
+
+    All of them must be above 3, or be the report at 3.
+    """
+    if stdin is not None:
+        os.dup2(stdin, 0)
+    os.dup2(out, 1)
+    os.dup2(error, 2)
+    os.dup2(report_fd, REPORT_FD)
+    kernel.close_from(REPORT_FD + 1)
+    return REPORT_FD
+
+
+def reset_signals() -> None:
+    """No handlers: the program may send signals to its supervisor, and only those with a handler would reach it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,146 @@
+"""The warm interpreter: it imports what programs need, then forks one throw-away sandbox for each request."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn
+
+from spear_sandbox.guest import kernel, warmth
+from spear_sandbox.guest.job import Job, read_job
+from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
+from spear_sandbox.guest.seccomp import build_filter, load_filter
+from spear_sandbox.guest.supervisor import (
+    hold_in_sockets,
+    place_descriptors,
+    report,
+    report_failure,
+    reset_signals,
+    supervise,
+)
+
+__all__ = ["serve"]
+
+READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
+_MOST_DESCRIPTORS = 5
+
+
+class _Origin(NamedTuple):
+    """What every run has in common."""
+
+    filter: bytes
+    baseline: int
+    """Bytes of address space of this interpreter."""
+    uid: int
+    gid: int
+
+
+def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
+    """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
+
+    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; the answer
+    is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
+    """
+    warmth.warm_up(modules)
+    assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
+    program = build_filter()
+    # Asked for now: in a new user namespace nobody has a number before the maps are written.
+    origin = _Origin(program, _own_address_space(), os.getuid(), os.getgid())
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    kernel.gather_memory()
+    # Ended runs need not be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control.sendall(READY)
+    room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
+    while True:
+        message, ancillary, _, _ = control.recvmsg(16, room)
+        if not message:
+            os._exit(0)
+        received = array.array("i")
+        for _, _, data in ancillary:
+            received.frombytes(data)
+        try:
+            child, pidfd = kernel.clone(kernel.ALL_NAMESPACES)
+        except OSError as error:
+            control.sendall(FAILED + str(error).encode())
+        else:
+            if child == 0:
+                return _start_run(received, origin)
+            socket.send_fds(control, [SPAWNED], [pidfd])
+            os.close(pidfd)
+        for fd in received:
+            os.close(fd)
+
+
+def _own_address_space() -> int:
+    """Bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None]:
+    """As process 1 of the new namespaces: close them off, fork the program and supervise it."""
+    job_fd, out, error, report_fd, *stdin = received
+    report_here = report_fd
+    try:
+        reset_signals()
+        # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
+        # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
+        os.setpgid(0, 0)
+        kernel.die_with_parent()
+        kernel.map_ids(origin.uid, origin.gid)
+        with contextlib.suppress(OSError):
+            kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
+        job = read_job(job_fd)
+        size = f"size={job['disk_mb']}m,nr_inodes={job['inodes']},mode=1777"
+        kernel.mount("tmpfs", WORKING_FOLDER, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+        os.chdir(WORKING_FOLDER)
+        hidden = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
+        kernel.mount("proc", "/proc", "proc", hidden)
+        report_here = place_descriptors(out, error, report_fd, *stdin)
+        resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
+        kernel.drop_capabilities()
+        kernel.deny_new_privileges()
+        # A program that could open the supervisor's descriptors could write its own report.
+        kernel.clear_dumpable()
+        load_filter(origin.filter)
+        child = os.fork()
+        if child == 0:
+            return _become_program(job, origin.baseline)
+        _supervise(child, job)
+    except BaseException as failure:
+        report_failure(failure, report_here)
+        os._exit(1)
+
+
+def _become_program(job: Job, baseline: int) -> Callable[[], None]:
+    kernel.set_dumpable()
+    write_files(job, WORKING_FOLDER)
+    set_limits(job, baseline)
+    return hand_over(job, WORKING_FOLDER)
+
+
+def _supervise(child: int, job: Job) -> NoReturn:
+    for fd in (0, 1, 2):
+        os.close(fd)
+    own = str(os.getpid())
+
+    def processes() -> Iterator[str]:
+        return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+
+    report(supervise(child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets))
+    os._exit(0)

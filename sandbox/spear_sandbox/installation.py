@@ -1,0 +1,95 @@
+"""The interpreter that programs get, and the packages that they may import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+
+__all__ = ["PACKAGES", "Installation", "Warmth", "find_installation", "list_kinds"]
+
+PACKAGES = ("numpy", "sympy", "mpmath", "scipy")
+"""What programs may import beside the standard library, as far as it is installed."""
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What a kind of warm interpreter has imported, and the words that call for it."""
+
+    words: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def fits(self, code: str) -> bool:
+        """Whether one of the words stands somewhere in a program.
+
+        A program that hides the name of a package can import it all the same, only cold.
+        """
+        return bool(self.words) and re.search(rf"\b(?:{'|'.join(self.words)})\b", code) is not None
+
+
+# Forking costs in proportion to what has been imported, so SciPy is kept apart. SymPy's lambdify imports all of it.
+_KINDS = (
+    (("numpy", "sympy", "mpmath"), (), ()),
+    (("scipy",), ("lambdify",), ("scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats")),
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the sandbox shows of this machine, beside the system's own programs and libraries."""
+
+    interpreter: str
+    prefix: str
+    """Where the interpreter lies; its ``bin`` and ``lib`` are shown, its installed packages are not."""
+    guest: str
+    """Folder of ``spear_sandbox.guest``."""
+    packages: dict[str, str]
+    """Name in ``site-packages`` → path."""
+    kinds: tuple[Warmth, ...]
+    """Of warm interpreters, each with all that the one before it has."""
+
+    def choose_kind(self, code: str) -> int:
+        """The place of the smallest kind that has what the program names."""
+        return max(place for place, kind in enumerate(self.kinds) if place == 0 or kind.fits(code))
+
+
+def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
+    """The kinds of warm interpreters that make sense with these packages; the first has none of them."""
+    kinds = [Warmth()]
+    others = tuple(name for name in packages if not any(name in names for names, _, _ in _KINDS))
+    for place, (names, words, submodules) in enumerate(_KINDS):
+        here = tuple(name for name in names if name in packages) + (others if place == 0 else ())
+        if here:
+            found = (*here, *(name for name in submodules if name.partition(".")[0] in packages))
+            kinds.append(Warmth((*here, *words), (*kinds[-1].modules, *found)))
+    return tuple(kinds)
+
+
+def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
+    """The interpreter of this process, outside any virtual environment, and those of the packages that it has."""
+    paths: dict[str, str] = {}
+    names: list[str] = []
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        names.append(name)
+        place = Path(spec.origin)
+        if spec.submodule_search_locations:
+            place = place.parent
+        paths[place.name] = os.path.realpath(place)
+        for pattern in (f"{name}.libs", f"{name}-*.dist-info"):
+            paths |= {os.path.basename(path): os.path.realpath(path) for path in glob(f"{place.parent}/{pattern}")}
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    return Installation(
+        interpreter=os.path.realpath(base),
+        prefix=os.path.realpath(sys.base_prefix),
+        guest=str(Path(__file__).resolve().parent / "guest"),
+        packages=paths,
+        kinds=list_kinds(names),
+    )

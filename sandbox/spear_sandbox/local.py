@@ -1,0 +1,160 @@
+"""Runs in sandboxes of this machine: a private pool for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from spear_sandbox.admission import Admission
+from spear_sandbox.backends import Backend
+from spear_sandbox.installation import Installation, find_installation
+from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backend
+from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
+from spear_sandbox.runs import carry_out, make_job
+
+__all__ = ["LocalExecutor"]
+
+REFUSED_S = 60.0
+"""For so long a refusal is remembered."""
+
+
+class LocalExecutor:
+    """An :class:`~spear_sandbox.protocol.Executor` without a service. Belongs to one event loop.
+
+    It starts at the first run or with :meth:`start`, tests the isolation from inside a run, and refuses to work
+    without.
+
+    Args:
+        isolation: ``"auto"`` takes the first of ``namespaces`` and ``bwrap`` that holds; a weaker level must be named.
+        limits: Defaults of each run, and the most that a run may ask for.
+        max_running: Runs at a time; None for two per core that this process may use. More wait in order of arrival.
+        zygotes: Warm interpreters of each kind; None for one per four cores, eight at most.
+        installation: The programs' interpreter and packages; None for this process's, with numpy, scipy and sympy if
+            they are installed.
+        uid: User of the programs if this process is root.
+    """
+
+    def __init__(
+        self,
+        isolation: str = "auto",
+        *,
+        limits: Limits | None = None,
+        max_running: int | None = None,
+        zygotes: int | None = None,
+        installation: Installation | None = None,
+        uid: int = GUEST_UID,
+    ) -> None:
+        if isolation != "auto":
+            isolation = Isolation(isolation).value
+        if uid < 1:
+            raise ValueError(f"uid={uid}: give a user that is not root.")
+        cores = len(os.sched_getaffinity(0))
+        self.limits = limits or Limits()
+        self.max_running = max_running or 2 * cores
+        self._isolation = isolation
+        self._zygotes = zygotes or max(1, min(8, cores // 4))
+        self._installation = installation or find_installation()
+        self._uid = uid
+        self._admission = Admission(self.max_running, 1 << 30)
+        self._backend: Backend | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._closed = False
+        self._refusal: IsolationRefusedError | None = None
+        self._refused_until = 0.0
+
+    async def start(self) -> Isolation:
+        """Start and test the isolation, once; the level that holds.
+
+        Raises:
+            IsolationRefusedError: None does; the message names the failed probe, the remedy and the flag.
+        """
+        return (await self._started()).level
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """See :meth:`spear_sandbox.protocol.Executor.run`."""
+        bounds = (limits or self.limits).cut(self.limits)
+        job = make_job(code, files, fetch_files, bounds)
+        arrived = time.monotonic()
+        backend = await self._started()
+        await self._admission.enter(None)
+        try:
+            if self._closed:
+                raise _closed()
+            queue_s = time.monotonic() - arrived
+            async with backend.borrow(code) as fork:
+                return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
+        except SandboxFault as fault:
+            if self._closed:  # closing killed the run: its own account of that says less
+                raise _closed() from fault
+            raise
+        except OSError as error:  # this process has too many open files, say
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
+        finally:
+            self._admission.leave()
+
+    def health(self) -> Health:
+        """How it is now.
+
+        Raises:
+            SandboxFault: It has not been started, or is closed.
+        """
+        if self._backend is None:
+            raise SandboxFault(FaultKind.UNAVAILABLE, "the sandbox has not been started")
+        return self._backend.health()
+
+    async def close(self) -> None:
+        """See :meth:`spear_sandbox.protocol.Executor.close`."""
+        self._closed = True
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait([starting])
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
+
+    async def _started(self) -> Backend:
+        if self._closed:
+            raise _closed()
+        if self._backend is None:
+            if self._starting is None:
+                if self._refusal is not None and time.monotonic() < self._refused_until:
+                    raise self._refusal
+                self._starting = asyncio.ensure_future(self._start())
+            starting = self._starting
+            try:
+                # One caller that gives up must not end the start for the others.
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                if starting.cancelled():
+                    raise _closed() from None
+                raise
+            if self._backend is None:
+                raise _closed()
+        return self._backend
+
+    async def _start(self) -> None:
+        try:
+            self._backend = await choose_backend(
+                self._isolation, self._installation, zygotes=self._zygotes, uid=self._uid, limits=self.limits
+            )
+        except IsolationRefusedError as error:
+            # Asking takes seconds, and each run would ask again.
+            self._refusal, self._refused_until = error, time.monotonic() + REFUSED_S
+            raise
+        finally:
+            self._starting = None
+
+
+def _closed() -> SandboxFault:
+    return SandboxFault(FaultKind.UNAVAILABLE, "the sandbox is closed")

@@ -1,0 +1,266 @@
+"""One run, seen from outside: what it gets, what it prints, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import posixpath
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
+from spear_sandbox.guest.program import MAIN
+from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
+from spear_sandbox.zygotes import send_signal
+
+__all__ = ["Fork", "carry_out", "check_name", "make_job"]
+
+Fork = Callable[[Sequence[int]], Awaitable[int]]
+"""Starts a run with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; gives a pidfd.
+
+When that process has ended, nothing of the run is left.
+"""
+
+_READ_AT_ONCE = 1 << 18
+_GRACE_S = 3.0
+"""The supervisor inside ends a run on time; so much later it is ended from here."""
+_ESCAPED = re.compile("[\udc80-\udcff]")
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if a file of this name would lie outside of the working folder."""
+    parts = name.split("/")
+    if parts[0] == "" or parts[-1] in ("", ".") or ".." in parts or "\0" in name or len(name) > 1024:
+        raise ValueError(f"file name {name[:80]!r}: give the relative name of a file, without '..'")
+
+
+def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence[str], limits: Limits) -> Job:
+    """What the guest's side needs to know.
+
+    Raises:
+        ValueError: A file name leaves the working folder.
+    """
+    for name in (*(files or {}), *fetch_files):
+        check_name(name)
+    plain = {posixpath.normpath(name) for name in files or {}} | {MAIN}
+    for name in plain:
+        if any(other.startswith(f"{name}/") for other in plain):
+            raise ValueError(f"file name {name[:80]!r}: it is the name of a folder of another file, too")
+    return {
+        "code": code,
+        "files": {name: bytes(content) for name, content in (files or {}).items()},
+        "fetch_files": list(fetch_files),
+        "wall_s": limits.wall_s,
+        "memory_mb": limits.memory_mb,
+        "processes": limits.processes,
+        "descriptors": limits.descriptors,
+        "file_mb": limits.file_mb,
+        "disk_mb": limits.disk_mb,
+        "inodes": limits.files,
+    }
+
+
+class _Stream:
+    """What a run prints: kept up to a bound, counted beyond."""
+
+    def __init__(self, fd: int, kept: int) -> None:
+        self.fd = fd
+        self.kept = kept
+        self.data = bytearray()
+        self.count = 0
+        self.open = True
+
+    def read(self) -> bool:
+        """Take what is there; False when nothing more will come."""
+        try:
+            part = os.read(self.fd, _READ_AT_ONCE)
+        except BlockingIOError:
+            return True
+        if not part:
+            self.open = False
+            return False
+        self.count += len(part)
+        self.data += part[: max(0, self.kept - len(self.data))]
+        return True
+
+    def read_rest(self, most: int) -> None:
+        """Take all that is there, without waiting."""
+        before = -1
+        while self.open and self.count != before and self.count < most:
+            before = self.count
+            self.read()
+
+    def text(self) -> str:
+        """Bytes that are no UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
+        data = bytes(self.data)
+        if self.count > len(data):
+            # Up to three bytes of a character that has one more.
+            start = next((i for i in range(1, 4) if len(data) >= i and data[-i] >= 0xC0), 0)
+            if start and data[-start] >= (0xC0, 0xE0, 0xF0)[start - 1]:
+                data = data[:-start]
+        return _ESCAPED.sub("\ufffd", data.decode("utf-8", "surrogateescape"))
+
+
+async def carry_out(
+    job: Job,
+    stdin: str | None,
+    limits: Limits,
+    level: Isolation,
+    fork: Fork,
+    *,
+    ending: signal.Signals = signal.SIGKILL,
+    queue_s: float = 0.0,
+) -> Outcome:
+    """Start a run, read what it prints, and return when nothing of it is left.
+
+    Raises:
+        SandboxFault: It could not be started or has left no report.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def keep(fd: int) -> int:
+            opened.callback(os.close, fd)
+            return fd
+
+        with contextlib.ExitStack() as given:
+            descriptors = [_make_file("job", pack_job(job))]
+            given.callback(os.close, descriptors[0])
+            ends = []
+            for _ in range(3):
+                read_end, write_end = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(read_end, False)
+                ends.append(keep(read_end))
+                given.callback(os.close, write_end)
+                descriptors.append(write_end)
+            if stdin is not None:
+                descriptors.append(_make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
+                given.callback(os.close, descriptors[-1])
+            started = time.monotonic()
+            pidfd = keep(await fork(descriptors))
+        streams = [_Stream(ends[0], limits.kept_output), _Stream(ends[1], limits.kept_output)]
+        report = _Stream(ends[2], 1 << 62)
+        end = await _follow(pidfd, ending, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
+        for stream in streams:
+            stream.read_rest(limits.max_output + (1 << 20))
+        report.read_rest(1 << 62)
+    record = unpack_record(bytes(report.data))
+    wall_s = time.monotonic() - started
+    return _judge(record, end, streams, wall_s, queue_s, limits, job, level)
+
+
+def _make_file(name: str, content: bytes) -> int:
+    """An anonymous file that nobody can change, to be read from its start."""
+    fd = os.memfd_create(f"sandbox-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+async def _follow(
+    pidfd: int, ending: signal.Signals, streams: list[_Stream], report: _Stream, longest_s: float, most: int
+) -> KillReason:
+    """Read until the run's first process has ended; kill it when it prints or lasts too long, or when cancelled."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    reason = KillReason.NONE
+
+    def end(why: KillReason) -> None:
+        nonlocal reason
+        if reason is KillReason.NONE:
+            reason = why
+            send_signal(pidfd, ending)
+            lost = loop.call_later(_GRACE_S, send_signal, pidfd, signal.SIGKILL)
+            ended.add_done_callback(lambda _: lost.cancel())
+
+    def notice() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def read(stream: _Stream) -> None:
+        if not stream.read():
+            loop.remove_reader(stream.fd)
+        if stream is not report and stream.count > most:
+            end(KillReason.OUTPUT)
+
+    # End of file is not the end: a program may close its output and go on. Nor is the end of the process the end of
+    # file, where a copy of the pipe lives on elsewhere.
+    loop.add_reader(pidfd, notice)
+    for stream in (*streams, report):
+        loop.add_reader(stream.fd, read, stream)
+    late = loop.call_later(longest_s, end, KillReason.TIMEOUT)
+    try:
+        await ended
+    except asyncio.CancelledError:
+        send_signal(pidfd, ending)
+        raise
+    finally:
+        late.cancel()
+        loop.remove_reader(pidfd)
+        for stream in (*streams, report):
+            loop.remove_reader(stream.fd)
+    return reason
+
+
+def _judge(
+    record: Record | None,
+    reason: KillReason,
+    streams: list[_Stream],
+    wall_s: float,
+    queue_s: float,
+    limits: Limits,
+    job: Job,
+    level: Isolation,
+) -> Outcome:
+    out, error = streams
+    if reason is KillReason.NONE:
+        if record is None:
+            raise SandboxFault(FaultKind.UNAVAILABLE, "the run ended without a report: something outside has killed it")
+        if record.verdict == Verdict.NOT_STARTED:
+            why = record.files.get("", b"").decode("utf-8", "replace")
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started: {why}")
+        if out.count > limits.max_output or error.count > limits.max_output:
+            reason = KillReason.OUTPUT
+        else:
+            reason = {Verdict.TIMEOUT: KillReason.TIMEOUT, Verdict.MEMORY: KillReason.MEMORY}.get(
+                record.verdict, KillReason.NONE
+            )
+    return_code: int | None = -9
+    if reason is KillReason.TIMEOUT:
+        return_code = None
+    elif reason is KillReason.NONE and record is not None:
+        return_code = os.waitstatus_to_exitcode(record.wait_status)
+    return Outcome(
+        status=RunStatus.TIME_LIMIT if reason is KillReason.TIMEOUT else RunStatus.FINISHED,
+        return_code=return_code,
+        stdout=out.text(),
+        stderr=_append_reason(error.text(), reason, limits, job),
+        wall_s=record.wall_s if record else wall_s,
+        cpu_s=record.cpu_s if record else 0.0,
+        peak_rss_kb=record.peak_rss_kb if record else 0,
+        queue_s=queue_s,
+        stdout_bytes=out.count,
+        stderr_bytes=error.count,
+        truncated=any(stream.count > len(stream.data) for stream in streams),
+        level=level,
+        reason=reason,
+        files=record.files if record else {},
+    )
+
+
+def _append_reason(text: str, reason: KillReason, limits: Limits, job: Job) -> str:
+    if reason is KillReason.MEMORY:
+        line = f"[sandbox] killed: memory limit of {job['memory_mb']} MB for all processes together\n"
+    elif reason is KillReason.OUTPUT:
+        size, rest = divmod(limits.max_output, 1 << 20)
+        line = f"[sandbox] killed: output limit of {f'{limits.max_output} bytes' if rest else f'{size} MiB'}\n"
+    else:
+        return text
+    return text + ("" if not text or text.endswith("\n") else "\n") + line

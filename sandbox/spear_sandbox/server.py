@@ -1,0 +1,294 @@
+"""The HTTP service: ``POST /run_code`` as SandboxFusion has it, ``/v1/ping``, ``/health`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+# FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from spear_sandbox.admission import Admission, NoPlaceError
+from spear_sandbox.metrics import CONTENT_TYPE, MetricsPage
+from spear_sandbox.protocol import (
+    Executor,
+    FaultKind,
+    Health,
+    Isolation,
+    KillReason,
+    Limits,
+    Outcome,
+    RunStatus,
+    SandboxFault,
+)
+from spear_sandbox.senders import find_stranger
+from spear_sandbox.tally import Tally
+from spear_sandbox.wire import (
+    ISOLATION_HEADER,
+    LANGUAGE,
+    BadRequestError,
+    RunRequest,
+    read_request,
+    write_error,
+    write_reply,
+)
+
+__all__ = ["RunService", "ServedExecutor", "ServiceSettings", "make_app"]
+
+logger = logging.getLogger(__name__)
+
+COMPILE_SLACK_S = 5.0
+"""A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
+
+
+class ServedExecutor(Executor, Protocol):
+    """What the service runs code with."""
+
+    def health(self) -> Health:
+        """How it is now; at once."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Everything but the executor."""
+
+    max_running: int
+    """Runs at a time."""
+    queue_length: int = 4096
+    """Requests that may wait for a place."""
+    queue_wait_s: float = 30.0
+    """How long one may wait at most; ``compile_timeout`` + 5 s, if that is less."""
+    max_run_s: float = 300.0
+    """What longer ``run_timeout`` are cut to."""
+    limits: Limits = field(default_factory=Limits)
+    """Of each run; a request may lower the memory."""
+    body_bytes: int = 16 << 20
+    token: str | None = field(default=None, repr=False)
+    """What ``/run_code`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    local: bool = False
+    """Listens on the loopback interface: requests under the name of another host are refused."""
+
+
+class RunService:
+    """An executor behind SandboxFusion's contract. Belongs to one event loop.
+
+    Args:
+        executor: started; closed by whoever made it.
+        settings: limits, queue, token.
+    """
+
+    def __init__(self, executor: ServedExecutor, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.tally = Tally()
+        self.admission = Admission(settings.max_running, settings.queue_length)
+        self.metrics = MetricsPage(self.tally, self.admission, executor.health)
+        self._executor = executor
+
+    def check_sender(self, request: Request) -> None:
+        """Refuse a request of a page of another site, and one without the token, if there is one."""
+        if (stranger := find_stranger(request.headers, self.settings.local)) is not None:
+            raise HTTPException(403, stranger)
+        token = self.settings.token
+        if token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            detail = "this service wants its token: send the header 'Authorization: Bearer <token>'."
+            raise HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
+
+    async def run_code(self, request: Request) -> Response:
+        """Answer ``POST /run_code``."""
+        start = time.perf_counter()
+        status = 500
+        try:
+            response = await self._answer(request)
+            status = response.status_code
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            self.tally.answers[status] += 1
+            self.tally.request_seconds.add(time.perf_counter() - start)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        self.check_sender(request)
+        body = await _read_body(request, self.settings.body_bytes)
+        try:
+            asked = read_request(body)
+        except BadRequestError as error:
+            raise HTTPException(422, str(error)) from None
+        del body
+        if asked.language != LANGUAGE:
+            return self._say(write_error(f"language {asked.language!a} is not served: only {LANGUAGE}.", self._level()))
+        work = asyncio.ensure_future(self._work(asked))
+        gone = asyncio.ensure_future(_wait_for_end(request))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return self._say(work.result())
+        finally:
+            gone.cancel()
+            await _cancel(work)  # the place is given back only when the run is dead
+        self.tally.gone += 1
+        return Response(status_code=499)
+
+    async def _work(self, asked: RunRequest) -> bytes:
+        """Wait for a place, run, write the reply."""
+        start = time.perf_counter()
+        try:
+            await self.admission.enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
+        except NoPlaceError as error:
+            self.tally.gateway_timeouts += 1
+            raise HTTPException(504, f"all {self.settings.max_running} places are taken: {error}.") from None
+        waited = time.perf_counter() - start
+        self.tally.queue_seconds.add(waited)
+        self.tally.running += 1
+        try:
+            outcome = await self._run(asked)
+        except SandboxFault as fault:
+            self.tally.faults += 1
+            return write_error(str(fault), self._level(), waited)
+        finally:
+            self.tally.running -= 1
+            self.admission.leave()
+        self._count(outcome)
+        return write_reply(outcome, waited + outcome.queue_s)
+
+    async def _run(self, asked: RunRequest) -> Outcome:
+        limits = self.settings.limits
+        memory = limits.memory_mb if asked.memory_mb is None else min(asked.memory_mb, limits.memory_mb)
+        limits = replace(limits, wall_s=min(asked.run_timeout, self.settings.max_run_s), memory_mb=memory)
+        try:
+            return await self._executor.run(
+                asked.code, stdin=asked.stdin, files=asked.files, fetch_files=asked.fetch_files, limits=limits
+            )
+        except (SandboxFault, asyncio.CancelledError):
+            raise
+        except ValueError as error:  # names of files that the executor does not take
+            raise HTTPException(422, str(error)) from None
+        except Exception as error:
+            logger.exception("a run failed in the sandbox itself")
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"the sandbox failed: {type(error).__name__}.") from error
+
+    def _count(self, outcome: Outcome) -> None:
+        tally = self.tally
+        tally.runs += 1
+        tally.cpu_seconds += outcome.cpu_s
+        tally.run_seconds.add(outcome.wall_s)
+        if outcome.status is RunStatus.TIME_LIMIT:
+            tally.ended["time_limit"] += 1
+        else:
+            tally.ended["success" if outcome.return_code == 0 else "failed"] += 1
+        if outcome.reason is not KillReason.NONE:
+            tally.killed[outcome.reason.value] += 1
+
+    def _level(self) -> Isolation:
+        return self._executor.health().level
+
+    def _say(self, content: bytes) -> Response:
+        return Response(content, 200, {ISOLATION_HEADER: self._level().value}, media_type="application/json")
+
+    def describe(self) -> tuple[int, dict[str, Any]]:
+        """Status and content of ``GET /health``."""
+        health = self._executor.health()
+        isolation = {"level": health.level.value, "weak": health.level.weak, "features": dict(health.features)}
+        return 200 if health.ok else 503, {
+            "status": "ok" if health.ok else "degraded",
+            "isolation": isolation,
+            "zygotes": health.zygotes,
+            "restarts": health.restarts,
+            "running": self.tally.running,
+            "queued": self.admission.queued,
+            "max_running": self.settings.max_running,
+            "runs": self.tally.runs,
+            "killed": dict(sorted(self.tally.killed.items())),
+            "gateway_timeouts": self.tally.gateway_timeouts,
+        }
+
+
+def make_app(find_service: Callable[[], RunService]) -> FastAPI:
+    """The ASGI application of a service.
+
+    Args:
+        find_service: called for each request, so that the application can be made before its service is ready.
+    """
+    app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
+    app.add_exception_handler(404, _explain_path)
+    app.add_exception_handler(405, _explain_method)
+    app.add_exception_handler(500, _explain_bug)
+
+    @app.post("/run_code")
+    async def run_code(request: Request) -> Response:
+        return await find_service().run_code(request)
+
+    @app.get("/v1/ping")
+    async def ping() -> Response:
+        return _write(200, "pong")
+
+    @app.get("/health")
+    async def health() -> Response:
+        status, content = find_service().describe()
+        return _write(status, content, {ISOLATION_HEADER: content["isolation"]["level"]})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        service = find_service()
+        service.check_sender(request)
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    return app
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    """The body, of which never more than the limit is kept."""
+    detail = f"the body has more than {limit} bytes: send fewer or smaller files, or raise --max-body-mb of the server."
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise HTTPException(413, detail)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise HTTPException(413, detail)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _wait_for_end(request: Request) -> None:
+    """Return when the sender is gone; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, HTTPException):
+            await task
+
+
+def _write(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(content), status, headers, media_type="application/json")
+
+
+async def _explain_path(request: Request, _: Exception) -> Response:
+    served = "POST /run_code, GET /v1/ping, GET /health or GET /metrics"
+    return _write(404, {"detail": f"there is no {request.url.path} here: ask {served}."})
+
+
+async def _explain_method(request: Request, error: Exception) -> Response:
+    headers = dict(getattr(error, "headers", None) or {})
+    allowed = headers.get("Allow", "another method")
+    return _write(405, {"detail": f"{request.method} is not answered at {request.url.path}: use {allowed}."}, headers)
+
+
+async def _explain_bug(_: Request, error: Exception) -> Response:
+    return _write(500, {"detail": f"the service failed on this request: {type(error).__name__}."})

@@ -1,0 +1,156 @@
+"""Level ``namespaces``: warm interpreters, kept alive and renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+
+from spear_sandbox.installation import Installation
+from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
+from spear_sandbox.runs import Fork
+from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
+
+__all__ = ["WarmBackend"]
+
+logger = logging.getLogger(__name__)
+
+RUNS_OF_ONE = 1000
+"""An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+
+
+class _Slot:
+    """A place for one warm interpreter."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.zygote: Zygote | None = None
+        self.worn_out = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set when its first start has succeeded or failed."""
+
+
+class WarmBackend:
+    """Forks each run from an interpreter that has imported what the program needs.
+
+    There are several kinds: the fewer packages one has, the cheaper it is to fork, so each run gets the smallest that
+    has what its program names.
+
+    Args:
+        zygotes: interpreters of each kind.
+        uid: user of the programs if this process is root.
+    """
+
+    level = Isolation.NAMESPACES
+    ending = signal.SIGKILL
+
+    def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int) -> None:
+        self._installation = installation
+        self._uid = uid
+        self._slots = [_Slot(kind) for kind in range(len(installation.kinds)) for _ in range(zygotes)]
+        self._keepers: list[asyncio.Task[None]] = []
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._restarts = 0
+
+    async def start(self) -> None:
+        """See :meth:`spear_sandbox.backends.Backend.start`."""
+        # The smallest kind shows whether it can be done. Programs that need another wait for it.
+        first = self._slots[0]
+        await self._start_one(first)
+        first.tried.set()
+        self._keepers = [asyncio.ensure_future(self._keep(slot)) for slot in self._slots]
+
+    @contextlib.asynccontextmanager
+    async def borrow(self, code: str) -> AsyncIterator[Fork]:
+        """See :meth:`spear_sandbox.backends.Backend.borrow`."""
+        kind = self._installation.choose_kind(code)
+        await asyncio.gather(*(slot.tried.wait() for slot in self._slots if slot.kind == kind))
+        slot = self._choose(kind)
+        zygote = slot.zygote
+        assert zygote is not None
+        zygote.running += 1
+        if zygote.forked >= RUNS_OF_ONE:
+            slot.worn_out.set()
+        try:
+            yield zygote.fork
+        finally:
+            zygote.running -= 1
+
+    def health(self) -> Health:
+        """See :meth:`spear_sandbox.backends.Backend.health`."""
+        alive = sum(slot.zygote is not None and slot.zygote.alive for slot in self._slots)
+        features = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True) | {"landlock": False, "cgroup": False}
+        return Health(self.level, features, alive, self._restarts, ok=alive > 0)
+
+    async def close(self) -> None:
+        """See :meth:`spear_sandbox.backends.Backend.close`."""
+        tasks = [*self._keepers, *self._retiring]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None]
+        for slot in self._slots:
+            slot.zygote = None
+        await asyncio.gather(*(zygote.close() for zygote in zygotes))
+
+    def _choose(self, kind: int) -> _Slot:
+        alive = [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
+        if not alive:
+            raise SandboxFault(FaultKind.UNAVAILABLE, "no warm interpreter is alive; one is being started again")
+        # One of another kind runs the program, too, only slower.
+        fitting = [slot for slot in alive if slot.kind == kind] or alive
+        return min(fitting, key=lambda slot: slot.zygote.running if slot.zygote else 0)
+
+    async def _start_one(self, slot: _Slot) -> None:
+        modules = self._installation.kinds[slot.kind].modules
+        slot.zygote = await start_zygote(self._installation, modules, uid=self._uid)
+        slot.worn_out.clear()
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Start an interpreter, and replace it when it has died or is worn out, for ever."""
+        if slot.zygote is None:
+            await self._renew(slot)
+        while True:
+            zygote = slot.zygote
+            assert zygote is not None
+            worn_out = asyncio.ensure_future(slot.worn_out.wait())
+            try:
+                await asyncio.wait((zygote.ended, worn_out), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                worn_out.cancel()
+            if zygote.alive:
+                await self._renew(slot)
+                retirement = asyncio.ensure_future(_retire(zygote))
+                self._retiring.add(retirement)
+                retirement.add_done_callback(self._retiring.discard)
+            else:
+                logger.warning("a warm interpreter has died; starting another")
+                slot.zygote = None
+                await zygote.close()
+                self._restarts += 1
+                await self._renew(slot)
+
+    async def _renew(self, slot: _Slot) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                return await self._start_one(slot)
+            except (SandboxFault, RefusedError, OSError) as error:
+                logger.warning("no new interpreter: %s; again in %.1f s", error, delay_s)
+            finally:
+                slot.tried.set()
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+
+async def _retire(zygote: Zygote) -> None:
+    """End an interpreter after its last run."""
+    try:
+        while zygote.running and zygote.alive:
+            await asyncio.sleep(0.1)
+    finally:
+        await zygote.close()

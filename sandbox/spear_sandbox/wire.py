@@ -1,0 +1,329 @@
+"""What goes over the wire: SandboxFusion's ``/run_code``, both ends of it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Outcome, RunStatus, SandboxFault
+
+__all__ = [
+    "ISOLATION_HEADER",
+    "LANGUAGE",
+    "TOKEN_VARIABLE",
+    "BadReplyError",
+    "BadRequestError",
+    "RunRequest",
+    "read_reply",
+    "read_request",
+    "write_error",
+    "write_reply",
+    "write_request",
+]
+
+TOKEN_VARIABLE = "SPEAR_SANDBOX_TOKEN"
+"""Variable of the environment with the bearer token, for the service and for its clients."""
+ISOLATION_HEADER = "X-Sandbox-Isolation"
+LANGUAGE = "python"
+DEFAULT_TIMEOUT_S = 10.0
+MAX_FILES = 256
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 1024
+SHOWN_CHARACTERS = 60
+
+
+class BadRequestError(Exception):
+    """The body is not a request; the message is the sentence that the sender gets."""
+
+
+class BadReplyError(Exception):
+    """The body is not an answer; the message says why."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The body of ``POST /run_code``, read. Times in seconds."""
+
+    code: str
+    language: str = LANGUAGE
+    run_timeout: float = DEFAULT_TIMEOUT_S
+    compile_timeout: float = DEFAULT_TIMEOUT_S
+    memory_mb: int | None = None
+    """MiB; None for the server's own limit."""
+    stdin: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fetch_files: tuple[str, ...] = ()
+
+
+def read_request(body: bytes) -> RunRequest:
+    """Read a request. Fields that are not known are ignored, as SandboxFusion does.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    content = _read_json(body)
+    if not isinstance(content, dict):
+        raise BadRequestError("the body is no JSON object: send one with the field 'code'.")
+    if "code" not in content:
+        raise BadRequestError("the field 'code' is missing: it holds the source to run.")
+    files = _read_files(content.get("files", {}))
+    return RunRequest(
+        code=_read_text(content, "code"),
+        language=_read_text(content, "language") if "language" in content else LANGUAGE,
+        run_timeout=_read_seconds(content, "run_timeout", above_zero=True),
+        compile_timeout=_read_seconds(content, "compile_timeout", above_zero=False),
+        memory_mb=_read_memory(content.get("memory_limit_MB", -1)),
+        stdin=None if content.get("stdin") is None else _read_text(content, "stdin"),
+        files=files,
+        fetch_files=_read_fetch(content.get("fetch_files", [])),
+    )
+
+
+def _read_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
+    except ValueError as error:
+        raise BadRequestError(f"the body is no JSON ({error}): send an object in UTF-8.") from None
+
+
+def _read_text(content: dict[str, Any], name: str) -> str:
+    value = content[name]
+    if not isinstance(value, str):
+        raise BadRequestError(f"{name} is {_show(value)}: give a string.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _read_seconds(content: dict[str, Any], name: str, *, above_zero: bool) -> float:
+    value = content.get(name, DEFAULT_TIMEOUT_S)
+    too_small = _is_number(value) and (value <= 0 if above_zero else value < 0)
+    # A whole number may be too large for a float; then it is as good as any other that is cut to the limit.
+    if not _is_number(value) or too_small or (isinstance(value, float) and not math.isfinite(value)):
+        bound = "above 0" if above_zero else "of at least 0"
+        raise BadRequestError(f"{name} is {_show(value)}: give seconds, a number {bound}.")
+    return float(min(value, 1e9))
+
+
+def _read_memory(value: Any) -> int | None:
+    broken = isinstance(value, float) and not value.is_integer()
+    if not _is_number(value) or broken or (value < 1 and value != -1):
+        raise BadRequestError(f"memory_limit_MB is {_show(value)}: give a whole number above 0, or -1 for the default.")
+    return None if value == -1 else int(min(value, 10**9))
+
+
+def _read_files(value: Any) -> dict[str, bytes]:
+    if not isinstance(value, dict):
+        raise BadRequestError(f"files is {_show(value)}: give an object of names and base64.")
+    files = {}
+    for name, content in value.items():
+        check_name(name)
+        if content is None:
+            continue
+        if not isinstance(content, str):
+            raise BadRequestError(f"the file {_show(name)} is {_show(content)}: give base64 or null.")
+        try:
+            files[name] = base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError):
+            raise BadRequestError(f"the content of the file {_show(name)} is no base64.") from None
+    if len(files) > MAX_FILES:
+        raise BadRequestError(f"there are {len(files)} files: send at most {MAX_FILES}.")
+    folders = {"/".join(parts[:end]) for parts in map(_split_name, files) for end in range(1, len(parts))}
+    both = [name for name in files if "/".join(_split_name(name)) in folders]
+    if "main.py" in folders:
+        raise BadRequestError("main.py is the program, not a folder: rename the folder.")
+    if both:
+        raise BadRequestError(f"{_show(both[0])} is a file and a folder at once: rename one of them.")
+    return files
+
+
+def _read_fetch(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise BadRequestError(f"fetch_files is {_show(value)}: give a list of file names.")
+    if len(value) > MAX_FILES:
+        raise BadRequestError(f"fetch_files has {len(value)} names: ask for at most {MAX_FILES}.")
+    for name in value:
+        check_name(name)
+    return tuple(dict.fromkeys(value))
+
+
+def _split_name(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
+
+
+def check_name(name: str) -> None:
+    """Refuse a file name that leaves the working directory, or names no file in it.
+
+    Raises:
+        BadRequestError: with the sentence for the sender.
+    """
+    parts = _split_name(name)
+    if name.startswith("/") or ".." in parts:
+        raise BadRequestError(
+            f"the file name {_show(name)} leaves the working directory: leave out '..' and a first '/'."
+        )
+    too_long = len(_encode(name)) > MAX_PATH_BYTES or any(len(_encode(part)) > MAX_NAME_BYTES for part in parts)
+    if not parts or too_long or name.endswith(("/", "/.")) or "\0" in name:
+        raise BadRequestError(f"{_show(name)} is no file name: give one of at most {MAX_NAME_BYTES} bytes without NUL.")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadRequestError(f"the file name {_show(name)} holds half a character: give valid Unicode.") from None
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and not isinstance(value, bool):
+        shown = str(min(value, 10**SHOWN_CHARACTERS))
+    else:
+        shown = ascii(value) if isinstance(value, (str, float)) else json.dumps(value)
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
+
+
+def write_reply(outcome: Outcome, queue_s: float) -> bytes:
+    """A run that was carried out, however it ended.
+
+    Args:
+        queue_s: seconds that the request waited in all.
+    """
+    finished = outcome.status is RunStatus.FINISHED and outcome.return_code == 0
+    return _write(
+        "Success" if finished else "Failed",
+        "",
+        {
+            "status": outcome.status.value,
+            "execution_time": outcome.wall_s,
+            "return_code": outcome.return_code if outcome.status is RunStatus.FINISHED else None,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+        },
+        {name: base64.b64encode(content).decode("ascii") for name, content in outcome.files.items()},
+        {
+            "level": outcome.level.value if outcome.level else None,
+            "reason": outcome.reason.value,
+            "cpu_s": outcome.cpu_s,
+            "peak_rss_kb": outcome.peak_rss_kb,
+            "queue_s": queue_s,
+            "stdout_bytes": outcome.stdout_bytes,
+            "stderr_bytes": outcome.stderr_bytes,
+            "truncated": outcome.truncated,
+        },
+    )
+
+
+def write_error(message: str, level: Isolation, queue_s: float = 0.0) -> bytes:
+    """A run that was not carried out, through no fault of its code, or none that this service offers."""
+    run = {"status": "Error", "execution_time": 0.0, "return_code": None, "stdout": "", "stderr": ""}
+    counts = {"cpu_s": 0.0, "peak_rss_kb": 0, "queue_s": queue_s, "stdout_bytes": 0, "stderr_bytes": 0}
+    block = {"level": level.value, "reason": "not_run", **counts, "truncated": False}
+    return _write("SandboxError", message, run, {}, block)
+
+
+def _write(status: str, message: str, run: dict[str, Any], files: dict[str, str], block: dict[str, Any]) -> bytes:
+    content = {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": run,
+        "executor_pod_name": None,
+        "files": files,
+        "sandbox": block,
+    }
+    # In ASCII, so that no character, half of one included, can break the answer.
+    return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
+def write_request(asked: RunRequest) -> bytes:
+    """The body for a server."""
+    content = {
+        "code": asked.code,
+        "language": asked.language,
+        "run_timeout": asked.run_timeout,
+        "compile_timeout": asked.compile_timeout,
+        "memory_limit_MB": -1 if asked.memory_mb is None else asked.memory_mb,
+        "stdin": asked.stdin,
+        "files": {name: base64.b64encode(content).decode("ascii") for name, content in asked.files.items()},
+        "fetch_files": list(asked.fetch_files),
+    }
+    return json.dumps(content).encode("ascii")
+
+
+def read_reply(body: bytes) -> Outcome:
+    """Read an answer of our service, or of SandboxFusion, which has no block ``sandbox``.
+
+    Raises:
+        SandboxFault: the run was not carried out.
+        BadReplyError: the body is no answer.
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadReplyError(f"the answer is no JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise BadReplyError("the answer is no JSON object")
+    run = content.get("run_result")
+    status = content.get("status")
+    if status == "SandboxError":
+        raise _make_fault(content.get("message"))
+    if status not in ("Success", "Failed") or not isinstance(run, dict):
+        raise BadReplyError(f"the answer has the status {_show(status)} and run_result {_show(run)}")
+    try:
+        return _read_outcome(run, content.get("files") or {}, content.get("sandbox") or {})
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        raise BadReplyError(f"the answer is not of SandboxFusion's form ({type(error).__name__}: {error})") from None
+
+
+def _read_outcome(run: dict[str, Any], files: dict[str, str], block: dict[str, Any]) -> Outcome:
+    status = RunStatus(run["status"])
+    if status is RunStatus.ERROR:
+        raise _make_fault(run.get("stderr"))
+    stdout, stderr = _take(run, "stdout"), _take(run, "stderr")
+    code = run.get("return_code")
+    if status is RunStatus.FINISHED and (not isinstance(code, int) or isinstance(code, bool)):
+        raise ValueError(f"return_code is {_show(code)}")
+    late = status is RunStatus.TIME_LIMIT
+    level = block.get("level")
+    return Outcome(
+        status=status,
+        return_code=None if late else code,
+        stdout=stdout,
+        stderr=stderr,
+        wall_s=float(run.get("execution_time") or 0.0),
+        cpu_s=float(block.get("cpu_s", 0.0)),
+        peak_rss_kb=int(block.get("peak_rss_kb", 0)),
+        queue_s=float(block.get("queue_s", 0.0)),
+        stdout_bytes=int(block.get("stdout_bytes", len(_encode(stdout)))),
+        stderr_bytes=int(block.get("stderr_bytes", len(_encode(stderr)))),
+        truncated=bool(block.get("truncated", False)),
+        level=None if level is None else Isolation(level),
+        reason=KillReason(block.get("reason", KillReason.TIMEOUT.value if late else KillReason.NONE.value)),
+        files={name: base64.b64decode(content, validate=True) for name, content in files.items()},
+    )
+
+
+def _take(run: dict[str, Any], name: str) -> str:
+    text = run.get(name)
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {_show(text)}")
+    return text
+
+
+def _make_fault(message: Any) -> SandboxFault:
+    reason = " ".join(str(message or "no reason given").split())[:200]
+    return SandboxFault(FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")

@@ -1,0 +1,226 @@
+"""Warm interpreters, seen from outside: start one, ask it to fork, notice its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from spear_sandbox.guest.root import Settings
+from spear_sandbox.guest.warmth import COMMON_MODULES
+from spear_sandbox.guest.zygote import READY, SPAWN, SPAWNED
+from spear_sandbox.installation import Installation
+from spear_sandbox.protocol import FaultKind, SandboxFault
+
+__all__ = ["RefusedError", "Zygote", "end_process", "send_signal", "start_zygote", "wait_readable"]
+
+START_S = 120.0
+_END_S = 5.0
+
+
+class RefusedError(Exception):
+    """The kernel, or this container, does not allow the isolation; the message is the kernel's."""
+
+
+class Zygote:
+    """One warm interpreter in its own namespaces. Belongs to one event loop.
+
+    When it ends, all of its runs end.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.forked = 0
+        """Runs that it has been asked for."""
+        self.running = 0
+        """Runs in progress; counted by the pool."""
+        self._process = process
+        self._control = control
+        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when the interpreter is gone."""
+        self._loop.add_reader(control.fileno(), self._read)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self.ended.done()
+
+    @property
+    def pid(self) -> int:
+        """The process outside the namespaces that holds it."""
+        return self._process.pid
+
+    async def fork(self, descriptors: Sequence[int]) -> int:
+        """Start a run with these descriptors; a pidfd of its supervisor, which the caller closes.
+
+        Raises:
+            SandboxFault: The interpreter is gone, or the kernel refuses another process.
+        """
+        if not self.alive:
+            raise _gone()
+        answer: asyncio.Future[int] = self._loop.create_future()
+        while True:
+            try:
+                socket.send_fds(self._control, [SPAWN], descriptors)
+                break
+            except BlockingIOError:  # it has more requests than its socket holds
+                await asyncio.sleep(0.005)
+            except OSError as error:
+                raise _gone() from error
+        self.forked += 1
+        self._waiting.append(answer)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                send_signal(answer.result(), signal.SIGKILL)  # closing the pidfd does not end it
+                os.close(answer.result())
+            raise
+
+    def _read(self) -> None:
+        while self.alive:
+            try:
+                message, received, _, _ = socket.recv_fds(self._control, 4096, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                message, received = b"", []
+            if not message:
+                self._end()
+                return
+            answer = self._waiting.popleft()
+            if message == SPAWNED:
+                if answer.done():  # nobody waits for it any more; closing the pipes does not end it
+                    send_signal(received[0], signal.SIGKILL)
+                    os.close(received[0])
+                else:
+                    answer.set_result(received[0])
+            elif not answer.done():
+                text = message[1:].decode("utf-8", "replace")
+                answer.set_exception(SandboxFault(FaultKind.UNAVAILABLE, f"no new process for a run: {text}"))
+
+    def _end(self) -> None:
+        if self.alive:
+            self._loop.remove_reader(self._control.fileno())
+            # Not only closed: processes that were forked from this one have copies.
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+            self.ended.set_result(None)
+            for answer in self._waiting:
+                if not answer.done():
+                    answer.set_exception(_gone())
+            self._waiting.clear()
+
+    async def close(self) -> None:
+        """End the interpreter and all of its runs, and wait until they are gone."""
+        self._end()
+        await end_process(self._process)
+
+
+def _gone() -> SandboxFault:
+    return SandboxFault(FaultKind.UNAVAILABLE, "the sandbox's interpreter has died; it is started again")
+
+
+def send_signal(pidfd: int, number: signal.Signals) -> None:
+    """Signal a process; nothing if it is gone already."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+async def wait_readable(fd: int) -> None:
+    """Return when there is something to read, or, for a pidfd, when the process has ended."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+async def end_process(process: subprocess.Popen[bytes], patience_s: float = _END_S) -> None:
+    """Wait for a child that is about to end; kill it when it takes too long."""
+    if process.poll() is not None:
+        return
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        try:
+            await asyncio.wait_for(wait_readable(pidfd), patience_s)
+        except asyncio.TimeoutError:
+            process.kill()
+            await wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+        process.wait()
+
+
+async def start_zygote(installation: Installation, modules: Sequence[str], *, uid: int) -> Zygote:
+    """Start an interpreter in its namespaces and wait until it has imported what it should.
+
+    Args:
+        modules: What to import beside common parts of the standard library.
+        uid: User inside, if this process is root; else it is this process's own.
+
+    Raises:
+        RefusedError: The sandbox could not be built.
+        SandboxFault: The interpreter did not become ready.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    settings: Settings = {
+        "control": theirs.fileno(),
+        "uid": uid if os.getuid() == 0 else os.getuid(),
+        "interpreter": installation.interpreter,
+        "prefix": installation.prefix,
+        "guest": installation.guest,
+        "packages": installation.packages,
+        "modules": [*COMMON_MODULES, *modules],
+    }
+    source = str(Path(installation.guest).parent.parent)
+    boot = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.root import enter; enter()"
+    with theirs:
+        process = subprocess.Popen(
+            [installation.interpreter, "-I", "-S", "-c", boot, json.dumps(settings)],
+            pass_fds=[theirs.fileno()],
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if sys.flags.dev_mode else subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+    try:
+        await asyncio.wait_for(wait_readable(ours.fileno()), START_S)
+        message = ours.recv(4096)
+    except BaseException as error:
+        ours.close()
+        process.kill()
+        process.wait()
+        if isinstance(error, asyncio.TimeoutError):
+            raise SandboxFault(FaultKind.UNAVAILABLE, f"no warm interpreter within {START_S:g} s") from None
+        raise
+    if message != READY:
+        ours.close()
+        await end_process(process)
+        if message:
+            raise RefusedError(message[1:].decode("utf-8", "replace"))
+        raise SandboxFault(
+            FaultKind.UNAVAILABLE,
+            f"the interpreter ended at its start with code {process.returncode}: {installation.interpreter}",
+        )
+    return Zygote(process, ours)

@@ -1,0 +1,95 @@
+"""Brings :mod:`spear_training.guidance` to the console: before, during and after a run (``spear advise``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.markup import escape
+
+from spear_agents.metrics import read_history
+from spear_envs.core.errors import SpearError
+from spear_training.environments import EnvironmentSettings, make_environment
+from spear_training.guidance import Advice, RunShape, review_history, review_settings
+from spear_training.launch import CONFIG_FILE, read_settings
+from spear_training.supervise import Observer
+
+
+class Adviser:
+    """Prints each piece of advice about a run once.
+
+    Args:
+        console: where to.
+        config: the run's configuration.
+    """
+
+    def __init__(self, console: Console, config: DictConfig) -> None:
+        self._console = console
+        self._config = config
+        self._settings = read_settings(config.spear)
+        self.told: set[str] = set()
+        """Topics of what was printed."""
+        self._steps = 0
+
+    def review_start(self) -> None:
+        """Print what the settings alone say."""
+        self._tell(review_settings(self._settings, RunShape.of_config(self._config, count_turns(self._config))))
+
+    def watch(self, observer: Observer) -> Observer:
+        """``observer``, and advice from the metrics after each step."""
+
+        def observe(history: list[dict[str, Any]]) -> None:
+            observer(history)
+            if len(history) != self._steps:
+                self._steps = len(history)
+                self.review_steps(history)
+
+        return observe
+
+    def review_steps(self, history: list[dict[str, Any]]) -> None:
+        """Print what the metrics say and has not been said."""
+        self._tell(review_history(history, self._settings))
+
+    def _tell(self, found: Iterable[Advice]) -> None:
+        for advice in found:
+            if advice.topic not in self.told:
+                self.told.add(advice.topic)
+                kind = "[yellow]advice[/yellow]" if advice.mend else "[dim]note[/dim]"
+                self._console.print(f"{kind} {escape(str(advice))}", highlight=False)
+
+
+def count_turns(config: DictConfig) -> int:
+    """Turn limit of the run's environment."""
+    settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+    given = settings.kwargs.get("max_turns")
+    if given is not None:
+        return int(given)
+    env: Any = make_environment(settings, split=settings.valid_split)
+    try:
+        return int(env.unwrapped.max_turns)
+    finally:
+        env.close()
+
+
+@click.command("advise")
+@click.argument("run", type=click.Path(path_type=Path))
+def advise(run: Path) -> None:
+    """Say what in the settings and the metrics of a training does not fit together, and which setting mends it.
+
+    RUN is the folder that `spear train --out` wrote, of a training that goes on or is over.
+    """
+    path = run / CONFIG_FILE
+    if not path.is_file():
+        raise SpearError(f"{run} holds no {CONFIG_FILE}: name the folder of a training")
+    config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)
+    console = Console()
+    adviser = Adviser(console, config)
+    adviser.review_start()
+    adviser.review_steps(read_history(run))
+    if not adviser.told:
+        console.print("nothing to advise")

@@ -1,0 +1,134 @@
+"""Covariance-based clipping: tokens whose log-prob and advantage go together are taken out of the loss."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from spear_training.algorithms.choices import ClipBudget, CovarianceScope
+from spear_training.algorithms.tokens import check_tokens, expand_advantages
+
+
+def covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor, *, scope: str = "batch") -> Tensor:
+    """Token covariance (log pi - mean)(A - mean) (``eq:covariance``); no gradient flows through it.
+
+    Args:
+        log_probs: [B, T] float, under the current policy.
+        advantages: [B] or [B, T].
+        mask: [B, T], on for loss tokens.
+        scope: means over all valid tokens (``"batch"``) or over the valid tokens of the same position (``"position"``).
+
+    Returns:
+        [B, T], 0 off the mask.
+
+    Raises:
+        ValueError: shapes or scope do not fit.
+    """
+    on = check_tokens(log_probs, mask)
+    values = log_probs.detach()
+    weights = expand_advantages(advantages, log_probs).detach()
+    if CovarianceScope(scope) is CovarianceScope.BATCH:
+        count, mean = on.sum().clamp(min=1), lambda x: torch.where(on, x, 0.0).sum() / count
+    else:
+        count, mean = on.sum(0).clamp(min=1), lambda x: torch.where(on, x, 0.0).sum(0) / count
+    return torch.where(on, (values - mean(values)) * (weights - mean(weights)), 0.0)
+
+
+def covariance_clip_mask(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    ratio: float,
+    lower: float,
+    upper: float,
+    exclude: Tensor | None = None,
+    scope: str = "batch",
+    budget: str = "batch",
+    floor_one: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Mask M of ``eq:regularizationmask``: floor(ratio N) candidates, drawn uniformly, are taken out.
+
+    Candidates are valid tokens with ``lower <= covariance <= upper`` (``eq:clipuniform``), bounds included.
+
+    Args:
+        log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
+        ratio: lambda, the share of the N valid tokens that may be taken out; 0 takes out none.
+        exclude: [B, T], on for tokens that are no candidates, such as those the ratio clip already silenced.
+        scope: of the means, as in :func:`covariance`.
+        budget: N counts the valid tokens of the batch (``"batch"``) or of each sequence (``"trajectory"``).
+        floor_one: raise a budget of 0 to 1, as the authors' code does.
+        generator: source of the uniform draw; None: torch's default one.
+
+    Returns:
+        bool [B, T], True where the token stays in the loss.
+
+    Raises:
+        ValueError: shapes, ratio or choices do not fit.
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError(f"ratio must lie in 0 to 1, not {ratio}")
+    on = check_tokens(log_probs, mask)
+    stays = torch.ones_like(on)
+    if ratio == 0.0:
+        return stays
+    cov = covariance(log_probs, advantages, mask, scope=scope)
+    candidates = on & (cov >= lower) & (cov <= upper)
+    if exclude is not None:
+        candidates &= ~(exclude > 0)
+    rows, columns = candidates.nonzero(as_tuple=True)
+    # One shuffle serves both budgets: the first k of a shuffled list are a uniform choice, and so are the first k of
+    # each row in it.
+    device = generator.device if generator is not None else rows.device
+    shuffle = torch.randperm(rows.numel(), generator=generator, device=device).to(rows.device)
+    rows, columns = rows[shuffle], columns[shuffle]
+    if ClipBudget(budget) is ClipBudget.BATCH:
+        size = int(_count_budget(on.sum(), ratio, floor_one))
+        rows, columns = rows[:size], columns[:size]
+    else:
+        by_row = torch.argsort(rows, stable=True)
+        rows, columns = rows[by_row], columns[by_row]
+        each = torch.bincount(rows, minlength=on.shape[0])
+        rank = torch.arange(rows.numel(), device=rows.device) - (each.cumsum(0) - each)[rows]
+        taken = rank < _count_budget(on.sum(1), ratio, floor_one)[rows]
+        rows, columns = rows[taken], columns[taken]
+    stays[rows, columns] = False
+    return stays
+
+
+def _count_budget(tokens: Tensor, ratio: float, floor_one: bool) -> Tensor:
+    # The small term keeps 0.29 * 100 = 28.999999999999996 at 29.
+    size = torch.floor(tokens.to(torch.float64) * ratio + 1e-9).to(torch.int64)
+    return size.clamp(min=1) if floor_one else size
+
+
+def calibrate_covariance_bounds(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    lower_top: float = 0.02,
+    upper_top: float = 0.0002,
+) -> tuple[float, float]:
+    """Bounds of :func:`covariance_clip_mask` from the first training step (``sec:implementation_detail_appdx``).
+
+    Each bound is the mean of the ceil(share n) largest covariances of the n valid tokens.
+
+    Args:
+        log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
+        lower_top, upper_top: shares for the lower and the upper bound.
+
+    Raises:
+        ValueError: no valid token, or a share outside (0, 1].
+    """
+    if not (0.0 < lower_top <= 1.0 and 0.0 < upper_top <= 1.0):
+        raise ValueError(f"lower_top and upper_top must lie in (0, 1], not {lower_top} and {upper_top}")
+    values = covariance(log_probs, advantages, mask)[mask > 0].to(torch.float64)
+    if not values.numel():
+        raise ValueError("no valid token to measure covariance bounds on")
+    sizes = [math.ceil(share * values.numel() - 1e-9) for share in (lower_top, upper_top)]
+    largest = torch.topk(values, max(sizes)).values
+    return float(largest[: sizes[0]].mean()), float(largest[: sizes[1]].mean())

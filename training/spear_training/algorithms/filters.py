@@ -1,0 +1,118 @@
+"""Filters of Dr.BoT (``sec:botdetails``): low-variance groups, over-long, void and repetitive responses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spear_training.algorithms.choices import VoidFilter
+from spear_training.algorithms.groups import encode_ids, gather_groups
+
+
+def keep_high_variance_groups(
+    rewards: Tensor,
+    group_ids: Sequence[Hashable],
+    *,
+    ratio: float = 0.75,
+    trajectory_ids: Sequence[Hashable] | None = None,
+    ddof: int = 0,
+    valid: Tensor | Sequence[Any] | None = None,
+) -> Tensor:
+    """Keep the max(1, floor(ratio n)) groups of largest reward deviation; a tie goes to the group seen first.
+
+    Args:
+        rewards: [N] float, the reward of the row's trajectory.
+        group_ids: N hashables; members need not be next to each other.
+        ratio: share of groups to keep, in (0, 1].
+        trajectory_ids: N hashables where a trajectory has several rows; each then counts once.
+        ddof: 0 for the population deviation.
+        valid: [N] flags; rows that are off count nowhere and are never kept.
+
+    Returns:
+        bool [N], True where the row stays.
+
+    Raises:
+        ValueError: wrong lengths, dtype or ratio.
+    """
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"ratio must lie in (0, 1], not {ratio}")
+    grouping, valid = gather_groups(rewards, group_ids, trajectory_ids, valid)
+    present = grouping.count > 0
+    size = max(1, math.floor(ratio * int(present.sum()) + 1e-9))
+    std = grouping.std(ddof)
+    # Rounded, so that equal deviations stay equal whatever the order of the members.
+    largest = float(std.max()) if std.numel() else 0.0
+    rank = torch.where(present, torch.round(std / (largest or 1.0) * 1e9), -1.0)
+    order = torch.argsort(rank, descending=True, stable=True)[:size]
+    chosen = torch.zeros_like(present)
+    chosen[order] = True
+    return chosen[grouping.group_of_row] & valid
+
+
+def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None) -> Tensor:
+    """Which responses ran into the limit: bool [N], True to take the row out of the loss.
+
+    Args:
+        lengths: [N] response lengths in tokens.
+        limit: the maximum response length.
+        finished: [N], on where the response ended by itself; at exactly the limit such a row stays. None: unknown, so
+            that every row at the limit is taken out.
+    """
+    if finished is None:
+        return lengths >= limit
+    return (lengths > limit) | ((lengths == limit) & ~(finished > 0))
+
+
+def void_turn_mask(void: Tensor, trajectory_ids: Sequence[Hashable], *, scope: str = "trajectory") -> Tensor:
+    """Which rows void turns take out of the loss: bool [N], True to take the row out.
+
+    Args:
+        void: [N], on where the turn holds neither an action (or tool call) nor a final answer.
+        trajectory_ids: N hashables.
+        scope: ``"trajectory"`` takes out all rows of the trajectory, ``"turn"`` the void row alone, ``"off"`` none.
+
+    Raises:
+        ValueError: wrong lengths or an unknown scope.
+    """
+    flags = void > 0
+    codes, distinct = encode_ids(trajectory_ids, flags.numel(), "trajectory_ids", flags.device)
+    kind = VoidFilter(scope)
+    if kind is VoidFilter.OFF:
+        return torch.zeros_like(flags)
+    if kind is VoidFilter.TURN:
+        return flags.clone()
+    spoiled = torch.zeros(len(distinct), dtype=torch.bool, device=flags.device)
+    spoiled[codes[flags]] = True
+    return spoiled[codes]
+
+
+def has_repetition(token_ids: Sequence[int] | Tensor, *, ngram: int = 20, times: int = 10) -> bool:
+    """Whether some run of ``ngram`` token ids occurs at least ``times`` times; occurrences may overlap.
+
+    Raises:
+        ValueError: ``ngram`` or ``times`` is below 1.
+    """
+    if ngram < 1 or times < 1:
+        raise ValueError(f"ngram and times must be 1 or more, not {ngram} and {times}")
+    ids = np.asarray(token_ids, dtype=np.int64)
+    windows = ids.size - ngram + 1
+    if windows < times:
+        return False
+    # A polynomial hash of every window modulo 2^64; windows that repeat often enough are then compared in full.
+    tokens = ids.view(np.uint64)
+    hashes = np.zeros(windows, np.uint64)
+    for shift in range(ngram):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + tokens[shift : shift + windows]
+    ordered = np.sort(hashes)
+    repeated = ordered[times - 1 :][ordered[times - 1 :] == ordered[: windows - times + 1]]
+    if not repeated.size:
+        return False
+    starts = np.flatnonzero(np.isin(hashes, repeated)).tolist()
+    counts = Counter(ids[start : start + ngram].tobytes() for start in starts)
+    return max(counts.values()) >= times

@@ -1,0 +1,272 @@
+"""Settings of SPEAR: the ``spear:`` node of a training configuration.
+
+Defaults are the library's own choices; the presets of the paper and of the authors' code override them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from spear_envs.core.rewards import Schedule, constant, cosine, cosine_warmup, none
+from spear_training.algorithms.choices import (
+    Aggregation,
+    BoundsMode,
+    ClipBudget,
+    Coupling,
+    CovarianceScope,
+    Curriculum,
+    Estimator,
+    FormatMode,
+    GroupWeight,
+    ReplayUnit,
+    Singleton,
+    ToolCount,
+    ToolShape,
+    VoidFilter,
+)
+from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.records import Record, number
+
+
+@dataclass(frozen=True)
+class SilSettings(Record):
+    """Self-imitation: whether, how and how strongly replayed rows are learned from."""
+
+    PATH: ClassVar[str] = "spear.sil"
+
+    enabled: bool = True
+    coupling: Coupling = Coupling.SEQUENTIAL
+    gamma: Curriculum = Curriculum.COSINE
+    warmup_steps: int = number(200, at_least=0)
+    trigger_ratio: float = number(1.0, above=0)
+    """Replay starts when the buffer holds this multiple of its capacity."""
+    always_add: bool = True
+    """Whether a step that replays also adds its own rows."""
+
+    def weight(self, t: int) -> float:
+        """gamma at global step ``t``, which starts at 1 (``eq:gamma``); 0 when self-imitation is off."""
+        if not self.enabled or self.gamma is Curriculum.NONE:
+            return 0.0
+        return 1.0 if self.gamma is Curriculum.CONSTANT else cosine_warmup(t, self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class RewardSettings(Record):
+    """Composition of a trajectory's reward (``eq:rewardtotal``)."""
+
+    PATH: ClassVar[str] = "spear.reward"
+
+    success: float = 1.0
+    failure: float = -1.0
+    format: FormatMode = FormatMode.BONUS
+    tool_count: ToolCount = ToolCount.VALID
+    tool_shape: ToolShape = ToolShape.LINEAR
+    mu: Curriculum = Curriculum.COSINE
+    decay_steps: int = number(200, at_least=0)
+
+    def check(self) -> None:
+        if self.success <= self.failure:
+            raise SettingsError(
+                f"spear.reward.success ({self.success}) must exceed spear.reward.failure ({self.failure})"
+            )
+
+    def schedule(self) -> Schedule:
+        """mu as a function of the global step (``eq:mudecay``); ``decay_steps`` 0 means no tool-call reward."""
+        if self.mu is Curriculum.CONSTANT:
+            return constant()
+        return none() if self.mu is Curriculum.NONE or self.decay_steps == 0 else cosine(self.decay_steps)
+
+    def weight(self, t: int) -> float:
+        """mu at global step ``t``, which starts at 1."""
+        return self.schedule()(t)
+
+
+@dataclass(frozen=True)
+class BaselineSettings(Record):
+    """Buffer D_R of group means, from which replayed advantages are recalibrated (``eq:recalibrateadv``)."""
+
+    PATH: ClassVar[str] = "spear.baseline"
+
+    capacity: int = number(10240, at_least=0)
+    """Number of groups; 0 switches recalibration off."""
+
+
+@dataclass(frozen=True)
+class ReplaySettings(Record):
+    """Replay buffer D (``alg:sal``)."""
+
+    PATH: ClassVar[str] = "spear.replay"
+
+    capacity: int = number(2048, at_least=1)
+    unit: ReplayUnit = ReplayUnit.SAMPLE
+    max_age: int | None = number(5, at_least=0)
+    """Steps after which an entry is dropped; ``null`` keeps entries for ever."""
+    require_tool_call: bool = False
+    power_of_two: bool = False
+    """Draw the largest power of two of entries, as the authors' code does."""
+
+
+@dataclass(frozen=True)
+class CovarianceSettings(Record):
+    """Covariance clipping (``eq:clipuniform``); of replayed rows unless ``on_policy`` is set."""
+
+    PATH: ClassVar[str] = "spear.cov"
+
+    ratio: float = number(0.02, at_least=0, at_most=1)
+    """lambda; 0 switches the clip off."""
+    bounds: BoundsMode = BoundsMode.PERCENTILE
+    lower: float | None = None
+    upper: float | None = None
+    lower_top: float = number(0.02, above=0, at_most=1)
+    """Share of largest covariances whose mean is the lower bound, where bounds are measured."""
+    upper_top: float = number(0.0002, above=0, at_most=1)
+    scope: CovarianceScope = CovarianceScope.BATCH
+    budget: ClipBudget = ClipBudget.BATCH
+    floor_one: bool = False
+    """Clip at least one token where there is a candidate, however small the budget."""
+    on_policy: bool = False
+    on_policy_ratio: float = number(0.0002, at_least=0, at_most=1)
+    on_policy_lower: float = 1.0
+    on_policy_upper: float = 5.0
+
+    def check(self) -> None:
+        if self.bounds is BoundsMode.FIXED:
+            if self.lower is None or self.upper is None:
+                raise SettingsError("spear.cov.bounds=fixed needs spear.cov.lower and spear.cov.upper")
+            _check_order("spear.cov.lower", self.lower, "spear.cov.upper", self.upper)
+        _check_order("spear.cov.upper_top", self.upper_top, "spear.cov.lower_top", self.lower_top)
+        _check_order(
+            "spear.cov.on_policy_lower", self.on_policy_lower, "spear.cov.on_policy_upper", self.on_policy_upper
+        )
+
+
+@dataclass(frozen=True)
+class ClipSettings(Record):
+    """Clipping of the policy ratio (``eq:silvanilladetail``)."""
+
+    PATH: ClassVar[str] = "spear.clip"
+
+    low: float = number(0.2, at_least=0, at_most=1)
+    high: float = number(0.28, at_least=0)
+    dual: float | None = number(10.0, above=1)
+    """C: cap of the loss at -C A for negative A; ``null`` switches it off."""
+    max_log_ratio: float | None = number(20.0, above=0)
+
+
+@dataclass(frozen=True)
+class KlSettings(Record):
+    """KL divergence to the reference policy (``eq:kl``)."""
+
+    PATH: ClassVar[str] = "spear.kl"
+
+    coefficient: float = number(0.0, at_least=0)
+
+
+@dataclass(frozen=True)
+class AdvantageSettings(Record):
+    """Advantage estimation of on-policy rows."""
+
+    PATH: ClassVar[str] = "spear.advantage"
+
+    estimator: Estimator = Estimator.GRPO
+    normalize_std: bool = False
+    weight: GroupWeight = GroupWeight.TRAJECTORY
+    singleton: Singleton = Singleton.ZERO
+    step_weight: float = number(1.0, at_least=0)
+    """GiGPO: weight of the step-level advantage."""
+    gamma: float = number(0.95, at_least=0, at_most=1)
+    """GiGPO: discount of step returns."""
+
+    def check(self) -> None:
+        if self.estimator in (Estimator.RLOO, Estimator.GAE) and self.normalize_std:
+            raise SettingsError(
+                f"spear.advantage.normalize_std has no meaning with estimator {self.estimator.value}: set it to false"
+            )
+
+
+@dataclass(frozen=True)
+class CriticSettings(Record):
+    """PPO's critic, there with estimator ``gae`` alone (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
+
+    PATH: ClassVar[str] = "spear.critic"
+
+    gamma: float = number(1.0, at_least=0, at_most=1)
+    """Discount from one token of the policy to the next."""
+    lam: float = number(1.0, at_least=0, at_most=1)
+    """lambda of the estimator: 1 compares the whole return with the value, 0 one step."""
+    whiten: bool = True
+    """Shift and scale the advantages of a step to mean 0 and variance 1 over its loss tokens."""
+    clip: float | None = number(0.5, above=0)
+    """Largest change of a value that still has a gradient; ``null`` switches the clip off."""
+    warmup: int = number(0, at_least=0)
+    """Steps at the start in which the critic learns alone."""
+
+
+@dataclass(frozen=True)
+class LossSettings(Record):
+    """Aggregation of token losses."""
+
+    PATH: ClassVar[str] = "spear.loss"
+
+    aggregation: Aggregation = Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
+    scale_factor: float | None = number(None, above=0)
+    """L of the -norm modes; ``null``: the maximum response length."""
+
+
+@dataclass(frozen=True)
+class FilterSettings(Record):
+    """Filters of Dr.BoT (``sec:botdetails``)."""
+
+    PATH: ClassVar[str] = "spear.filter"
+
+    groups: float = number(0.75, above=0, at_most=1)
+    """Share of groups of largest reward deviation that is kept; 1 keeps all."""
+    overlong: bool = True
+    void: VoidFilter = VoidFilter.TRAJECTORY
+    repetition: bool = True
+    exclude_from_baseline: bool = False
+    """Whether filtered rows stay out of group means too."""
+
+
+@dataclass(frozen=True)
+class SpearSettings(Record):
+    """All settings of SPEAR. Immutable: a changed copy comes from :func:`dataclasses.replace` or :meth:`override`."""
+
+    PATH: ClassVar[str] = "spear"
+
+    sil: SilSettings = field(default_factory=SilSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    cov: CovarianceSettings = field(default_factory=CovarianceSettings)
+    clip: ClipSettings = field(default_factory=ClipSettings)
+    kl: KlSettings = field(default_factory=KlSettings)
+    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    filter: FilterSettings = field(default_factory=FilterSettings)
+
+    def check(self) -> None:
+        if self.kl.coefficient > 0 and self.sil.enabled and self.sil.coupling is Coupling.FOLDED:
+            raise SettingsError(
+                "spear.sil.coupling=folded puts gamma into the advantages, where it cannot weigh the KL term: "
+                "set spear.sil.coupling=sequential or spear.kl.coefficient=0"
+            )
+
+    def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
+        """A copy in which the settings of a nested mapping replace these.
+
+        Raises:
+            SettingsError: as :meth:`from_mapping`.
+        """
+        merged: dict[str, Any] = self.to_mapping()
+        for node, values in mapping.items():
+            merged[node] = {**merged[node], **values} if node in merged and isinstance(values, Mapping) else values
+        return SpearSettings.from_mapping(merged)
+
+
+def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:
+    if low > high:
+        raise SettingsError(f"{low_name} ({low}) must not exceed {high_name} ({high})")

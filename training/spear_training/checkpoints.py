@@ -1,0 +1,308 @@
+"""What a checkpoint of a run holds, and whether it may be resumed from.
+
+verl writes weights, optimiser, random states and the position in the data; beside them stand our own state (JSON, and
+safetensors for arrays) and a manifest, written last: a folder without it was never finished. What verl wrote are
+pickles, which could run code when they are loaded, so their contents are read off first and only the names that verl's
+own files use are let through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from spear_agents.files import write_json
+from spear_envs.core.errors import SpearError
+
+FORMAT = 2
+STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
+BEST = "best"
+HASHED_BYTES = 2**26
+"""Files up to this size are compared by content at each resume, larger ones (weights) by size alone."""
+ROOMS = ("spear_agents", "spear_envs", "spear_sandbox", "spear_training")
+OVERRIDE = "spear.resume=changed"
+
+# Exact names: a prefix would let through whatever else a module has imported.
+_PLACEMENTS = tuple(f"torch.distributed.tensor.placement_types.{name}" for name in ("Shard", "Replicate", "Partial"))
+_KNOWN_NAMES = {
+    *_PLACEMENTS,
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed.tensor._dtensor_spec.ShardOrderEntry",
+    "torch.distributed.tensor._dtensor_spec.TensorMeta",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.core.multiarray._reconstruct",
+    "_codecs.encode",
+}
+
+
+class Resume(str, Enum):
+    """What a checkpoint may differ in from the run that resumes it (``spear.resume``)."""
+
+    EXACT = "exact"
+    """In nothing: the run goes on bit by bit as if it had not been stopped."""
+    CHANGED = "changed"
+    """In settings and in the code: what does not fit the saved state is still refused."""
+
+
+# ---- our own state ---------------------------------------------------------------------------------------------------
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
+
+    Raises:
+        OSError: the folder cannot be written; a file of before stays as it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _take_tensors(state, tensors)
+    temporary = folder / f".{TENSORS}.tmp"
+    save_file(tensors, temporary)
+    os.replace(temporary, folder / TENSORS)
+    draft = folder / f".{STATE}.tmp"
+    draft.write_text(json.dumps(plain), "utf-8")
+    os.replace(draft, folder / STATE)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What :func:`write_state` wrote.
+
+    Raises:
+        SpearError: a file is missing, torn or of another format.
+    """
+    if not (folder / STATE).is_file():
+        raise SpearError(f"{folder} has no {STATE}: it is no checkpoint of this trainer; name another run folder")
+    try:
+        plain = json.loads((folder / STATE).read_text("utf-8"))
+        found = plain["format"] if isinstance(plain, dict) else None
+        if found != FORMAT:
+            raise SpearError(f"{folder / STATE} has format {found!r}, this code reads {FORMAT}: start a new run folder")
+        return _put_tensors(plain, load_file(folder / TENSORS))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
+        raise SpearError(
+            f"the state in {folder} cannot be read ({type(error).__name__}): "
+            "remove the folder to resume from the checkpoint before it"
+        ) from error
+
+
+_REFERENCE = "$tensor"
+
+
+def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` with references in place of tensors and arrays, which go into ``tensors``."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        name = f"{len(tensors):06d}"
+        # A copy: safetensors takes no two names for the same memory.
+        copied = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.detach().cpu().clone()
+        tensors[name] = copied.contiguous()
+        return {_REFERENCE: name, "numpy": isinstance(value, np.ndarray)}
+    if isinstance(value, Mapping):
+        return {str(key): _take_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_take_tensors(item, tensors) for item in value]
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if _REFERENCE in value:
+            tensor = tensors[value[_REFERENCE]]
+            return tensor.numpy() if value["numpy"] else tensor
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    return [_put_tensors(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+# ---- what it was made by ---------------------------------------------------------------------------------------------
+@lru_cache
+def describe_code() -> dict[str, str]:
+    """The version of this distribution and a digest of all four's sources, so that a changed checkout is told too."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        spec = find_spec(room)
+        assert spec is not None and spec.origin is not None, f"{room} is a package that this one needs"
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            name = f"{room}/{path.relative_to(root).as_posix()}"
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    try:
+        version = metadata.version("spear-training")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {"version": version, "source": digest.hexdigest()[:16]}
+
+
+def compare_configs(
+    run: Path, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
+) -> None:
+    """Whether the run in the folder ``run`` stays the same one.
+
+    Args:
+        run: for the message.
+        before: the settings it was begun with, one flat key each.
+        after: those it shall go on with.
+        changeable: keys, and nodes of keys, that may differ.
+        advice: how the message ends.
+
+    Raises:
+        SpearError: they differ; names the first difference.
+    """
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in changeable)
+    ]
+    if changed:
+        first = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise SpearError(
+            f"{run} holds a run of another configuration: "
+            f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. {advice}"
+        )
+
+
+def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, changeable: Sequence[str]) -> None:
+    """Whether the checkpoint was written by this configuration and this code.
+
+    Args:
+        config: the settings of the run that resumes, one flat key each.
+        changeable: keys, and nodes of keys, that may differ in any case.
+
+    Raises:
+        SpearError: they differ and ``resume`` does not allow it; names the first difference and the override.
+    """
+    state = read_state(folder)
+    if resume is Resume.CHANGED:
+        return
+    made_by = state.get("code")
+    if not isinstance(state.get("config"), dict) or not isinstance(made_by, dict):
+        raise SpearError(f"{folder / STATE} does not say what it was made by: {_ADVICE}")
+    after = json.loads(json.dumps(dict(config)))
+    compare_configs(
+        folder.parent.parent,
+        state["config"],
+        after,
+        changeable=changeable,
+        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to go on with the new ones",
+    )
+    old, new = made_by, describe_code()
+    if old != new:
+        raise SpearError(
+            f"{folder} was written by other code (version {old.get('version')}, sources {old.get('source')}) than this "
+            f"(version {new['version']}, sources {new['source']}), so the run would not go on exactly. Resume with "
+            f"that code, or add {OVERRIDE} to go on with this"
+        )
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def write_manifest(folder: Path) -> None:
+    """List the files of a finished checkpoint with their sizes and, of all but large ones, their SHA-256."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            files[path.relative_to(folder).as_posix()] = _measure(path)
+    write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the checkpoint was written to its end."""
+    return (folder / MANIFEST).is_file()
+
+
+def check_files(folder: Path) -> None:
+    """Whether a finished checkpoint is as it was written, and whether its pickles only hold what verl puts there.
+
+    Nothing is loaded.
+
+    Raises:
+        SpearError: a file is missing, torn, changed or names something to run.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
+        wrong = [
+            name
+            for name, expected in files.items()
+            if not (folder / name).is_file() or _measure(folder / name) != expected
+        ]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(f"{folder / MANIFEST} cannot be read: {_ADVICE}") from error
+    if wrong:
+        raise SpearError(f"{folder / wrong[0]} is missing, torn or changed since it was written: {_ADVICE}")
+    for path in sorted(folder.rglob("*.pt")):
+        _check_pickle(path)
+
+
+_ADVICE = "remove this checkpoint to resume from the one before it, or name another --out"
+
+
+def _measure(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    if size > HASHED_BYTES:
+        return {"bytes": size}
+    return {"bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _check_pickle(path: Path) -> None:
+    import torch.distributed.tensor
+
+    try:
+        names = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - _KNOWN_NAMES
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
+    if names:
+        raise SpearError(
+            f"{path} would run {', '.join(sorted(names)[:3])} when it is loaded, which no checkpoint of ours does: "
+            "it was not loaded; take a checkpoint that you trust"
+        )
+
+
+def keep_best(folder: Path, metric: str, value: float) -> bool:
+    """Keep the checkpoint ``folder`` as the best one, beside the latest ones, if its ``value`` is above the best's.
+
+    Files are linked, not copied, where the file system can.
+    """
+    best = folder.parent / BEST
+    known = read_best(folder.parent)
+    if known is not None and known.get("metric") == metric and not value > known["value"]:
+        return False
+    draft = folder.parent / f".{BEST}.tmp"
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(folder, draft, copy_function=_link)
+    write_json(draft / "best.json", {"step": int(folder.name.rpartition("_")[2]), "metric": metric, "value": value})
+    shutil.rmtree(best, ignore_errors=True)
+    draft.rename(best)
+    return True
+
+
+def read_best(checkpoints: Path) -> dict[str, Any] | None:
+    """Step, metric and value of the checkpoint that was kept as the best one; None without one."""
+    try:
+        found = json.loads((checkpoints / BEST / "best.json").read_text("utf-8"))
+        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

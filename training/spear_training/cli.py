@@ -1,0 +1,73 @@
+"""``spear train`` and ``spear demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+
+@click.command("train", context_settings={"ignore_unknown_options": True})
+@click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
+@click.option("--list", "list_only", is_flag=True, help="Print the choices of each group and stop.")
+@click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")
+@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...")
+def train(out: Path | None, list_only: bool, print_config: bool, overrides: tuple[str, ...]) -> None:
+    """Train a policy with SPEAR or an algorithm it is compared with, through verl.
+
+    Groups are preset (an experiment), algorithm, model, cluster and environment. KEY=VALUE changes any key of verl's
+    configuration or of the spear node, as in Hydra:
+
+    \b
+      spear train preset=demo actor_rollout_ref.model.path=runs/demo/warmstart spear.seed=1 --out runs/first
+      spear train preset=alfworld_qwen2.5_7b algorithm=grpo cluster=8gpu --out runs/grpo
+      spear train preset=alfworld_qwen2.5_7b model=tiny --out runs/dry     # two real steps on a CPU
+
+    The same command resumes a run that was stopped.
+    """
+    if list_only:
+        _print_choices(Console())
+        return
+    from omegaconf import OmegaConf
+
+    from spear_training.launch import compose_config
+
+    if out is None and not print_config:
+        raise click.UsageError("name a run folder: --out runs/NAME")
+    if print_config:
+        config = compose_config(overrides, out or Path("runs/run"), check=False)
+        click.echo(OmegaConf.to_yaml(config))
+        return
+    assert out is not None
+    from spear_training.runs import run_training
+
+    run_training(overrides, out, Console())
+
+
+def _print_choices(console: Console) -> None:
+    from spear_training.choices import GROUPS, list_choices
+
+    for group in GROUPS:
+        console.print(f"[bold]{group}[/bold]")
+        for name, title in list_choices(group).items():
+            console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
+    console.print("A preset of the paper as the authors' code has it: preset=official/NAME")
+
+
+@click.command("demo")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
+@click.option(
+    "--steps", type=click.IntRange(1), default=40, show_default=True, envvar="SPEAR_DEMO_STEPS", help="Training steps."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the training.")
+def demo(out: Path, steps: int, seed: int) -> None:
+    """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
+
+    Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel,
+    curves and an animated level. Stopped anywhere, the same command goes on.
+    """
+    from spear_training.demo import run_demo
+
+    run_demo(out, steps=steps, seed=seed, console=Console())

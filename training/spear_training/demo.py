@@ -1,0 +1,255 @@
+"""``spear demo``: the whole main job once, on a CPU, without a download."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from spear_agents.evaluate import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
+from spear_agents.files import write_json, write_text
+from spear_agents.metrics import read_history
+from spear_agents.records import EPISODES
+from spear_agents.replay_gif import render_episode_gif
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.statistics import Comparison, Estimate, Part
+from spear_agents.trajectory import Layout, Trajectory, read_trajectories
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+from spear_training.launch import quote_value
+from spear_training.runs import make_policy, run_training
+
+ENV_ID = "spear/Sokoban-v0"
+ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
+TEMPERATURES = (1.0, 0.4)
+"""The first is the one the result is stated at; the second, the paper's, stands beside it."""
+SAMPLES = 4
+RESULTS = "results.json"
+
+
+def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
+    """Warm start, evaluate, train, evaluate again, draw; each stage is skipped where its result is there already.
+
+    Args:
+        out: folder of everything.
+        steps: training steps; the schedules of the demo are made for 40.
+        seed: of the training.
+
+    Raises:
+        SpearError: anything a user can mend.
+    """
+    start = time.monotonic()
+    policy = out / "warmstart"
+    _announce(console, 1, "warm start: a small policy from a noisy expert", policy)
+    if not (policy / "config.json").is_file():
+        _make_policy(policy, console)
+    _announce(console, 2, "evaluation of the warm start on the test panel", out / "eval")
+    _evaluate(out, "before", policy, console)
+
+    _announce(console, 3, f"SPEAR training, {steps} steps", out / "train")
+    overrides = (
+        f"actor_rollout_ref.model.path={quote_value(str(policy))}",
+        f"trainer.total_training_steps={steps}",
+        f"spear.seed={seed}",
+    )
+    run_training(("preset=demo", *overrides), out / "train", console)
+    trained = out / "train" / "checkpoints" / f"global_step_{steps}" / "actor" / "huggingface"
+
+    if not trained.is_dir():
+        raise SpearError(
+            f"{out} has been trained for more than {steps} steps: name another --out, or ask for more --steps"
+        )
+
+    _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
+    after = f"after-{steps}-steps"  # a longer training of the same folder is evaluated beside a shorter one
+    _evaluate(out, after, trained, console)
+
+    _announce(console, 5, "pictures and the table", out)
+    comparisons = {
+        temperature: compare_runs(_folder(out, "before", temperature), _folder(out, after, temperature))
+        for temperature in TEMPERATURES
+    }
+    results = _collect_results(out, after, steps, comparisons)
+    gif = _draw_episode(out, after)
+    (out / "curves.png").write_bytes((out / "train" / "curves.png").read_bytes())
+    _show(out, results, comparisons, gif, time.monotonic() - start, console)
+
+
+def _announce(console: Console, number: int, what: str, where: Path) -> None:
+    console.print(f"[bold]{number}/5[/bold] {what} [dim]({where})[/dim]")
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+
+
+def _make_policy(folder: Path, console: Console) -> None:
+    from spear_training.warmstart import choose_recipe
+
+    make_policy(choose_recipe(ENV_ID), folder, console)
+
+
+def _settings(model: Path, temperature: float) -> EvalSettings:
+    return EvalSettings(
+        ENV_ID,
+        model=str(model),
+        env_kwargs=ENV_KEYWORDS,
+        split="test",
+        tasks="all",
+        episodes_per_task=SAMPLES,
+        temperature=temperature,
+        template="compact",
+        history=0,
+        layout=Layout.PER_TURN,
+    )
+
+
+def _folder(out: Path, name: str, temperature: float) -> Path:
+    return out / "eval" / f"{name}-temperature-{temperature:g}"
+
+
+def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
+    """Play the whole test panel at both temperatures, resumably."""
+    with _bar(console) as progress:
+        for temperature in TEMPERATURES:
+            folder = _folder(out, name, temperature)
+            if (folder / SUMMARY).is_file():
+                continue
+            task = progress.add_task(f"temperature {temperature:g}", total=None)
+            run_evaluation(_settings(model, temperature), folder, deterministic=True, observer=_watch(progress, task))
+
+
+def _watch(progress: Progress, task: Any) -> Observer:
+    def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
+        progress.update(task, completed=done, total=total)
+
+    return observe
+
+
+def _collect_results(out: Path, after: str, steps: int, comparisons: dict[float, Comparison]) -> dict[str, Any]:
+    """Add the baselines, played once, and the subtasks to the comparisons; write ``results.json`` and ``.md``."""
+    path = out / RESULTS
+    baselines: dict[str, Part] = {}
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "baselines" not in kept:
+        settings = replace(_settings(out, TEMPERATURES[0]), model=None, engine=EngineKind.RANDOM)
+        baselines = {kind.value: play_baseline(settings, kind) for kind in (EngineKind.RANDOM, EngineKind.EXPERT)}
+    summary = json.loads((_folder(out, "before", TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))
+    results = {
+        "environment": ENV_ID,
+        "split": "test",
+        "fingerprint": summary["fingerprint"],
+        "samples_per_task": SAMPLES,
+        "steps": steps,
+        "comparison": {f"{temperature:g}": part.to_json() for temperature, part in comparisons.items()},
+        "subtasks": _compare_subtasks(out, after),
+        "baselines": kept.get("baselines") or {name: part.to_json() for name, part in baselines.items()},
+        "step_seconds_median": _median_step(out),
+    }
+    write_json(path, results)
+    write_text(out / "results.md", _write_table(results, comparisons))
+    return results
+
+
+def _median_step(out: Path) -> float:
+    seconds = sorted(r["perf/step_seconds"] for r in read_history(out / "train") if "perf/step_seconds" in r)
+    return round(seconds[len(seconds) // 2], 2)
+
+
+def _compare_subtasks(out: Path, after: str) -> dict[str, dict[str, Any]]:
+    parts = {
+        name: json.loads((_folder(out, folder, TEMPERATURES[0]) / SUMMARY).read_text(encoding="utf-8"))["subtasks"]
+        for name, folder in (("before", "before"), ("after", after))
+    }
+    return {subtask: {name: parts[name][subtask]["success"] for name in parts} for subtask in parts["before"]}
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+
+
+def _rows(results: dict[str, Any], comparisons: dict[float, Comparison]) -> list[tuple[str, str, str, str]]:
+    """Rows of the result table: what, before, after, paired difference."""
+    rows = []
+    for temperature, part in comparisons.items():
+        difference = part.difference
+        points = [100 * value for value in (difference.mean, difference.low, difference.high)]
+        change = "{:+.1f} [{:+.0f}, {:+.0f}]".format(*points)
+        rows.append((f"all, T={temperature:g}", _percent(part.before), _percent(part.after), change))
+    for subtask, part in results["subtasks"].items():
+        before, after = part["before"]["mean"], part["after"]["mean"]
+        tasks = part["before"]["tasks"]
+        rows.append((f"{subtask} ({tasks})", f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f}"))
+    for name, part in results["baselines"].items():
+        rows.append((f"{name} play", f"{part['success']['mean']:.1%}", "", ""))
+    return rows
+
+
+HEAD = ("success", "warm start", "after SPEAR", "points")
+LEGEND = (
+    "T: sampling temperature (1 where not said); len: bands of optimal length (levels); [95 % interval over levels]"
+)
+
+
+def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) -> str:
+    lines = ["| " + " | ".join(HEAD) + " |", "|---|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(results, comparisons)]
+    lines += [
+        "",
+        f"{results['environment']}, {results['split']} split, 256 levels × {SAMPLES} samples, task fingerprint "
+        f"`{results['fingerprint'][:16]}`, {results['steps']} training steps of {results['step_seconds_median']} s "
+        f"(median). {LEGEND}; differences are paired by level.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _draw_episode(out: Path, after: str) -> Path:
+    """GIF of the longest level that the trained policy solved in the fewest possible moves, or the nearest to that."""
+    path = out / "episode.gif"
+    episodes = list(read_trajectories(_folder(out, after, TEMPERATURES[0]) / EPISODES))
+    env: Any = make_env(ENV_ID, "test", ENV_KEYWORDS)
+    optimal = {}
+    for task in env.tasks:
+        env.reset(options={"task": task.id})
+        optimal[task.id] = len(env.expert_plan())
+    env.close()
+
+    def rank(episode: Trajectory) -> tuple[bool, bool, int]:
+        best = optimal[episode.task_id]
+        return episode.won, len(episode.turns) == best, best
+
+    render_episode_gif(ENV_ID, ENV_KEYWORDS, max(episodes, key=rank), path)
+    return path
+
+
+def _show(
+    out: Path,
+    results: dict[str, Any],
+    comparisons: dict[float, Comparison],
+    gif: Path,
+    seconds: float,
+    console: Console,
+) -> None:
+    table = Table(*HEAD, title="Sokoban test panel", caption=LEGEND)
+    for row in _rows(results, comparisons):
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"median step {results['step_seconds_median']} s; this call took {seconds / 60:.1f} minutes; done. Look at:"
+    )
+    for path, what in (
+        (out / "curves.png", "learning curves"),
+        (gif, "a level the trained policy played"),
+        (out / "results.md", "the table above"),
+        (out / "eval", "all episodes of all evaluations, as JSON lines"),
+        (out / "train" / "tensorboard", "tensorboard --logdir this"),
+    ):
+        console.print(f"  {path}  [dim]{what}[/dim]")

@@ -1,0 +1,131 @@
+"""A run's policy as a Hugging Face folder: weights in safetensors, tokenizer, settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from spear_agents.files import explain_unwritable, write_json
+from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import BEST, check_files, is_finished, read_best
+from spear_training.launch import repair_tracker
+
+WEIGHTS = "*.safetensors"
+_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written: of which step, and how many parameters of which type it has."""
+
+    folder: Path
+    step: int
+    parameters: int
+    dtypes: tuple[str, ...]
+
+
+def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Export:
+    """Write the policy of a checkpoint of ``run`` to the new folder ``out``, which transformers and vLLM load.
+
+    The folder is complete or absent.
+
+    Args:
+        run: a run folder of ``spear train``.
+        out: must not exist.
+        step: of the checkpoint; None for the latest.
+        best: take the one that was best on the validation panel instead.
+
+    Raises:
+        SpearError: no such checkpoint, or it is torn; ``out`` exists or cannot be written; verl cannot join the shards.
+    """
+    source, number = _find_checkpoint(run / "checkpoints", step, best)
+    if out.exists():
+        raise SpearError(f"{out} exists: choose another folder")
+    check_files(source)  # joining shards loads pickles
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        whole = source / "actor" / "huggingface"
+        if any(whole.glob(WEIGHTS)):
+            shutil.copytree(whole, draft)
+        else:
+            draft.mkdir(parents=True)
+            _join_shards(source / "actor", draft)
+        parameters, dtypes = _measure_weights(draft)
+        _name_type(draft / "config.json", dtypes)
+        draft.rename(out)
+    except OSError as error:
+        raise explain_unwritable(out, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(draft)
+    return Export(out, number, parameters, dtypes)
+
+
+def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[Path, int]:
+    if best:
+        kept = read_best(checkpoints)
+        if kept is None:
+            raise SpearError(f"{checkpoints} has no best checkpoint: leave --best out, or name a --step")
+        return checkpoints / BEST, int(kept["step"])
+    number = step if step is not None else repair_tracker(checkpoints)
+    if number is None:
+        raise SpearError(f"{checkpoints} has no whole checkpoint: the run has not saved one yet")
+    folder = checkpoints / f"global_step_{number}"
+    if not is_finished(folder) or not any(folder.glob("actor/*")):
+        steps = sorted(path.name.rpartition("_")[2] for path in checkpoints.glob("global_step_*") if is_finished(path))
+        raise SpearError(f"{checkpoints} has no whole checkpoint of step {number}; there are {', '.join(steps)}")
+    return folder, number
+
+
+def _join_shards(actor: Path, out: Path) -> None:
+    """Let verl join the shards of all ranks, in a process of its own: it takes the memory of the whole model."""
+    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+    command += ["--local_dir", str(actor), "--target_dir", str(out)]
+    hidden = {"VERL_USE_EXTERNAL_MODULES"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1]
+        raise SpearError(f"the shards in {actor} could not be joined: {said}")
+    # verl has written the settings of the model beside the shards, and joins only weights and tokenizer.
+    for file in (actor / "huggingface").glob("*"):
+        if file.is_file() and not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
+
+
+def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
+    """Parameters and types of weights, from the headers of the files."""
+    files = sorted(folder.glob(WEIGHTS))
+    if not files or not (folder / "config.json").is_file():
+        raise SpearError(f"{folder} has no weights in safetensors or no config.json: the checkpoint holds no policy")
+    count, dtypes = 0, set()
+    try:
+        for file in files:
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - no mapping
+                    part = weights.get_slice(name)
+                    size = 1
+                    for length in part.get_shape():
+                        size *= length
+                    count += size
+                    dtypes.add(str(part.get_dtype()))
+        json.loads((folder / "config.json").read_text("utf-8"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise SpearError(f"the weights in {folder} cannot be read: {error}") from error
+    return count, tuple(sorted(dtypes))
+
+
+def _name_type(config: Path, dtypes: tuple[str, ...]) -> None:
+    """Have ``config.json`` name the type of the weights: verl says bfloat16 whatever they are, and vLLM believes it."""
+    if len(dtypes) == 1 and dtypes[0] in _TYPES:
+        settings = json.loads(config.read_text("utf-8"))
+        settings.pop("torch_dtype", None)
+        write_json(config, {**settings, "dtype": _TYPES[dtypes[0]]})

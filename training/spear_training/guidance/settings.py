@@ -1,0 +1,169 @@
+"""Rules about settings and the sizes of a run, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spear_training.algorithms.choices import Aggregation, BoundsMode, Curriculum, Estimator, ReplayUnit, Singleton
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.guidance.advice import PAPER_BOUNDS, Advice, RunShape
+
+POSITIVE_SHARE = 0.45
+"""Share of a step's rows that beat their group, as runs of tiny policies had it."""
+DRY_RUN = 10
+"""A run of fewer steps is a trial, whose schedules are those of the real one."""
+
+
+def review_settings(settings: SpearSettings, shape: RunShape) -> list[Advice]:
+    """What in ``settings`` does not fit the sizes of the run, or each other."""
+    return [advice for rule in _SETTING_RULES if (advice := rule(settings, shape)) is not None]
+
+
+def _check_group_size(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    choice = settings.advantage
+    if shape.group_size > 1 or choice.estimator is Estimator.GAE or choice.singleton is Singleton.RAW:
+        return None
+    return Advice(
+        "group size",
+        f"with one episode a task, every advantage of estimator {choice.estimator.value} is 0 and nothing is learned",
+        "set actor_rollout_ref.rollout.n=8, or algorithm=ppo",
+    )
+
+
+def _check_group_filter(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    kept = max(1, int(settings.filter.groups * shape.tasks + 1e-9))
+    if shape.tasks < 2 or kept > 1:
+        return None
+    return Advice(
+        "group filter",
+        f"spear.filter.groups={settings.filter.groups:g} keeps 1 of the {shape.tasks} groups of a step",
+        "set spear.filter.groups=1, or more tasks in data.train_batch_size",
+    )
+
+
+def _check_fixed_bounds(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    cov, reward = settings.cov, settings.reward
+    spread = reward.success - reward.failure
+    fixed = cov.bounds is BoundsMode.FIXED and cov.lower is not None
+    if not (settings.sil.enabled and cov.ratio > 0 and fixed and cov.lower >= spread):  # type: ignore[operator]
+        return None
+    return Advice(
+        "covariance bounds",
+        f"the covariance clip begins at {cov.lower:g}, which advantages of outcomes {reward.success:g} and "
+        f"{reward.failure:g} hardly reach ({PAPER_BOUNDS})",
+        "set spear.cov.bounds=percentile, or spear.reward.success=10 spear.reward.failure=0",
+    )
+
+
+def _check_buffer(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    if not settings.sil.enabled:
+        return None
+    replay, needed = settings.replay, settings.sil.trigger_ratio * settings.replay.capacity
+    if replay.max_age == 0:
+        return Advice("replay buffer", "rows of age 0 alone are kept and never replayed", "set spear.replay.max_age=5")
+    by_row = replay.unit is ReplayUnit.SAMPLE
+    units = shape.most_rows if by_row else shape.tasks * shape.group_size
+    kept = units * settings.filter.groups
+    gain = POSITIVE_SHARE * kept
+    lifetime = shape.steps if replay.max_age is None else replay.max_age
+    if needed <= gain * lifetime:
+        return None
+    capacity = max(1, int(min(kept, 0.8 * gain * lifetime) / settings.sil.trigger_ratio))
+    return Advice(
+        "replay buffer",
+        f"the replay buffer starts at {needed:g} {'rows' if by_row else 'trajectories'}, but a step brings {gain:.0f} "
+        f"at most (some {POSITIVE_SHARE:.0%} beat their group) and they live {lifetime} steps, so that it will hardly "
+        "ever replay",
+        f"set spear.replay.capacity={capacity}, or a larger spear.replay.max_age",
+    )
+
+
+def _check_baseline(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    capacity, kept = settings.baseline.capacity, max(1, int(settings.filter.groups * shape.tasks + 1e-9))
+    if not settings.sil.enabled or capacity == 0 or capacity >= kept:
+        return None
+    return Advice(
+        "baseline buffer",
+        f"spear.baseline.capacity={capacity} holds less than the {kept} group means of one step",
+        f"set spear.baseline.capacity={max(settings.replay.capacity, kept)} (1 to 4 times spear.replay.capacity)",
+    )
+
+
+def _check_warmup(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    sil = settings.sil
+    if not sil.enabled:
+        return None
+    if sil.gamma is Curriculum.NONE:
+        return Advice("warm-up", "self-imitation is on with weight 0", "set spear.sil.gamma=cosine")
+    if sil.gamma is Curriculum.CONSTANT or sil.warmup_steps <= shape.steps or shape.steps < DRY_RUN:
+        return None
+    return Advice(
+        "warm-up",
+        f"self-imitation warms up over {sil.warmup_steps} steps, the run has {shape.steps}: its weight ends at "
+        f"{sil.weight(shape.steps):.2f}",
+        f"set spear.sil.warmup_steps={shape.steps} or less",
+    )
+
+
+def _check_decay(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    reward = settings.reward
+    if reward.mu is not Curriculum.COSINE or reward.decay_steps <= shape.steps or shape.steps < DRY_RUN:
+        return None
+    return Advice(
+        "decay",
+        f"the tool-call reward fades over {reward.decay_steps} steps, the run has {shape.steps}: it ends with "
+        f"{reward.weight(shape.steps):.2f} of its weight",
+        f"set spear.reward.decay_steps={shape.steps} or less",
+    )
+
+
+def _check_reward_scale(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    reward = settings.reward
+    spread = reward.success - reward.failure
+    if reward.mu is Curriculum.NONE or reward.decay_steps == 0 or spread > 1.0:
+        return None
+    return Advice(
+        "reward scale",
+        f"outcomes differ by {spread:g}, while tool calls earn up to 1: an episode that fails can beat one that wins",
+        "set spear.reward.success=1 spear.reward.failure=-1",
+    )
+
+
+def _check_scale_factor(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    loss, limit = settings.loss, shape.response_limit
+    if loss.aggregation is not Aggregation.SEQ_MEAN_TOKEN_SUM_NORM or loss.scale_factor is None:
+        return None
+    # A conversation's limit counts what the environment says too, and that is no part of the loss.
+    least = 0.25 if shape.per_turn else 0.05
+    if least <= loss.scale_factor / limit <= 4.0:
+        return None
+    return Advice(
+        "scale factor",
+        f"the loss is divided by spear.loss.scale_factor={loss.scale_factor:g}, a response has up to {limit} tokens, "
+        "so the gradient is far from the size that the learning rate was chosen for",
+        f"set spear.loss.scale_factor={limit}",
+    )
+
+
+def _check_anchors(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    if settings.advantage.estimator is not Estimator.GIGPO or shape.per_turn:
+        return None
+    return Advice(
+        "anchors",
+        "GiGPO compares turns, and with one row an episode there is none to compare",
+        "set spear.env.layout=per_turn, or an algorithm without GiGPO",
+    )
+
+
+_SETTING_RULES: tuple[Callable[[SpearSettings, RunShape], Advice | None], ...] = (
+    _check_group_size,
+    _check_group_filter,
+    _check_fixed_bounds,
+    _check_buffer,
+    _check_baseline,
+    _check_warmup,
+    _check_decay,
+    _check_reward_scale,
+    _check_scale_factor,
+    _check_anchors,
+)

@@ -1,0 +1,418 @@
+"""From overrides to a run folder: composing the configuration and checking it before anything expensive starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from spear_agents.engines.vision import has_vision
+from spear_agents.evaluate import choose_template
+from spear_agents.files import explain_unwritable, write_json, write_text
+from spear_agents.prompting import disarm_context
+from spear_envs.core.env import text_of
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE, PromptContext
+from spear_training.algorithms.choices import Estimator
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.checkpoints import Resume, check_files, check_origin, is_finished
+from spear_training.choices import GROUPS, check_choice
+from spear_training.environments import EnvironmentSettings, make_environment
+from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
+from spear_training.recording import RecordSettings
+from spear_training.rollout_correction import RolloutCorrection
+from spear_training.rollouts import check_rollouts, require_backend
+from spear_training.supervise import hold_lock
+
+CONFIG_FILE = "config.yaml"
+TASKS_FILE = "tasks.json"
+ROOT = "spear"
+"""The configuration that all others are choices in."""
+POLICY = "policy"
+"""Folder of a run's own warm start, where its configuration asks for one."""
+RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start", "record")
+"""Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
+
+WITHOUT_EFFECT = {
+    "algorithm.use_kl_in_reward": (False, "set spear.kl.coefficient, which weighs it in the loss"),
+    "critic.cliprange_value": (0.5, "set spear.critic.clip"),
+    "trainer.critic_warmup": (0, "set spear.critic.warmup"),
+    "actor_rollout_ref.actor.entropy_coeff": (0, "the trainer has no entropy bonus"),
+    "actor_rollout_ref.actor.clip_ratio": (0.2, "set spear.clip.low and spear.clip.high"),
+    "actor_rollout_ref.actor.clip_ratio_low": (0.2, "set spear.clip.low"),
+    "actor_rollout_ref.actor.clip_ratio_high": (0.2, "set spear.clip.high"),
+    "actor_rollout_ref.actor.clip_ratio_c": (3.0, "set spear.clip.dual"),
+    "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "set spear.loss.aggregation"),
+    "actor_rollout_ref.actor.loss_scale_factor": (None, "set spear.loss.scale_factor"),
+    "actor_rollout_ref.actor.use_dynamic_bsz": (True, "rows of a step do not divide evenly otherwise"),
+    "actor_rollout_ref.actor.checkpoint.async_save": (False, "a run could not be resumed"),
+    "algorithm.adv_estimator": ("grpo", "set spear.advantage.estimator"),
+    "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
+    "algorithm.rollout_correction.loss_type": ("ppo_clip", "the loss is SPEAR's"),
+    "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
+    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
+    "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
+    "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
+    "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
+}
+"""Keys of verl that this trainer does not read, with the only value they may have and what to do instead."""
+
+CHANGEABLE = (
+    "spear.resume",
+    "spear.keep_best",
+    "trainer.total_training_steps",
+    "trainer.total_epochs",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_before_train",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.default_local_dir",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "ray_kwargs",
+    "global_profiler",
+    "transfer_queue",
+    "spear.record",
+)
+"""What may differ when a run is resumed; every other difference would make the run another one."""
+
+WHOLE_NUMBERS = (
+    "spear.seed",
+    "trainer.total_training_steps",
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+)
+"""Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
+
+
+def read_settings(node: Any) -> SpearSettings:
+    """The algorithm's settings in the ``spear`` node of a configuration.
+
+    Raises:
+        SpearError: a key or a value is wrong.
+    """
+    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
+    return SpearSettings.from_mapping({key: value for key, value in plain.items() if key not in RUN_KEYS})
+
+
+def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -> DictConfig:
+    """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
+
+    With ``check`` it must also be complete (name a model) and make sense.
+
+    Raises:
+        SpearError: no such choice or key, a value of the wrong kind; one line that names the nearest valid one.
+    """
+    store = ConfigStore.instance()
+    store.store(group="spear", name="defaults", node=SpearSettings().to_mapping())
+    GlobalHydra.instance().clear()
+    search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    for group, _, choice in (choice.partition("=") for choice in choices):
+        check_choice(group, choice)
+        flavour, _, name = choice.rpartition("/")
+        if group == "preset" and name in list_presets():
+            node = build_configuration(load_preset(name, flavour or FLAVOURS[0]))
+            store.store(group=f"preset/{flavour}".rstrip("/"), name=name, node=node, package="_global_")
+    with initialize_config_module("spear_training.config", version_base=None):
+        try:
+            config = compose(ROOT, overrides=[search, *choices])
+            others = [check_override(override, config) for override in overrides if override not in choices]
+            if others:
+                config = compose(ROOT, overrides=[search, *choices, *others])
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
+    settings = read_settings(config.spear)
+    with open_dict(config):
+        for key, needed, _ in _list_derived(settings):
+            OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
+        config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
+        if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
+            # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
+            config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
+        if check:
+            config.actor_rollout_ref.model.path = _resolve_model(config, out)
+            if isinstance(config.spear.env, DictConfig):
+                config.spear.env.valid_split = _read_environment(config).valid_split
+            check_config(config)
+    return config
+
+
+def quote_value(text: str) -> str:
+    """``text`` as the value of an override, whatever characters a path may have."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def makes_policy(config: DictConfig) -> bool:
+    """Whether a training makes its own tiny policy before it starts."""
+    return config.spear.warm_start is not None or config.spear.vision_start is not None
+
+
+def _resolve_model(config: DictConfig, out: Path) -> str:
+    name = config.actor_rollout_ref.model.path
+    if name is None and makes_policy(config):
+        return str((out / POLICY).resolve())
+    if name is None:
+        raise SpearError(
+            "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
+            "or model=tiny for a dry run"
+        )
+    path = Path(str(name)).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
+        return str(path.resolve())
+    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
+    if is_hub_id and config.trainer.device != "cpu":
+        return str(name)
+    if is_hub_id and not path.parent.exists():
+        raise SpearError(
+            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: choose cluster=1gpu, 8gpu or "
+            "4x8gpu, or model=tiny for a dry run here"
+        )
+    raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
+
+
+def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
+    """An override as Hydra wants it.
+
+    Raises:
+        SpearError: there is no such key; names the nearest one, or what lists them all (``keys``).
+    """
+    key = override.split("=", 1)[0].lstrip("+~")
+    if key == "trainer.default_local_dir":
+        raise SpearError("trainer.default_local_dir is set by --out")
+    if "=" not in override and not override.startswith("~"):
+        raise SpearError(f"{override!r} is no override: write key=value")
+    # Hydra reads a bare ~ in a value as the deletion of a key.
+    override = override.replace("=~/", f"={Path.home()}/", 1)
+    if key.split(".")[:3] == ["spear", "env", "kwargs"] and not override.startswith(("+", "~")):
+        return f"++{override}"  # an environment has keywords that no configuration lists
+    if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
+        return override
+    known = list(_list_keys(base))
+    near = [path for path in known if path.endswith(f".{key}")][:1]
+    near = near or difflib.get_close_matches(key, known, 1, cutoff=0.6)
+    tail = key.rpartition(".")[2]
+    near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
+    hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
+    raise SpearError(f"the configuration has no key {key!r}; {hint}")
+
+
+def _exists(config: DictConfig, key: str) -> bool:
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node._content:
+            return False
+        if OmegaConf.is_interpolation(node, part) and not isinstance(node._get_node(part), DictConfig):
+            return part == key.rpartition(".")[2]
+        node = node._get_node(part)
+    return True
+
+
+def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in config:
+        path = f"{prefix}{name}"
+        yield path
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
+            yield from _list_keys(node, f"{path}.")
+
+
+def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
+    """Switches of verl that follow from our settings: key, value, and how to change it."""
+    return (
+        ("actor_rollout_ref.actor.use_kl_loss", settings.kl.coefficient > 0, "set spear.kl.coefficient"),
+        ("critic.enable", settings.advantage.estimator is Estimator.GAE, "set spear.advantage.estimator=gae"),
+    )
+
+
+def check_config(config: DictConfig) -> None:
+    """Check what can be checked without starting anything.
+
+    Raises:
+        SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
+    """
+    settings = read_settings(config.spear)
+    for key, (value, advice) in WITHOUT_EFFECT.items():
+        if OmegaConf.select(config, key) != value:
+            raise SpearError(f"{key} can only be {value!r} here: {advice}")
+    for key, needed, advice in _list_derived(settings):
+        if OmegaConf.select(config, key) != needed:
+            raise SpearError(f"{key} can only be {needed!r} here: {advice}")
+    if settings.loss.aggregation.value == "sum-norm":
+        raise SpearError(
+            "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
+            "take seq-mean-token-sum-norm (the same up to scale)"
+        )
+    choices = [choice.value for choice in Resume]
+    if config.spear.resume not in choices:
+        raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
+    for key in WHOLE_NUMBERS:
+        value = OmegaConf.select(config, key)
+        least = 0 if key == "spear.seed" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    _check_hardware(config)
+    check_rollouts(config)
+    RolloutCorrection.from_mapping(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
+    if not isinstance(config.spear.env, DictConfig):
+        raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
+    if not isinstance(config.spear.record, DictConfig):
+        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
+    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
+    environment = _read_environment(config)
+    name = config.actor_rollout_ref.model.path
+    made_here = makes_policy(config) and not Path(name).is_dir()
+    vision = config.spear.vision_start is not None if made_here else has_vision(name)
+    if vision and settings.advantage.estimator is Estimator.GAE:
+        raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
+    _check_environment(environment, config.data.train_batch_size, vision)
+
+
+def _check_hardware(config: DictConfig) -> None:
+    """Whether ranks divide as asked, and the longest row fits into a micro-batch."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    sequence = actor.ulysses_sequence_parallel_size
+    for key, size in (
+        ("rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size),
+        ("actor.ulysses_sequence_parallel_size", sequence),
+    ):
+        if ranks % size:
+            raise SpearError(f"actor_rollout_ref.{key}={size} does not divide the {ranks} ranks of the cluster")
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    for key, tokens in (
+        ("actor.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu),
+        ("rollout.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu),
+    ):
+        if tokens * sequence < longest:
+            raise SpearError(
+                f"a row may have {longest} tokens and a micro-batch takes {tokens * sequence}: "
+                f"set actor_rollout_ref.{key}={-(-longest // sequence)} or more"
+            )
+
+
+def _read_environment(config: DictConfig) -> EnvironmentSettings:
+    return EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
+
+
+def _check_environment(settings: EnvironmentSettings, train_batch_size: int, vision: bool) -> None:
+    for split in (settings.valid_split, settings.train_split):
+        env: Any = make_environment(settings, split=split)
+        try:
+            template = choose_template(env, settings.template)
+            observation, info = env.reset(seed=0)
+        finally:
+            env.close()
+    if len(env.tasks) < train_batch_size:
+        raise SpearError(
+            f"data.train_batch_size={train_batch_size} exceeds the {len(env.tasks)} tasks of the split {split}"
+        )
+    context = PromptContext(
+        instruction=info["instruction"],
+        observation=text_of(observation),
+        admissible_actions=info["admissible_actions"],
+        history=(),
+        turn=1,
+        max_turns=env.max_turns,
+    )
+    if IMAGE in template.render(disarm_context(context)) and not vision:
+        raise SpearError(
+            f"the prompt of {settings.id} shows a picture, which the model cannot read: "
+            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
+        )
+
+
+def prepare_run(config: DictConfig, out: Path) -> int | None:
+    """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
+
+    Raises:
+        SpearError: the folder cannot be written, it holds a run of another configuration, a training is under way in
+            it, or the engine that plays the episodes is not installed.
+    """
+    require_backend(config)
+    checkpoints = out / "checkpoints"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".write-test"
+        probe.write_bytes(b"x" * 65536)
+        probe.unlink()
+    except OSError as error:
+        raise explain_unwritable(out, error) from error
+    with hold_lock(out):  # nor may the files of a training under way change
+        checkpoint = repair_tracker(checkpoints)
+        if checkpoint is not None:
+            folder = checkpoints / f"global_step_{checkpoint}"
+            check_files(folder)
+            check_origin(folder, flatten_config(config), Resume(config.spear.resume), changeable=CHANGEABLE)
+        write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
+        write_json(out / TASKS_FILE, _describe_tasks(config))
+    return checkpoint
+
+
+def _describe_tasks(config: DictConfig) -> dict[str, Any]:
+    """Which tasks a run is on, so that two runs can be told to be on the same ones."""
+    environment = _read_environment(config)
+    described = {}
+    for name, split in (("train", environment.train_split), ("valid", environment.valid_split)):
+        env: Any = make_environment(environment, split=split)
+        described[name] = {"split": split, "tasks": len(env.tasks), "fingerprint": env.tasks.fingerprint}
+        env.close()
+    return {"environment": environment.id, **described}
+
+
+def repair_tracker(checkpoints: Path) -> int | None:
+    """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
+
+    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
+    """
+    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    whole = sorted(
+        int(folder.name.removeprefix("global_step_"))
+        for folder in checkpoints.glob("global_step_*")
+        if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
+        and is_finished(folder)
+        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
+    )
+    try:
+        tracked = int(tracker.read_text().strip())
+    except (OSError, ValueError):
+        tracked = -1
+    if tracked in whole:
+        return tracked
+    if not whole:
+        tracker.unlink(missing_ok=True)
+        return None
+    write_text(tracker, str(whole[-1]))
+    return whole[-1]
+
+
+def flatten_config(config: Any) -> dict[str, Any]:
+    """Values of a configuration by dotted key, interpolations as they stand."""
+    flat: dict[str, Any] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{prefix}{key}.")
+        else:
+            flat[prefix[:-1]] = node
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+    return flat
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,59 @@
+"""``spear plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+
+
+@click.command("plan", context_settings={"ignore_unknown_options": True})
+@click.option("--turns", type=click.FloatRange(1), help="Turns of an episode.")
+@click.option("--prompt-tokens", "prompt", type=click.FloatRange(1), help="Tokens of a row's prompt.")
+@click.option("--response-tokens", "response", type=click.FloatRange(1), help="Tokens of a row's response.")
+@click.option("--written-tokens", "written", type=click.FloatRange(1), help="Of these, written by the policy.")
+@click.option("--positive", type=click.FloatRange(0, 1), help="Share of rows of positive advantage, else 0.5.")
+@click.option(
+    "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics of a training's folder."
+)
+@click.option(
+    "--device-memory", type=click.FloatRange(0, min_open=True), default=80.0, show_default=True, help="GiB of a GPU."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...")
+def plan(
+    like: Path | None, device_memory: float, as_json: bool, overrides: tuple[str, ...], **given: float | None
+) -> None:
+    """Print what a training takes, with the formulas: rows, tokens and optimiser steps, replay, memory.
+
+    The arguments are those of `spear train`. Neither data nor model are needed. Lengths that nobody knows beforehand
+    are the most there can be unless they are given or taken from another training; time is not guessed.
+
+    \b
+      spear plan preset=alfworld_qwen2.5_7b cluster=8gpu --turns 16 --prompt-tokens 900 --response-tokens 80
+      spear plan preset=demo actor_rollout_ref.model.path=runs/demo/warmstart --like runs/demo/train
+    """
+    import json
+
+    from spear_agents.metrics import read_history
+    from spear_training.launch import compose_config
+    from spear_training.planning import Texts, make_plan, print_plan
+    from spear_training.planning.memory import GIB
+
+    measured = None
+    if like is not None:
+        history = read_history(like)
+        if not any("tokens/prompt" in record for record in history):
+            raise SpearError(f"{like} has no metrics of a training step: name a folder that `spear train --out` wrote")
+        measured = Texts.measure(history)
+    config = compose_config(overrides, Path("plan"), check=False)
+    made = make_plan(
+        config, {key: value for key, value in given.items() if value is not None}, measured, device_memory * GIB
+    )
+    if as_json:
+        click.echo(json.dumps(made.to_json(), indent=1))
+    else:
+        print_plan(made, Console())

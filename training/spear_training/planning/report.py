@@ -1,0 +1,156 @@
+"""``spear plan``: what a training will take, before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from spear_training.advising import count_turns
+from spear_training.guidance import RunShape
+from spear_training.launch import read_settings
+from spear_training.planning.architecture import find_architecture
+from spear_training.planning.memory import GIB, DeviceMemory, size_memory
+from spear_training.planning.step import StepSizes, Texts, size_step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a training: of its steps, and of the memory on each device (None without a model)."""
+
+    shape: RunShape
+    texts: Texts
+    step: StepSizes
+    parameters: int | None
+    memory: DeviceMemory | None
+    device_bytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, sums included."""
+        plain = asdict(self)
+        step = self.step
+        plain["step"] |= {"tokens": step.tokens, "on_policy_cost": step.on_policy_cost, "replay_cost": step.replay_cost}
+        plain["step"]["replay_ratio"] = step.replay_ratio
+        if self.memory is not None:
+            plain["memory"] |= {"update_bytes": self.memory.update_bytes, "rollout_bytes": self.memory.rollout_bytes}
+        return plain
+
+
+def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | None, device_bytes: float) -> Plan:
+    """Plan of the training ``config``.
+
+    Args:
+        config: composed configuration; neither its data nor its model need be there.
+        given: values of :class:`Texts` that are known; they win over measured ones, these over the most there can be.
+        measured: from another run.
+        device_bytes: memory of a device.
+    """
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    settings = read_settings(config.spear)
+    shape = RunShape.of_config(config, count_turns(config))
+    most = Texts(shape.max_turns, data.max_prompt_length, data.max_response_length, data.max_response_length)
+    known = asdict(measured or most) | given
+    known["written"] = min(known["written"], known["response"]) if "written" not in given else known["written"]
+    texts = Texts(**known)
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
+    bypass = bool(config.algorithm.rollout_correction.bypass_mode)
+    step = size_step(settings, shape, texts, mini_batch, bypass=bypass)
+    path = config.actor_rollout_ref.model.path
+    model = None if path is None else find_architecture(str(path))
+    memory = None if model is None else size_memory(config, model, step.row_tokens, device_bytes)
+    return Plan(shape, texts, step, None if model is None else model.parameters, memory, device_bytes)
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print a plan with its formulas."""
+    shape, texts, step = plan.shape, plan.texts, plan.step
+    trained = f"rows × {step.trained / step.rows:g}, the share of groups that are kept" if step.rows else ""
+    _print_table(
+        console,
+        "A step",
+        [
+            ("episodes", _count(step.episodes), f"{shape.tasks} tasks × {shape.group_size}"),
+            (
+                "rows",
+                _count(step.rows),
+                f"episodes × {texts.turns:g} turns" if shape.per_turn else "one for each episode",
+            ),
+            ("tokens of a row", _count(step.row_tokens), f"prompt {texts.prompt:g} + response {texts.response:g}"),
+            ("tokens", _count(step.tokens), "rows × tokens of a row"),
+            ("written by the policy", _count(step.written), f"rows × {texts.written:g}"),
+            ("rows trained on", _count(step.trained), trained),
+            ("optimiser steps", str(step.optimiser_steps), "rows trained on / rows of a mini-batch"),
+        ],
+    )
+    if step.replay_period is not None:
+        _print_table(console, "Replay", _describe_replay(step, texts))
+    elif step.kept:
+        console.print(f"Replay: never; {step.kept:,.0f} rows a step do not fill the buffer before they are too old\n")
+    else:
+        console.print("Replay: none\n")
+    if plan.memory is None or plan.parameters is None:
+        console.print("Memory: no model is named")
+        return
+    _print_memory(console, plan.memory, plan.parameters, plan.device_bytes, step)
+
+
+def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
+    cost = step.replay_cost / step.on_policy_cost
+    others = f"{step.passes} (with old log-probs)" if step.passes > step.replay_passes else str(step.passes)
+    return [
+        ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),
+        ("first replay", f"step {step.first_replay}", "1 + steps until the buffer is full"),
+        ("then every", f"{step.replay_period} steps", "a replay empties the buffer"),
+        ("rows of a replay", _count(step.drawn), "at most: the capacity, if all are above the baseline"),
+        ("its optimiser steps", str(step.replay_optimiser_steps), f"{step.replay_ratio:.2g} for each on-policy one"),
+        (
+            "cost a step",
+            f"{cost:.0%}",
+            f"of the update: {step.replay_passes} passes over a replayed token, {others} over another",
+        ),
+        (
+            "store",
+            _bytes(step.store_bytes),
+            f"{step.store_rows:,.0f} rows × (4 (prompt + response) + 4 written + response / 8 + 200)",
+        ),
+    ]
+
+
+def _print_memory(console: Console, memory: DeviceMemory, parameters: int, device: float, step: StepSizes) -> None:
+    for title, items, total in (
+        ("while it is updated", memory.update, memory.update_bytes),
+        ("while it generates", memory.rollout, memory.rollout_bytes),
+    ):
+        rows = [(item.name, _bytes(item.bytes), item.formula) for item in items]
+        verdict = "" if memory.cache_tokens is None else f"of {_bytes(device)}"
+        if memory.cache_tokens is not None and total > device:
+            verdict = f"[red]does not fit into {_bytes(device)}[/red]"
+        _print_table(
+            console, f"Memory of a device {title}, P = {parameters:,}", [*rows, ("sum", _bytes(total), verdict)]
+        )
+    if memory.cache_tokens is not None:
+        rows_at_once = max(0.0, memory.cache_tokens) / step.row_tokens
+        console.print(
+            f"The cache of a replica holds {memory.cache_tokens:,.0f} tokens: {rows_at_once:,.0f} rows at a time"
+        )
+
+
+def _print_table(console: Console, title: str, rows: list[tuple[str, str, str]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
+    table.add_column(min_width=22)
+    table.add_column(justify="right", min_width=12)
+    table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, "")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / GIB:,.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:,.1f} MiB"

@@ -1,0 +1,71 @@
+"""Learning curves of a run as one picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spear_agents.metrics import PANELS, read_history
+
+SMOOTH = 5
+"""Training success of one step swings with the luck of its tasks: a running mean over this many steps goes with it."""
+
+
+def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
+    """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix decides the format).
+
+    Raises:
+        ValueError: the run has no metrics yet.
+    """
+    history = [record for record in read_history(out)]
+    if not any("training/global_step" in record for record in history):
+        raise ValueError(f"{out} has no training step yet")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.4), layout="constrained")
+    for axis, (name, series) in zip(axes.flat, PANELS, strict=True):
+        for number, (key, label) in enumerate(series):
+            steps, values = _collect(history, key)
+            if not len(steps):
+                continue
+            colour = f"C{number}"
+            if key == "success/all":
+                axis.plot(steps, values, ".", color=colour, alpha=0.35, markersize=4)
+                axis.plot(steps, _smooth(values), color=colour, label=f"{label}, mean of {SMOOTH}")
+            else:
+                sparse = key.startswith("val/") or key == "replay/drawn"
+                axis.plot(steps, values, "o-" if sparse else "-", color=colour, markersize=4, label=label)
+        axis.set_title(name, fontsize=10, loc="left")
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8, frameon=False)
+        if name == "success":
+            axis.set_ylim(bottom=0)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    path = Path(path)
+    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    figure.savefig(temporary, dpi=130)
+    pyplot.close(figure)
+    os.replace(temporary, path)
+    return path
+
+
+def _collect(history: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(record["step"], record[key]) for record in history if record.get(key) is not None]
+    return np.asarray([step for step, _ in pairs]), np.asarray([value for _, value in pairs], dtype=float)
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """Mean over the last :data:`SMOOTH` values, fewer at the beginning."""
+    return np.asarray([values[max(0, i - SMOOTH + 1) : i + 1].mean() for i in range(len(values))])

@@ -1,0 +1,135 @@
+"""A training from overrides to curves, as ``spear train``, the demo and the benchmark have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from spear_agents.files import explain_unwritable
+from spear_agents.metrics import read_history
+from spear_training.advising import Adviser
+from spear_training.dry_run import choose_warm_start, show_cuts
+from spear_training.launch import POLICY, compose_config, makes_policy, prepare_run
+from spear_training.plots import plot_curves
+from spear_training.supervise import Observer, supervise_training
+
+if TYPE_CHECKING:
+    from spear_training.warmstart import WarmStartSettings
+    from spear_training.warmstart.vision import TinyVisionSettings
+
+RESUME_HINT = "the same command resumes it"
+Reading = tuple[int, str]
+"""How far a training is: its last step, and a few figures of it."""
+
+
+@contextmanager
+def show_progress(
+    console: Console, total: int, start: str, read: Callable[[list[dict[str, Any]]], Reading | None]
+) -> Iterator[Observer]:
+    """A progress bar over training steps; yields the observer of :func:`spear_training.supervise.supervise_training`.
+
+    Args:
+        console: to draw on.
+        total: steps of the whole training.
+        start: what is done before the first step.
+        read: says from the history how far the training is; None before the first step.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(start, total=total, figures="")
+
+        def observe(history: list[dict[str, Any]]) -> None:
+            reading = read(history)
+            if reading is not None:
+                progress.update(task, description="training", completed=reading[0], figures=reading[1])
+
+        yield observe
+
+
+def read_progress(history: list[dict[str, Any]]) -> Reading | None:
+    """How far a training with SPEAR is."""
+    steps = [record for record in history if "training/global_step" in record]
+    if not steps:
+        return None
+    last = steps[-1]
+    figures = f"success {last.get('success/all', 0):.0%}"
+    valid = [record["val/success/all"] for record in history if "val/success/all" in record]
+    if valid:
+        figures += f" · valid {valid[-1]:.0%}"
+    # What is not finite is null in the metrics file; a step without a valid episode has no entropy at all.
+    figures += f" · entropy {last.get('entropy/token-mean') or 0:.2f} · {last['perf/step_seconds']:.1f} s a step"
+    return last["step"], figures
+
+
+def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
+    """Make a tiny policy with a progress bar, in the place of what ``folder`` holds.
+
+    Raises:
+        SpearError: a setting without a valid value, or ``folder`` cannot be written.
+    """
+    from spear_training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
+    from spear_training.warmstart.vision import make_tiny_vision_policy
+
+    columns = (TextColumn("    {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        tasks: dict[str, Any] = {}
+
+        def observe(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        if isinstance(settings, WarmStartSettings):
+            train_policy(settings, folder, observer=observe, overwrite=folder.exists())
+        else:
+            make_tiny_vision_policy(settings, folder, lambda done, total: observe("training steps", done, total))
+
+
+def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> None:
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first where there is none.
+
+    Raises:
+        SpearError: anything a user can mend.
+    """
+    config = compose_config(overrides, out)
+    total = int(config.trainer.total_training_steps)
+    checkpoint = prepare_run(config, out)
+    if checkpoint is not None and checkpoint >= total:
+        console.print(f"{out} has its {total} steps already")
+    else:
+        if checkpoint is not None:
+            console.print(f"resuming {out} after step {checkpoint}")
+        if makes_policy(config):
+            show_cuts(overrides, console)
+            own = (out / POLICY).resolve()
+            if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
+                make_policy(choose_warm_start(config), out / POLICY, console)
+        adviser = Adviser(console, config)
+        adviser.review_start()
+        try:
+            with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
+                supervise_training(out, config.trainer.device, adviser.watch(observe))
+        except KeyboardInterrupt:
+            steps = [record["step"] for record in read_history(out)]
+            console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")
+            raise
+        finally:
+            if any("training/global_step" in record for record in read_history(out)):
+                try:
+                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
+                except OSError as error:  # must not hide why the training stopped
+                    console.print(str(explain_unwritable(out / "curves.png", error)))
+                else:
+                    console.print(f"curves: {picture}")

@@ -1,0 +1,173 @@
+"""Prepares the files of ``spear collect`` for a model: reads, checks, counts and stores."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+from spear_training.sft.samples import Overlong, Sample, SampleReader
+from spear_training.sft.store import write_store
+
+MISFITS = 0.5
+"""Share of samples whose tokens read differently from their messages beyond which the tokenizer is another one."""
+
+Observer = Callable[[int], None]
+"""Called with the number of lines read so far."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What became of the lines.
+
+    Attributes:
+        samples: those that are trained on.
+        tokens: of all of them.
+        learnt: tokens of the policy among these.
+        longest: tokens of the longest sample.
+        lost: left out because their episode was lost.
+        empty: left out because they hold no token of the policy's.
+        dropped: left out because they are too long.
+        truncated: cut off because they are too long.
+        unended: the last response does not end with an end token.
+        misfits: the recorded tokens read differently from the messages.
+        digest: SHA-256 over what was stored.
+    """
+
+    samples: int = 0
+    tokens: int = 0
+    learnt: int = 0
+    longest: int = 0
+    lost: int = 0
+    empty: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    unended: int = 0
+    misfits: int = 0
+    digest: str = ""
+
+
+def prepare_samples(
+    files: Sequence[Path],
+    reader: SampleReader,
+    folder: Path,
+    *,
+    max_length: int,
+    overlong: Overlong = Overlong.DROP,
+    keep_lost: bool = False,
+    observer: Observer | None = None,
+) -> Preparation:
+    """Reads ``files`` of JSON lines and stores their samples in ``folder``.
+
+    Raises:
+        SpearError: a file cannot be read or is empty, a line is no sample or not for this model, nothing is left.
+    """
+    sifter = _Sifter(files, reader, max_length, overlong, keep_lost, observer)
+    write_store(folder, sifter.sift())
+    return sifter.result()
+
+
+class _Sifter:
+    """Passes on the samples that are wanted and counts the others."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        reader: SampleReader,
+        max_length: int,
+        overlong: Overlong,
+        keep_lost: bool,
+        observer: Observer | None,
+    ) -> None:
+        self._files = files
+        self._reader = reader
+        self._max_length = max_length
+        self._overlong = overlong
+        self._keep_lost = keep_lost
+        self._observer = observer
+        self._counts = dict.fromkeys(vars(Preparation()), 0)
+        self._lines = 0
+        self._hash = hashlib.sha256()
+
+    def sift(self) -> Iterator[Sample]:
+        counts = self._counts
+        for where, record in self._read_lines():
+            if not self._keep_lost and record.get("won") is False:
+                counts["lost"] += 1
+                continue
+            try:
+                sample = self._reader.read(record)
+                fits = sample is None or self._reader.fits(sample, record)
+            except SpearError as error:
+                raise SpearError(f"{where}: {error}") from error
+            if sample is None:
+                counts["empty"] += 1
+                continue
+            counts["misfits"] += not fits
+            counts["unended"] += not self._reader.ends(sample)
+            if len(sample.ids) > self._max_length:
+                sample = sample.shorten(self._max_length) if self._overlong is Overlong.TRUNCATE else None
+                counts["truncated" if sample else "dropped"] += 1
+            if sample is None:
+                continue
+            counts["samples"] += 1
+            counts["tokens"] += len(sample.ids)
+            counts["learnt"] += sample.learnt
+            counts["longest"] = max(counts["longest"], len(sample.ids))
+            self._hash.update(repr(sample).encode("ascii"))
+            yield sample
+        self._complain()
+
+    def result(self) -> Preparation:
+        counted: dict[str, Any] = dict(self._counts)
+        return replace(Preparation(**counted), digest=self._hash.hexdigest())
+
+    def _read_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for path in self._files:
+            before = self._lines
+            try:
+                with path.open("rb") as file:
+                    for number, line in enumerate(file, 1):
+                        where = f"{path}, line {number}"
+                        self._lines += 1
+                        if self._observer is not None:
+                            self._observer(self._lines)
+                        yield where, _parse(line, where)
+            except OSError as error:
+                raise SpearError(f"{path} cannot be read: {error.strerror}") from error
+            if self._lines == before:
+                raise SpearError(f"{path} is empty: `spear collect ENV --out {path}` fills it")
+
+    def _complain(self) -> None:
+        """Raises SpearError where nothing is left, or where the tokens are another model's."""
+        counts, files = self._counts, ", ".join(map(str, self._files))
+        read = self._lines - counts["lost"]
+        if counts["misfits"] > MISFITS * max(1, read):
+            raise SpearError(
+                f"the token ids of {counts['misfits']:,} of {read:,} samples in {files} do not read as their messages "
+                "with this model's tokenizer: they are another model's; run `spear collect --tokenizer MODEL`"
+            )
+        if counts["samples"]:
+            return
+        if not read:
+            raise SpearError(f"none of {self._lines:,} samples in {files} is of a won episode: collect from a player "
+                             "that wins, or give --keep-lost")  # fmt: skip
+        raise SpearError(
+            f"nothing to learn in {files}: of {read:,} samples {counts['dropped']:,} are longer than "
+            f"{self._max_length:,} tokens and {counts['empty']:,} hold no response; raise --max-length, or give "
+            "--overlong truncate"
+        )
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SpearError(f"{where} is no JSON: give files that `spear collect` wrote") from error
+    if not isinstance(record, dict):
+        raise SpearError(f"{where} is no sample: give files that `spear collect` wrote")
+    return record

@@ -1,0 +1,271 @@
+"""A fine-tuning from its settings to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from spear_agents.engines.hf import load_tokenizer
+from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
+from spear_agents.metrics import read_history
+from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import compare_configs
+from spear_training.launch import CONFIG_FILE, check_override, flatten_config
+from spear_training.runs import RESUME_HINT, Reading, show_progress
+from spear_training.sft.data import Observer, Preparation, prepare_samples
+from spear_training.sft.samples import Overlong, SampleReader
+from spear_training.supervise import LOG_FILE, hold_lock, supervise_training
+
+SAMPLES = "samples"
+MODEL = "model"
+"""Folder of the result within the run."""
+REPORT = "sft.json"
+TRAINED_STEP = "train/loss"
+"""Metric that every step has."""
+CHANGEABLE = ("trainer.save_freq", "trainer.logger", "trainer.max_ckpt_to_keep", "trainer.default_local_dir",
+              "trainer.project_name", "trainer.experiment_name", "data.train_files", "data.num_workers")  # fmt: skip
+"""What may differ when a run is resumed."""
+KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
+"""Where all overrides of a fine-tuning stand."""
+FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
+         "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
+"""Keys of verl that can only have this value here."""
+
+
+@dataclass(frozen=True)
+class SftSettings:
+    """What a fine-tuning is told beside verl's own keys.
+
+    Attributes:
+        model: folder of any causal language model.
+        data: files of ``spear collect``.
+        device: ``cpu`` or ``cuda``.
+        epochs: passes over the samples.
+        batch: samples of an optimiser step.
+        learning_rate: its highest value.
+        max_length: longest sample in tokens; the model's context where that is shorter.
+        overlong: what happens to longer ones.
+        keep_lost: learn from lost episodes too.
+        seed: of the order of the samples.
+        overrides: Hydra-style, of any key of verl's configuration.
+    """
+
+    model: Path
+    data: tuple[Path, ...]
+    device: str = "cpu"
+    epochs: int = 1
+    batch: int = 32
+    learning_rate: float = 1e-5
+    max_length: int = 16384
+    overlong: Overlong = Overlong.DROP
+    keep_lost: bool = False
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the files of a model say: rows of its embedding, its context in tokens, ids that end a response."""
+
+    vocabulary: int
+    context: int
+    end_ids: tuple[int, ...]
+
+
+def read_model(folder: Path) -> ModelFacts:
+    """The facts of a Hugging Face folder.  Raises SpearError where it is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = config | config.get("text_config", {})
+        vocabulary = int(text["vocab_size"])
+        context = int(text.get("max_position_embeddings") or 2**31)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(
+            f"{folder} is no folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
+            "download one with `hf download NAME --local-dir DIR`"
+        ) from error
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
+    ends: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        with suppress(OSError, ValueError):
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            ends += found if isinstance(found, list) else [] if found is None else [found]
+    return ModelFacts(vocabulary, context, tuple(dict.fromkeys(ends)))
+
+
+def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest: int) -> DictConfig:
+    """verl's configuration of this fine-tuning.
+
+    Args:
+        settings: of the user; an override of the same key has the last word.
+        out: run folder.
+        facts: what else makes it this run: digests of model and samples.
+        longest: tokens of the longest sample, which a micro-batch must hold.
+
+    Raises:
+        SpearError: an override without a key, a value that cannot be had.
+    """
+    GlobalHydra.instance().clear()
+    search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    name = "sft_cpu" if settings.device == "cpu" else "sft"
+    own = [
+        f"trainer.total_epochs={settings.epochs}",
+        f"trainer.seed={settings.seed}",
+        f"data.train_batch_size={settings.batch}",
+        f"data.max_length={settings.max_length}",
+        f"optim.lr={settings.learning_rate!r}",
+    ]
+    with initialize_config_module("spear_training.sft", version_base=None):
+        base = compose(name, overrides=[search])
+        checked = [check_override(override, base, KEYS) for override in settings.overrides]
+        try:
+            config = compose(name, overrides=[search, *own, *checked])
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise SpearError(f"overrides do not fit the configuration: {str(error).splitlines()[0]}") from error
+    with open_dict(config):
+        config.model.path = str(settings.model.resolve())
+        config.data.train_files = str((out / SAMPLES).resolve())
+        config.trainer.default_local_dir = str((out / "checkpoints").resolve())
+        config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
+        config.spear = facts
+    for key, value in FIXED.items():
+        if OmegaConf.select(config, key) != value:
+            raise SpearError(f"{key} can only be {value!r} here")
+    return config
+
+
+def count_steps(config: DictConfig, samples: int) -> tuple[int, int]:
+    """Optimiser steps of an epoch and of the whole run.
+
+    Raises:
+        SpearError: a batch that does not divide over the ranks, or that is larger than the data.
+    """
+    batch, ranks = int(config.data.train_batch_size), int(config.trainer.n_gpus_per_node)
+    if batch % ranks:
+        raise SpearError(f"a batch of {batch} does not divide over {ranks} ranks: change --batch")
+    steps = (samples // ranks) // (batch // ranks)
+    if not steps:
+        raise SpearError(f"{samples:,} samples are less than one batch of {batch}: collect more, or lower --batch")
+    return steps, steps * int(config.trainer.total_epochs)
+
+
+def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
+    """Prepares the samples, trains with a progress bar and returns the folder of the new model.
+
+    Run again with the same settings it goes on after the last checkpoint.
+
+    Raises:
+        SpearError: anything a user can mend.
+    """
+    if out.resolve() == settings.model.resolve():
+        raise SpearError(f"--out {out} is the model's own folder: name another")
+    facts = read_model(settings.model)
+    limit = min(settings.max_length, facts.context)
+    tokenizer = load_tokenizer(settings.model)
+    ends = {*facts.end_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
+    reader = SampleReader(tokenizer, facts.vocabulary, sorted(ends))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with hold_lock(out), _watch_lines(console) as observer:
+            found = prepare_samples(
+                settings.data,
+                reader,
+                out / SAMPLES,
+                max_length=limit,
+                overlong=settings.overlong,
+                keep_lost=settings.keep_lost,
+                observer=observer,
+            )
+            console.print(describe(found, limit), soft_wrap=True)
+            identity = {"model_digest": digest_model(settings.model), "samples_digest": found.digest}
+            config = compose_sft(settings, out, identity, found.longest)
+            each, total = count_steps(config, found.samples)
+            path = out / CONFIG_FILE
+            if path.is_file():
+                compare_configs(
+                    out,
+                    flatten_config(OmegaConf.load(path)),
+                    flatten_config(config),
+                    changeable=CHANGEABLE,
+                    advice="Name another --out, or give the old settings to resume",
+                )
+            write_text(path, OmegaConf.to_yaml(config))
+    except OSError as error:
+        raise explain_unwritable(out, error) from error
+    left = found.samples - each * int(config.data.train_batch_size)
+    if left:
+        console.print(f"{left:,} samples, drawn anew in each epoch, do not fill a batch and wait", soft_wrap=True)
+    if (out / MODEL).is_dir():
+        console.print(f"{out} has its {total:,} steps already: {out / MODEL}", soft_wrap=True)
+        return out / MODEL
+    try:
+        with show_progress(console, total, "starting verl", read_progress) as observe:
+            supervise_training(out, config.trainer.device, observe, module="spear_training.sft.process")
+    except KeyboardInterrupt:
+        console.print(f"stopped after step {_count_trained(out)}; {RESUME_HINT} from the last checkpoint")
+        raise
+    return _finish(out, total, found)
+
+
+def read_progress(history: list[dict[str, Any]]) -> Reading | None:
+    """How far a fine-tuning is."""
+    steps = [record for record in history if TRAINED_STEP in record]
+    if not steps:
+        return None
+    return steps[-1]["step"], f"loss {steps[-1]['train/loss'] or 0:.3f} · lr {steps[-1]['train/lr']:.1e}"
+
+
+def _count_trained(out: Path) -> int:
+    return max((record["step"] for record in read_history(out) if TRAINED_STEP in record), default=0)
+
+
+def _finish(out: Path, total: int, found: Preparation) -> Path:
+    """Moves the model out of the last checkpoint, and says what came of it."""
+    losses = [record["train/loss"] for record in read_history(out) if TRAINED_STEP in record]
+    made = out / "checkpoints" / f"global_step_{total}" / "huggingface"
+    if not made.is_dir():
+        raise SpearError(f"the training ended before step {total}: see {out / LOG_FILE}")
+    try:
+        shutil.move(made, out / MODEL)
+    except OSError as error:
+        raise explain_unwritable(out / MODEL, error) from error
+    write_json(out / REPORT, {"steps": total, "losses": losses, "samples": vars(found)})
+    return out / MODEL
+
+
+def describe(found: Preparation, limit: int) -> str:
+    """One line on what was prepared, and what was left out."""
+    parts = [
+        (found.lost, "of lost episodes left out"),
+        (found.empty, "without a response left out"),
+        (found.dropped, f"of more than {limit:,} tokens left out"),
+        (found.truncated, f"cut off at {limit:,} tokens"),
+        (found.unended, "do not end with an end token"),
+        (found.misfits, "whose tokens read differently from their messages"),
+    ]
+    told = "".join(f"; {count:,} {what}" for count, what in parts if count)
+    return f"{found.samples:,} samples of {found.tokens:,} tokens, {found.learnt:,} of them learnt{told}"
+
+
+@contextmanager
+def _watch_lines(console: Console) -> Iterator[Observer]:
+    with console.status("reading samples", spinner="dots") as status:
+
+        def observe(lines: int) -> None:
+            if lines % 1000 == 0:
+                status.update(f"reading samples: {lines:,}")
+
+        yield observe

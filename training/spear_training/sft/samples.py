@@ -1,0 +1,171 @@
+"""From a line of ``spear collect`` to token ids and the mask of those that are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spear_agents.prompting import Tokenizer
+from spear_envs.core.errors import SpearError
+
+
+class Overlong(str, Enum):
+    """What happens to a sample of more than ``max_length`` tokens."""
+
+    DROP = "drop"
+    """It is left out."""
+    TRUNCATE = "truncate"
+    """Its end is cut off; it is left out where no token of the policy remains."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence: ``ids`` and, of equal length, ``mask``, which is 1 on tokens of the policy.
+
+    The last token is one of the policy's, the first never is: nothing stands before it to predict it from.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+
+    @property
+    def learnt(self) -> int:
+        """Tokens in the loss."""
+        return sum(self.mask)
+
+    def shorten(self, limit: int) -> Sample | None:
+        """The first ``limit`` tokens, or None where none of the policy's is among them."""
+        return trim(self.ids[:limit], self.mask[:limit])
+
+
+def trim(ids: Sequence[int], mask: Sequence[int]) -> Sample | None:
+    """The sample up to the last token of the policy's; None where there is none."""
+    mask = [0, *mask[1:]]
+    end = max((place for place, bit in enumerate(mask, 1) if bit), default=0)
+    return Sample(tuple(ids[:end]), tuple(mask[:end])) if end else None
+
+
+class SampleReader:
+    """Reads the samples of one model.
+
+    Args:
+        tokenizer: of the model.
+        vocabulary: rows of its embedding.
+        end_ids: ids that end a response.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, end_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._end_ids = frozenset(end_ids)
+
+    def read(self, record: Mapping[str, Any]) -> Sample | None:
+        """The sample in a line: its recorded ids where it has some, else its messages through the chat template.
+
+        None where it holds no token of the policy's.
+
+        Raises:
+            SpearError: the line is no sample, or none for this model.
+        """
+        if "input_ids" in record or "loss_mask" in record:
+            sample = _read_tokens(record.get("input_ids"), record.get("loss_mask"))
+        else:
+            sample = self._encode(_read_messages(record))
+        if sample is not None and not all(0 <= token < self._vocabulary for token in sample.ids):
+            wrong = next(token for token in sample.ids if not 0 <= token < self._vocabulary)
+            raise SpearError(
+                f"token id {wrong} is outside the model's vocabulary of {self._vocabulary:,}: these are another "
+                "tokenizer's ids; run `spear collect --tokenizer MODEL`"
+            )
+        return sample
+
+    def fits(self, sample: Sample, record: Mapping[str, Any]) -> bool:
+        """Whether the tokens of the policy read as what the messages say it wrote; True where no message says so."""
+        if "messages" not in record:
+            return True
+        said = _squeeze("".join(m["content"] for m in _read_messages(record) if m["role"] == "assistant"))
+        place = 0
+        for run in _find_runs(sample):
+            while run and run[-1] in self._end_ids:
+                run = run[:-1]
+            text = _squeeze(self._tokenizer.decode(list(run), skip_special_tokens=False))
+            place = said.find(text, place)
+            if place < 0:
+                return False
+            place += len(text)
+        return True
+
+    def ends(self, sample: Sample) -> bool:
+        """Whether the last response ends with an end token, which the policy has to learn."""
+        return sample.ids[-1] in self._end_ids
+
+    def _encode(self, messages: Sequence[Mapping[str, str]]) -> Sample | None:
+        """The messages as the model reads and writes them: each response is tokenised apart from what precedes it."""
+        ids: list[int] = []
+        mask: list[int] = []
+        shown = ""
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt, whole = self._render(messages[:number], True), self._render(messages[: number + 1], False)
+            if not prompt.startswith(shown) or not whole.startswith(prompt):
+                raise SpearError(
+                    "the chat template of this model rewrites responses or what stands before them, so that nobody "
+                    "can say which tokens are the policy's: run `spear collect --tokenizer MODEL`"
+                )
+            read = self._tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)
+            written = self._tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+            # What the template sets behind the end token (a line break) is not the policy's.
+            end = max((place for place, token in enumerate(written, 1) if token in self._end_ids), default=len(written))
+            ids += [*read, *written]
+            mask += [0] * len(read) + [1] * end + [0] * (len(written) - end)
+            shown = whole
+        return trim(ids, mask)
+
+    def _render(self, messages: Sequence[Mapping[str, str]], prompt: bool) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+        except Exception as error:  # a template is a program: it may refuse with anything
+            raise SpearError(f"the model's chat template refuses these messages: {error}") from error
+
+
+def _squeeze(text: str) -> str:
+    """Without blanks, which some tokenizers set between words or leave out at the beginning."""
+    return "".join(text.split())
+
+
+def _read_tokens(ids: Any, mask: Any) -> Sample | None:
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
+        raise SpearError("input_ids and loss_mask must be two lists of one length")
+    if not all(type(token) is int for token in ids) or not all(type(bit) is int and bit in (0, 1) for bit in mask):
+        raise SpearError("input_ids must be whole numbers, loss_mask zeros and ones")
+    return trim(ids, mask)
+
+
+def _read_messages(record: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        raise SpearError("it has neither input_ids nor messages with a role and a text each")
+    if record.get("joined") and "input_ids" not in record:
+        raise SpearError(
+            "its one response holds the environment's words too, and only token ids tell them apart: "
+            "run `spear collect --tokenizer MODEL`"
+        )
+    return messages
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _find_runs(sample: Sample) -> Iterator[tuple[int, ...]]:
+    """Stretches of tokens of the policy."""
+    start = None
+    for place, bit in enumerate((*sample.mask, 0)):
+        if bit and start is None:
+            start = place
+        elif not bit and start is not None:
+            yield sample.ids[start:place]
+            start = None

@@ -1,0 +1,235 @@
+"""Runs a training as a process of its own, watches its metrics, and leaves nothing behind when it ends.
+
+verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar.
+The process and everything Ray starts for it carry a mark in their environment, by which what is left of them is found
+and ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
+from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
+from spear_envs.core.errors import SpearError
+
+LOG_FILE = "train.log"
+LOCK_FILE = ".lock"
+VARIABLES = (
+    "VERL_USE_EXTERNAL_MODULES",
+    "VERL_PLATFORM",
+    "VERL_FILE_LOGGER_PATH",
+    "TENSORBOARD_DIR",
+    "WANDB_DIR",
+    "WANDB_MODE",
+    "HYDRA_FULL_ERROR",
+    "HF_HUB_OFFLINE",
+    "OMP_NUM_THREADS",
+    "RAY_AUTH_MODE",
+)
+"""Environment variables that every process of a run must have, whichever node it is on."""
+MARK = "SPEAR_RUN_MARK"
+PR_SET_PDEATHSIG = 1
+WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+"""Exceptions that say only that another process failed."""
+DISK_FULL = 2**20
+"""Bytes free below which a failed run is put down to the disk."""
+GRACE_SECONDS = 20.0
+"""How long an interrupted training may take to shut Ray down by itself."""
+
+Observer = Callable[[list[dict[str, Any]]], None]
+"""Called a few times a second with the history of the run so far."""
+
+
+def build_environment(out: Path, device: str) -> dict[str, str]:
+    """The environment of a training's process: this one's, and what verl and its plugin need."""
+    metrics = out / METRICS_FOLDER
+    metrics.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **os.environ,
+        "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
+        # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
+        "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
+        "TENSORBOARD_DIR": str(out / "tensorboard"),
+        "WANDB_DIR": str(out),
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "SPT_NOENV": "1",  # vLLM's processes name themselves, which would overwrite the mark
+    }
+    variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` sends the run later
+    if device == "cpu":
+        variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        # Else Ray joins any cluster that someone has started on this machine.
+        variables.setdefault("RAY_ADDRESS", "local")
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
+    return variables
+
+
+@contextmanager
+def hold_lock(out: Path) -> Iterator[None]:
+    """Keep a run folder to one training at a time.
+
+    Raises:
+        SpearError: another process trains in it.
+    """
+    with (out / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SpearError(f"another process trains in {out}: wait for it, or name another --out") from None
+        yield
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when its parent is killed; elsewhere do nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def supervise_training(
+    out: Path,
+    device: str,
+    observer: Observer,
+    *,
+    module: str = "spear_training.verl_plugin.process",
+    poll_seconds: float = 0.5,
+) -> None:
+    """Run the training that ``out/config.yaml`` describes until it ends.
+
+    Args:
+        out: run folder.
+        device: ``cpu`` or ``cuda``.
+        observer: sees the history as it grows.
+        module: the training's process, called with the run folder.
+        poll_seconds: between two looks at the metrics.
+
+    Raises:
+        SpearError: the training failed; the message is its own error and where the log is.
+        KeyboardInterrupt: after the training was stopped cleanly; the same command resumes it.
+    """
+    mark = uuid.uuid4().hex
+    out = out.resolve()
+    with hold_lock(out), (out / LOG_FILE).open("ab") as log:
+        start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(out)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=build_environment(out, device) | {MARK: mark},
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then ends the rest in order
+        )
+        previous = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            size, history = measure_metrics(out), read_history(out)
+            while process.poll() is None:
+                if measure_metrics(out) != size:  # parsing a long run's metrics at every poll would cost more each step
+                    size, history = measure_metrics(out), read_history(out)
+                observer(history)
+                time.sleep(poll_seconds)
+            observer(read_history(out))
+        finally:
+            # A second Ctrl-C must not leave Ray behind.
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _stop(process)
+            _end_all(mark)
+            signal.signal(signal.SIGINT, interrupt)
+            signal.signal(signal.SIGTERM, previous)
+    if process.returncode != 0:
+        raise SpearError(_explain_failure(out, start))
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _find_marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                yield process
+        except (psutil.Error, OSError):
+            continue
+
+
+def _end_all(mark: str) -> None:
+    """End every process that carries the mark: Ray's daemons and workers outlive a killed driver.
+
+    What those that have to be killed leave in shared memory goes too.
+    """
+    left = list(_find_marked(mark))
+    numbers = [process.pid for process in left]
+    shared = find_shared_memory(numbers)
+    try:
+        _end_processes(left, mark)
+    finally:
+        for file in (*shared, *find_semaphores(numbers)):
+            file.unlink(missing_ok=True)
+
+
+def _end_processes(left: list[psutil.Process], mark: str) -> None:
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in left:
+            try:
+                end(process)
+            except psutil.Error:
+                continue
+        left = psutil.wait_procs(left, timeout=5)[1]
+        # What a dying daemon started meanwhile carries the mark too.
+        left += [process for process in _find_marked(mark) if process not in left]
+        if not left:
+            return
+
+
+def _explain_failure(out: Path, start: int) -> str:
+    if shutil.disk_usage(out).free < DISK_FULL:  # then the log could not be written and does not tell
+        return f"the training stopped because the disk of {out} is full: free it, and the same command resumes"
+    return f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})"
+
+
+def _find_error(log: Path, start: int) -> str:
+    """The line of a failed run's log that says what went wrong: the last exception that is not a wrapping of it."""
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode("utf-8", "replace")
+    text = re.sub(r"\x1b\[[0-9;]*m|\r", "", text)
+    errors = re.findall(
+        r"^(?:\([^)]*\) |\[rank\d+\]: )?((?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt)\b|Exception:)[^\n]*)",
+        text,
+        re.MULTILINE,
+    )
+    own = [line for line in errors if not line.startswith(WRAPPERS)]
+    for line in own:
+        if "SpearError" in line or "SettingsError" in line:
+            return line.partition(": ")[2]
+    if own:
+        return own[-1][:300]
+    return "the process was killed" if not errors else errors[-1][:300]

@@ -1,0 +1,47 @@
+"""Tasks of an environment as verl's datasets: verl's sampler draws task ids, nothing is written to a parquet file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch.utils.data import Dataset
+
+from spear_training.environments import EnvironmentSettings, make_environment
+
+
+class TaskDataset(Dataset):
+    """One item a task: ``{"task_id", "raw_prompt", "index", "dummy"}``.
+
+    verl names a dataset by ``data.custom_cls`` and builds it from ``data.train_files`` or ``data.val_files``; those
+    hold the split here (``train``, ``valid``, ``test``), and ``data.spear_env`` the environment.
+
+    Args:
+        data_files: split name.
+        tokenizer: unused; prompts are built turn by turn in the episode.
+        config: verl's ``data`` node.
+        processor: unused.
+        max_samples: use only the first so many tasks; -1 for all.
+    """
+
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples: int = -1, **_: Any) -> None:
+        settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear_env, resolve=True))
+        env: Any = make_environment(settings, split=str(data_files))
+        self._tasks = env.unwrapped.tasks
+        env.close()
+        self._length = len(self._tasks) if max_samples < 0 else min(max_samples, len(self._tasks))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        # verl sizes a batch by "raw_prompt" and needs one tensor column.
+        return {
+            "task_id": self._tasks[index].id,
+            "raw_prompt": [],
+            "index": index,
+            "dummy": torch.zeros(1, dtype=torch.uint8),
+        }

@@ -1,0 +1,77 @@
+"""Metrics of a step from the records of its episodes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from spear_agents.trajectory import StopReason
+from spear_training.verl_plugin.plan import EpisodeReward, UpdatePlan
+from spear_training.verl_plugin.records import EpisodeRecord
+
+
+def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Success by subtask, score, turns, tool calls, stop reasons (shares) and faults (counts) of a set of episodes.
+
+    Success never includes bonus terms. Faulted episodes count in ``fault/*`` and ``stop/*`` alone.
+    """
+    valid = [record for record in records if record.fault is None]
+    metrics: dict[str, float] = {}
+    by_subtask: dict[str, list[bool]] = defaultdict(list)
+    for record in valid:
+        by_subtask[record.subtask].append(record.won)
+    for subtask, wins in sorted(by_subtask.items()):
+        metrics[f"success/{subtask}"] = float(np.mean(wins))
+    if valid:
+        metrics["success/all"] = float(np.mean([record.won for record in valid]))
+        metrics["score/mean"] = float(np.mean([record.score for record in valid]))
+        metrics["turns/mean"] = float(np.mean([record.turns for record in valid]))
+        metrics["tool_calls/mean"] = float(np.mean([record.tool_calls for record in valid]))
+        turns = max(1, sum(record.turns for record in valid))
+        metrics["turns/well_formed"] = sum(record.well_formed_turns for record in valid) / turns
+        metrics["turns/valid_action"] = sum(record.valid_actions for record in valid) / turns
+    stops = Counter(record.stop for record in records)
+    for reason in StopReason:
+        metrics[f"stop/{reason.value}"] = stops[reason.value] / max(1, len(records))
+    for kind, count in Counter(record.fault for record in records if record.fault is not None).items():
+        metrics[f"fault/{kind}"] = float(count)
+    return metrics
+
+
+def summarize_rows(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Tokens of the rows of all episodes without a fault: prompts, responses, and what the policy wrote of these."""
+    rows = [row for record in records if record.fault is None for row in record.rows]
+    return {
+        "tokens/prompt": float(sum(row.prompt_length for row in rows)),
+        "tokens/response": float(sum(row.response_length for row in rows)),
+        "tokens/written": float(sum(row.loss_tokens for row in rows)),
+    }
+
+
+def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Mean reward and its terms over the episodes without a fault."""
+    valid = [reward for reward, record in zip(rewards, records, strict=True) if record.fault is None]
+    if not valid:
+        return {}
+    return {
+        "reward/total": float(np.mean([reward.total for reward in valid])),
+        "reward/outcome": float(np.mean([reward.outcome for reward in valid])),
+        "reward/tool_call": float(np.mean([reward.tool_call for reward in valid])),
+        "reward/format": float(np.mean([reward.format for reward in valid])),
+    }
+
+
+def summarize_plan(plan: UpdatePlan) -> dict[str, float]:
+    """Share of rows each filter took out, and how many are left."""
+    share = 1.0 / max(1, plan.total_rows)
+    metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
+    metrics["groups/equal"] = plan.equal_groups
+    metrics["rows/total"] = float(plan.total_rows)
+    metrics["rows/trained"] = float(len(plan.rows))
+    if plan.rows:
+        advantages = np.asarray([row.advantage for row in plan.rows])
+        metrics["advantage/mean"] = float(advantages.mean())
+        metrics["advantage/std"] = float(advantages.std())
+    return metrics

@@ -1,0 +1,51 @@
+"""The process a training runs in: ``python -m spear_training.verl_plugin.process RUN_FOLDER``.
+
+:mod:`spear_training.supervise` starts it with the environment variables it needs. It brings verl up with the plugin
+loaded everywhere, runs verl's own task runner, and takes Ray down again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import ray
+from omegaconf import OmegaConf, open_dict
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from spear_training.launch import CONFIG_FILE
+from spear_training.supervise import VARIABLES, die_with_parent
+
+OWN_RAY = "local"
+"""``RAY_ADDRESS`` of a training that starts Ray by itself."""
+OF_A_NODE = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+"""What Ray decides when it starts a node, and refuses to hear again from who joins it."""
+
+
+def main() -> None:
+    """Run the training that ``RUN_FOLDER/config.yaml`` describes."""
+    die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    config = OmegaConf.load(Path(sys.argv[1]) / CONFIG_FILE)
+    OmegaConf.set_struct(config, True)
+    with open_dict(config):
+        environment = config.ray_kwargs.ray_init.runtime_env
+        if os.environ.get("RAY_ADDRESS", OWN_RAY) != OWN_RAY:
+            for key in OF_A_NODE:
+                config.ray_kwargs.ray_init.pop(key, None)
+        own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        # Workers on other nodes do not inherit this process's environment.
+        environment.env_vars = {**own, **(environment.get("env_vars") or {})}
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    try:
+        run_ppo(config, task_runner_class=TaskRunnerV1)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

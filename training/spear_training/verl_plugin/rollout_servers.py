@@ -1,0 +1,136 @@
+"""What the rollout backends of a CPU share.
+
+verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights,
+and answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the
+weights).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout import base as rollout_base
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
+
+from spear_agents.engines.base import Finish, Generation, Sampling
+
+CLOSE_SECONDS = 60.0
+"""How long the servers may take to end what they have started."""
+
+
+def name_server(backend: str, replica_rank: int) -> str:
+    """Return the Ray actor name of a replica's server."""
+    return f"{backend}_server_{replica_rank}"
+
+
+def register_backend(backend: str, replica: type[CpuReplica], sender: type[WeightSender]) -> None:
+    """Make ``actor_rollout_ref.rollout.name=<backend>`` known to verl."""
+    # verl 0.9.1 has no public register function for the adapter; a test checks that the name still exists.
+    rollout_base._ROLLOUT_REGISTRY[(backend, "async")] = f"{sender.__module__}.{sender.__qualname__}"
+    RolloutReplicaRegistry.register(backend, lambda: replica)
+
+
+def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
+    """verl's sampling parameters, which are vLLM's, as ours; without a limit a response has ``response_length``."""
+    limit = parameters.get("max_tokens") or parameters.get("max_new_tokens") or response_length
+    return Sampling(
+        temperature=float(parameters.get("temperature", 1.0)),
+        top_p=float(parameters.get("top_p", 1.0)),
+        top_k=max(0, int(parameters.get("top_k", 0))),
+        max_tokens=int(limit),
+        stop_token_ids=tuple(parameters.get("stop_token_ids") or ()),
+        stop_strings=tuple(parameters.get("stop") or ()),
+        seed=parameters.get("seed"),
+    )
+
+
+def make_output(answer: Generation, global_steps: int | None) -> TokenOutput:
+    """A response in verl's own form; ``global_steps`` says of which training step the weights were."""
+    return TokenOutput(
+        token_ids=list(answer.token_ids),
+        log_probs=list(answer.log_probs),
+        stop_reason="length" if answer.finish is Finish.LENGTH else "completed",
+        num_preempted=0,
+        extra_fields={"global_steps": global_steps},
+    )
+
+
+class CpuServer:
+    """What every rollout server is asked for besides responses; on a CPU there is nothing to do for most of it."""
+
+    global_steps: int | None = None
+
+    async def start(self) -> None:
+        """Be ready to answer."""
+
+    async def close(self) -> None:
+        """End what was started outside of this process."""
+
+    async def set_global_steps(self, global_steps: int | None) -> None:
+        """Remember of which training step the weights are: verl's own trainer asks it of each response."""
+        self.global_steps = global_steps
+
+    async def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
+        """Stand in for what only an engine with a managed cache has to do."""
+
+    wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = _do_nothing
+    release_kv_cache = resume_kv_cache = start_profile = stop_profile = _do_nothing
+
+
+class CpuReplica(RolloutReplica):
+    """Starts one server."""
+
+    backend: str
+
+    @abstractmethod
+    def make_server(self, **options: Any) -> Any:
+        """Make the server's Ray actor, with Ray's ``options``, and return its handle."""
+
+    async def launch_servers(self) -> None:
+        """Start the server and publish its handle."""
+        self._server_address = name_server(self.backend, self.replica_rank)
+        self._server_handle = self.make_server(name=self._server_address, max_concurrency=self.max_concurrency)
+        await self._server_handle.start.remote()
+        self.servers = [self._server_handle]
+
+
+def close_servers(replicas: Iterable[RolloutReplica]) -> None:
+    """Have our servers end in order; one that has died already is passed over."""
+    for replica in replicas:
+        for server in replica.servers if isinstance(replica, CpuReplica) else ():
+            try:
+                ray.get(server.close.remote(), timeout=CLOSE_SECONDS)
+            except ray.exceptions.RayError:
+                continue
+
+
+class WeightSender(BaseRollout):
+    """Lives in the training worker. Every rank drains the weights (gathering is collective), one a replica sends."""
+
+    backend: str
+
+    def __init__(self, config, model_config, device_mesh, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        ranks_per_replica = config.tensor_model_parallel_size * config.data_parallel_size
+        own_replica, self._rank_in_replica = divmod(int(os.environ["RANK"]), ranks_per_replica)
+        self._replica_rank = own_replica if replica_rank < 0 else replica_rank
+
+    async def resume(self, tags: list[str]) -> None:
+        """Do nothing: a CPU server never gives its memory away."""
+
+    async def release(self) -> None:
+        """Do nothing: a CPU server never gives its memory away."""
+
+    async def update_weights(self, weights, global_steps: int | None = None, **_: Any) -> None:
+        """Send the full state dict, float32, to this replica's server."""
+        state: dict[str, torch.Tensor] = {name: tensor.detach().cpu().float() for name, tensor in weights}
+        if self._rank_in_replica == 0:
+            server = ray.get_actor(name_server(self.backend, self._replica_rank))
+            await server.update_weights.remote(state)
+            await server.set_global_steps.remote(global_steps)

@@ -1,0 +1,112 @@
+"""The rollout backend ``vllm_cpu``: vLLM on a CPU, one Ray actor a replica, token ids in and out, request by request.
+
+verl's own ``vllm`` backend asks for the distribution of that name, which no CPU build has. This one is
+:class:`spear_agents.engines.vllm.VLLMEngine` as a rollout server. The rollout workers speak to both in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.replica import TokenOutput
+
+from spear_agents.engines.base import EngineFault
+from spear_agents.engines.vllm import VLLMEngine
+from spear_agents.engines.vllm_options import VLLMOptions
+from spear_training.rollouts import VLLM_CPU
+from spear_training.verl_plugin.deaths import stop_if_dead
+from spear_training.verl_plugin.rollout_servers import (
+    CpuReplica,
+    CpuServer,
+    WeightSender,
+    make_output,
+    read_sampling,
+    register_backend,
+)
+
+
+@ray.remote(num_cpus=0)
+class VLLMServer(CpuServer):
+    """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
+
+    def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
+        self._make_engine = lambda: VLLMEngine(model_path, options, max_batch=max_batch)
+        self._response_length = response_length
+        self._engine: VLLMEngine | None = None
+
+    async def start(self) -> None:
+        """Start vLLM, which takes the better part of a minute.
+
+        Raises:
+            SpearError: it did not start.
+        """
+        self._engine = await asyncio.to_thread(self._make_engine)
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """Answer one request.
+
+        Raises:
+            EngineFault: vLLM failed or has died.
+            ContextExceededError: the prompt leaves no room for a token.
+        """
+        sampling = read_sampling(sampling_params, self._response_length)
+        answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
+        return make_output(answer, self.global_steps)
+
+    async def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights, and forget the prefix cache.
+
+        Raises:
+            SpearError: they do not fit, vLLM did not take them, or it has died.
+        """
+        try:
+            await asyncio.to_thread(self._get_engine().load_state, state)
+        except EngineFault as fault:
+            stop_if_dead(fault)
+            raise
+
+    async def close(self) -> None:
+        """End vLLM's processes."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    def _get_engine(self) -> VLLMEngine:
+        if self._engine is None:
+            raise RuntimeError("the server has not been started")
+        return self._engine
+
+
+class VLLMReplica(CpuReplica):
+    """Starts one :class:`VLLMServer`."""
+
+    backend = VLLM_CPU
+
+    def make_server(self, **options: Any) -> Any:
+        """See :class:`CpuReplica`."""
+        config = self.config
+        server: Any = VLLMServer
+        own: Any = (config.engine_kwargs or {}).get(VLLM_CPU) or {}
+        chosen = VLLMOptions(
+            tensor_parallel=config.tensor_model_parallel_size,
+            dtype=config.dtype,
+            max_model_len=config.prompt_length + config.response_length,
+            **own,
+        )
+        return server.options(**options).remote(
+            self.model_config.path, chosen, config.max_num_seqs, config.response_length
+        )
+
+
+class VLLMWeightSender(WeightSender):
+    """Sends to :class:`VLLMServer`."""
+
+    backend = VLLM_CPU
+
+
+register_backend(VLLM_CPU, VLLMReplica, VLLMWeightSender)

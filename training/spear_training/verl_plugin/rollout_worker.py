@@ -1,0 +1,312 @@
+"""Rollouts: workers that play episodes with ``spear_agents.episode`` and leave the rows in TransferQueue.
+
+A drop-in for verl's agent-loop manager (``rollout.agent.agent_loop_manager_class``). verl's own worker makes one
+TransferQueue write an episode and polls for the end; here each worker writes the rows of many episodes at once, and the
+manager's caller waits on one Ray future a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
+
+from spear_agents.engines.base import (
+    Engine,
+    EngineFault,
+    Finish,
+    Generation,
+    Request,
+    Sampling,
+)
+from spear_agents.engines.batching import MicroBatcher
+from spear_agents.engines.stops import Decoder, StopFinder
+from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, open_session, play_many
+from spear_agents.trajectory import Row, Trajectory
+from spear_training.environments import EnvironmentSettings, make_environment
+from spear_training.rollouts import HF
+from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.verl_plugin.deaths import stop_if_dead
+from spear_training.verl_plugin.records import EpisodeRecord, record_episode
+
+PARTITION = "train"
+ROWS_PER_WRITE = 4096
+MOST_EPISODES = 512
+"""Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
+
+
+@dataclass(frozen=True)
+class EpisodeOrder:
+    """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
+
+    With ``recorded`` the whole episode comes back, for people to look at.
+    """
+
+    group: str
+    sample: int
+    task_id: str
+    seed: int
+    recorded: bool = False
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a worker played: a record an order, in their order; how many responses it asked an engine for; and the
+    episodes that were to be recorded.
+    """
+
+    records: list[EpisodeRecord]
+    generations: int
+    episodes: list[Trajectory] = field(default_factory=list)
+
+
+class CountingEngine:
+    """Passes calls on to an engine and counts them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.calls = 0
+
+    def session(self) -> AbstractContextManager[None]:
+        """The engine's own session."""
+        return open_session(self._engine)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Count, then ask the engine."""
+        self.calls += 1
+        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+
+
+class ServerEngine:
+    """An :class:`~spear_agents.engines.base.Engine` over verl's rollout servers, request by request (vLLM batches
+    inside).
+
+    An engine that has died ends the training: no further episode would be played.
+
+    Args:
+        client: verl's client of its rollout servers.
+        end_ids: ids that end a response by themselves.
+        tokenizer: the policy's, to see whether a response ends with a stop string.
+        seeded: send the seed of each request, so that runs repeat; vLLM then samples row by row, which is slower.
+        image_token_id: of a model that reads pictures; no response may hold it
+            (:meth:`spear_agents.engines.vision.ImageReader.forbid_places`).
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        end_ids: Iterable[int],
+        tokenizer: Decoder,
+        *,
+        seeded: bool = True,
+        image_token_id: int | None = None,
+    ) -> None:
+        self._client = client
+        self._end_ids = frozenset(end_ids)
+        self._tokenizer = tokenizer
+        self._seeded = seeded
+        self._bias = None if image_token_id is None else {image_token_id: -100.0}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Ask the server that verl's load balancer assigns to ``request_id``."""
+        parameters: dict[str, Any] = dict(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            max_tokens=sampling.max_tokens,
+            repetition_penalty=1.0,
+            logprobs=True,
+        )
+        if self._seeded and sampling.seed is not None:
+            parameters["seed"] = sampling.seed % 2**31
+        if self._bias is not None:
+            parameters["logit_bias"] = self._bias
+        if sampling.stop_token_ids:
+            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+        if sampling.stop_strings:
+            # A closing tag belongs to its action: without it every action would be unclosed.
+            parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
+        try:
+            output = await self._client.generate(
+                request_id.rpartition("#")[0],  # without the turn: an episode stays on one server and its prefix cache
+                prompt_ids=list(prompt_ids),
+                sampling_params=parameters,
+                image_data=[Image.fromarray(image) for image in images] or None,
+            )
+        except EngineFault as fault:
+            stop_if_dead(fault)
+            raise
+        # verl's vLLM server calls every response "completed", also one that ran into the limit: the last token tells.
+        finish = Finish.LENGTH
+        if output.token_ids and output.token_ids[-1] in self._end_ids.union(sampling.stop_token_ids):
+            finish = Finish.STOP
+        elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
+            finish = Finish.STRING
+        return Generation(tuple(output.token_ids), tuple(output.log_probs or ()), finish)
+
+
+class RolloutWorker(AgentLoopWorker):
+    """Plays many episodes concurrently, each in a coroutine of its own, over a pool of environments."""
+
+    def __init__(self, config: DictConfig, llm_client: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, llm_client, *args, **kwargs)
+        tq.init()
+        spear = OmegaConf.to_container(config.spear, resolve=True)
+        self._settings = EnvironmentSettings.from_mapping(spear["env"])
+        self._find_repetition = bool(spear["filter"]["repetition"])
+        self._idle: dict[str, list[gym.Env]] = {}
+        self._prompts: PromptBuilder | None = None
+        path = self.model_config.local_path
+        self._reader = ImageReader(path) if has_vision(path) else None
+        engine: Engine
+        if config.actor_rollout_ref.rollout.name == HF:
+            engine = MicroBatcher(
+                self._generate_batch,
+                max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
+                deterministic=bool(spear["deterministic"]),
+            )
+        else:
+            engine = ServerEngine(
+                llm_client,
+                self._find_end_ids(),
+                self.tokenizer,
+                seeded=bool(spear["deterministic"]),
+                image_token_id=self._reader.image_token_id if self._reader is not None else None,
+            )
+        self._engine = CountingEngine(engine)
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+
+    def _find_end_ids(self) -> list[int]:
+        """Ids that end a response: those of the model's generation settings, else the tokenizer's own."""
+        ids = getattr(self.model_config.generation_config, "eos_token_id", None)
+        if ids is None:
+            ids = self.tokenizer.eos_token_id
+        return [ids] if isinstance(ids, int) else list(ids or ())
+
+    async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
+        """Answer a batch, an even share of it on each replica."""
+        share = -(-len(requests) // self._replicas)
+        parts = [requests[start : start + share] for start in range(0, len(requests), share)]
+        return [answer for part in await asyncio.gather(*map(self._ask_server, parts)) for answer in part]
+
+    async def _ask_server(self, requests: list[Request]) -> list[Generation]:
+        server_id, server = await self.llm_client._acquire_server(requests[0].request_id)
+        try:
+            return await server.generate_batch.remote(requests)
+        finally:
+            self.llm_client._release_server(server_id, request_id=requests[0].request_id)
+
+    def _build_prompts(self, env: gym.Env) -> PromptBuilder:
+        core: Any = env.unwrapped
+        return PromptBuilder(
+            self.tokenizer,
+            core.templates[self._settings.template],
+            layout=self._settings.layout,
+            history=self._settings.history,
+            max_prompt_tokens=self.rollout_config.prompt_length,
+            max_row_tokens=self.rollout_config.response_length,
+            stop_token_ids=self._find_end_ids(),
+            mark_image=self._reader.mark if self._reader is not None else None,
+        )
+
+    def _take_environment(self, split: str) -> gym.Env:
+        idle = self._idle.setdefault(split, [])
+        return idle.pop() if idle else make_environment(self._settings, split=split)
+
+    async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
+        """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``."""
+        before = self._engine.calls
+        if self._prompts is None:
+            env = self._take_environment(split)
+            self._prompts = self._build_prompts(env)
+            self._idle[split].append(env)
+        trajectories = await play_many(
+            [Job(order.task_id, order.seed) for order in orders],
+            make_env=lambda: self._take_environment(split),
+            release_env=self._idle.setdefault(split, []).append,
+            engine_for=lambda env: self._engine,
+            prompts=self._prompts,
+            sampling=sampling,
+            env_id=self._settings.id,
+            concurrency=MOST_EPISODES,
+        )
+        records = [
+            record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
+            for order, trajectory in zip(orders, trajectories, strict=True)
+        ]
+        if keep:
+            await self._write_rows(records, trajectories)
+        episodes = [trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded]
+        return Rollout(records, self._engine.calls - before, episodes)
+
+    async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
+        keys: list[str] = []
+        rows: list[Row] = []
+        for record, trajectory in zip(records, trajectories, strict=True):
+            if record.fault is None:  # a faulted episode enters no loss, so its tokens stay here
+                keys += [row.key for row in record.rows]
+                rows += trajectory.rows()
+        for start in range(0, len(rows), ROWS_PER_WRITE):
+            part = rows[start : start + ROWS_PER_WRITE]
+            tokens = [
+                RowTokens(
+                    row.prompt_ids,
+                    row.response_ids,
+                    row.response_mask,
+                    row.log_probs,
+                    pack_pictures(row.pictures) if self._reader is not None else None,
+                )
+                for row in part
+            ]
+            await tq.async_kv_batch_put(
+                keys=keys[start : start + ROWS_PER_WRITE],
+                partition_id=PARTITION,
+                fields=build_columns(tokens),
+                tags=[{} for _ in part],
+            )
+
+
+class RolloutManager(AgentLoopManager):
+    """Deals episodes to the workers and collects their records."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(num_cpus=0)(RolloutWorker)
+        super().__init__(*args, **kwargs)
+
+    def start(self, orders: Sequence[EpisodeOrder], sampling: Sampling, split: str, *, keep: bool) -> list[Any]:
+        """Begin to play; returns one Ray future a worker. Groups stay on one worker where there are enough of them."""
+        shares: list[list[EpisodeOrder]] = [[] for _ in self.agent_loop_workers]
+        numbers: dict[str, int] = {}
+        for order in orders:
+            shares[numbers.setdefault(order.group, len(numbers)) % len(shares)].append(order)
+        return [
+            worker.play.remote(share, sampling, split, keep)
+            for worker, share in zip(self.agent_loop_workers, shares, strict=True)
+            if share
+        ]
+
+    @staticmethod
+    def collect(futures: Sequence[Any]) -> Rollout:
+        """Wait for all workers; records sorted by group and sample. A worker's error is raised here."""
+        parts: list[Rollout] = ray.get(list(futures))
+        records = [record for part in parts for record in part.records]
+        records.sort(key=lambda record: (record.group, record.sample))
+        episodes = [episode for part in parts for episode in part.episodes]
+        return Rollout(records, sum(part.generations for part in parts), episodes)

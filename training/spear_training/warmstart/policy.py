@@ -1,0 +1,472 @@
+"""Trains a tiny policy on the rows of a noisy expert and saves it as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from spear_agents.engines.hf import quiet_transformers
+from spear_agents.evaluate import choose_template, run_evaluation
+from spear_agents.files import explain_unwritable, write_json
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.statistics import Part
+from spear_agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_splits, make_env
+from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
+from spear_training.warmstart.tokenizer import make_tokenizer
+
+REPORT = "warmstart.json"
+IGNORED = -100
+"""Label of tokens that are read and not learnt, as in transformers."""
+POOL = 32
+"""Batches whose rows are sorted by length together."""
+RARE = 0.1
+"""Share of the rows that a rare word occurs in at most."""
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """Size of the model (tied embeddings, no grouped heads).  The default has 0.45 M parameters.
+
+    The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
+    """
+
+    hidden: int = 96
+    layers: int = 4
+    heads: int = 3
+    mlp: int = 256
+    initializer_range: float = 0.05
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """Everything a warm start depends on.
+
+    Attributes:
+        episodes: training tasks that the expert plays; won ones give rows.
+        noise: share of turns that are errors of the expert, see
+        :func:`spear_training.warmstart.rows.collect_expert_rows`. inadmissible: share of its errors that are actions
+        which do nothing. answers: what the rows teach.
+        prompt_weight: weight of the loss on the tokens of prompts beside that on responses. A little of it teaches a
+            policy with a large vocabulary which words belong together.
+        renamed: share of rows, drawn anew each time, in which rare words change places with other rare words: there
+            they can only be copied and compared, and no task can be learnt by heart.
+        short_epochs: epochs over the rows no longer than the mean, before all others.  Copying is learnt there too,
+            and a step costs a fraction.
+        long_epochs: epochs over the rows longer than the mean, after ``short_epochs`` and before ``epochs`` over all:
+            for what only they teach.
+        warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
+            itself at the last step.
+        valid_split: where the result is measured; None for the second of the environment's splits.
+        panel_tasks: leading tasks of that split, on which the result is measured; 0 for none.
+        target: while the success on the panel is below it, one more epoch follows at half the learning rate, at most
+            ``extra_epochs``.  The same recipe ends anywhere between 16 and 36 % depending on the seed; this evens it
+            out.
+    """
+
+    env_id: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template: str = "compact"
+    layout: Layout = Layout.PER_TURN
+    history: int = 2
+    episodes: int = 2500
+    noise: float = 0.5
+    inadmissible: float = 0.0
+    answers: Answers = Answers.PLAYED
+    prompt_weight: float = 0.0
+    renamed: float = 0.0
+    short_epochs: int = 0
+    long_epochs: int = 0
+    epochs: int = 2
+    batch: int = 32
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    floor: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    shape: PolicyShape = field(default_factory=PolicyShape)
+    valid_split: str | None = None
+    panel_tasks: int = 256
+    panel_samples: int = 2
+    target: float = 0.3
+    extra_epochs: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < 1:
+            raise SpearError(f"noise must lie in [0, 1), got {self.noise}")
+        for name in ("inadmissible", "renamed", "target"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SpearError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not self.prompt_weight >= 0:
+            raise SpearError(f"prompt_weight must be 0 or more, got {self.prompt_weight}")
+        for name in ("episodes", "epochs", "batch"):
+            if getattr(self, name) < 1:
+                raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("short_epochs", "long_epochs"):
+            if getattr(self, name) < 0:
+                raise SpearError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.shape.hidden % self.shape.heads or (self.shape.hidden // self.shape.heads) % 2:
+            raise SpearError(
+                f"hidden={self.shape.hidden} over heads={self.shape.heads} must give an even whole number per head"
+            )
+
+
+@dataclass(frozen=True)
+class WarmStartReport:
+    """What came out.
+
+    ``loss`` is the mean over the last tenth of the steps, in nats per response token; ``steps`` and ``train_cpu_s``
+    include extra epochs.
+    """
+
+    rows: int
+    steps: int
+    parameters: int
+    vocabulary: int
+    loss: float
+    collect_cpu_s: float
+    train_cpu_s: float
+    valid: Part | None
+
+
+Observer = Callable[[str, int, int], None]
+"""Called with the stage, how much of it is done and how much there is."""
+
+
+def train_policy(
+    settings: WarmStartSettings,
+    out: str | Path,
+    *,
+    threads: int = 1,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+) -> WarmStartReport:
+    """Collects rows, trains, saves a Hugging Face folder under ``out`` with ``warmstart.json``, and measures it.
+
+    The folder is complete or absent: it is written under a temporary name beside ``out`` and renamed.
+
+    Raises:
+        SpearError: a setting without a valid value; ``out`` exists (unless ``overwrite``) or cannot be written.
+    """
+    folder = Path(out)
+    if folder.exists() and not overwrite:
+        raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:  # before the minutes of work, so that an unwritable place is told at once
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+    try:
+        report = _build(settings, draft, threads, observer or (lambda stage, done, total: None))
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.rename(folder)
+    except OSError as error:
+        raise explain_unwritable(folder, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(draft)
+    return report
+
+
+def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Observer) -> WarmStartReport:
+    start = time.process_time()
+    finished = 0
+
+    def count(won: bool) -> None:
+        nonlocal finished
+        finished += 1
+        observe("expert episodes", finished, settings.episodes)
+
+    rows = collect_expert_rows(
+        settings.env_id,
+        settings.env_kwargs,
+        episodes=settings.episodes,
+        noise=settings.noise,
+        seed=settings.seed,
+        template=settings.template,
+        layout=settings.layout,
+        history=settings.history,
+        inadmissible=settings.inadmissible,
+        answers=settings.answers,
+        on_episode=count,
+    )
+    env = make_env(settings.env_id, "train", settings.env_kwargs)
+    template = choose_template(env, settings.template)
+    lexicon = env.lexicon()
+    env.close()
+    texts = (text for row in rows for text in (*row.prompts, *row.responses))
+    tokenizer = make_tokenizer(template, chain(lexicon, texts))
+    ids, labels = encode_rows(tokenizer, rows)
+    collected = time.process_time()
+    torch.set_num_threads(threads)
+    longest = max(len(tokenizer.encode(text)) for row in rows for text in set(row.responses)) + 1
+    model = make_model(settings.shape, tokenizer, ids.shape[1], settings.seed)
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        # Room for two stray tokens: a policy that is lost should end soon, not fill the context.
+        max_new_tokens=longest + 2,
+    )
+    tokenizer.save_pretrained(draft)
+    names = find_names(tokenizer, ids) if settings.renamed else None
+    losses, train_s, valid = _train_to_target(model, ids, labels, names, settings, draft, observe)
+    tail = losses[-max(1, len(losses) // 10) :]
+    report = WarmStartReport(
+        rows=len(rows),
+        steps=len(losses),
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=len(tokenizer),
+        loss=sum(tail) / len(tail),
+        collect_cpu_s=round(collected - start, 1),
+        train_cpu_s=round(train_s, 1),
+        valid=valid,
+    )
+    result = vars(report) | {"valid": report.valid.to_json() if report.valid else None}
+    write_json(draft / REPORT, {"settings": asdict(settings), "result": result})
+    return report
+
+
+def _train_to_target(
+    model: Qwen3ForCausalLM,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    names: torch.Tensor | None,
+    settings: WarmStartSettings,
+    draft: Path,
+    observe: Observer,
+) -> tuple[list[float], float, Part | None]:
+    """Trains, saves and measures until the target is met; returns losses, CPU seconds of training and the last
+    figures.
+    """
+    losses: list[float] = []
+    train_s, valid, plan = 0.0, None, settings
+    for extra in range(settings.extra_epochs + 1):
+        begun = time.process_time()
+        losses += fit(model, ids, labels, plan, lambda done, total: observe("training steps", done, total), names)
+        train_s += time.process_time() - begun
+        with quiet_transformers():
+            model.save_pretrained(draft)
+        if not settings.panel_tasks:
+            break
+        valid = _measure(settings, draft, observe)
+        if valid.success is None or valid.success.mean >= settings.target:
+            break
+        # Another seed, so that the rows come in another order.
+        plan = replace(
+            settings,
+            epochs=1,
+            short_epochs=0,
+            long_epochs=0,
+            learning_rate=settings.learning_rate / 2,
+            seed=settings.seed + 1 + extra,
+        )
+    return losses, train_s, valid
+
+
+def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, both int64 [N, L], padded on the right; only responses and their end tokens are learnt."""
+    cache: dict[str, list[int]] = {}
+
+    def encode(text: str) -> list[int]:
+        if text not in cache:
+            cache[text] = tokenizer.encode(text, add_special_tokens=False)
+        return cache[text]
+
+    end = tokenizer.eos_token_id
+    every_ids, every_labels = [], []
+    for row in rows:
+        ids, labels = [tokenizer.bos_token_id], [IGNORED]
+        for prompt, response in zip(row.prompts, row.responses, strict=True):
+            read, written = encode(prompt), [*encode(response), end]
+            ids += [*read, *written]
+            labels += [*[IGNORED] * len(read), *written]
+        every_ids.append(ids)
+        every_labels.append(labels)
+    width = max(map(len, every_ids))
+    pad = tokenizer.pad_token_id
+    return (
+        torch.tensor([ids + [pad] * (width - len(ids)) for ids in every_ids]),
+        torch.tensor([labels + [IGNORED] * (width - len(labels)) for labels in every_labels]),
+    )
+
+
+def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
+    """A new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
+
+    ``longest`` is an expert's; a conversation of a policy that is lost goes on to the last turn.  Room costs nothing:
+    positions are rotary.
+    """
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=max(1024, 2 ** math.ceil(math.log2(8 * longest))),
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+        initializer_range=shape.initializer_range,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # transformers initialises from torch's global stream: give it back unchanged
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    settings: WarmStartSettings,
+    observe: Callable[[int, int], None],
+    names: torch.Tensor | None = None,
+) -> list[float]:
+    """Supervised training in place on the rows of :func:`encode_rows`; returns the loss of each optimiser step.
+
+    Args:
+        names: ids of the words that ``settings.renamed`` is about, see :func:`find_names`.
+    """
+    dice = torch.Generator().manual_seed(settings.seed)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+    )
+    # Padding stands on the right, and the end of a row is always learnt.
+    lengths = (labels != IGNORED).int().cumsum(1).argmax(1) + 1
+    brief = lengths <= lengths.float().mean()
+    parts: list[torch.Tensor] = []
+    for kept, epochs in (
+        (brief, settings.short_epochs),
+        (~brief, settings.long_epochs if not brief.all() else 0),
+        (torch.ones_like(brief), settings.epochs),
+    ):
+        rows = kept.nonzero()[:, 0]
+        for _ in range(epochs):
+            parts += [rows[part] for part in draw_batches(lengths[rows], settings.batch, dice)]
+    losses: list[float] = []
+    model.train()
+    for step, part in enumerate(parts, 1):
+        rate = min(1.0, step / max(1, settings.warmup_steps)) * max(settings.floor, 1 - step / len(parts))
+        for group in optimiser.param_groups:
+            group["lr"] = settings.learning_rate * rate
+        longest = int(lengths[part].max())
+        read, learnt = ids[part, :longest], labels[part, :longest]
+        if names is not None and settings.renamed:
+            read = rename_words(read, names, settings.renamed, dice)
+            learnt = torch.where(learnt == IGNORED, IGNORED, read)
+        loss = _measure_loss(model, read, learnt, settings.prompt_weight)
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        observe(step, len(parts))
+    model.eval()
+    return losses
+
+
+def find_names(tokenizer: PreTrainedTokenizerFast, ids: torch.Tensor) -> torch.Tensor:
+    """Ids of the words that stand for themselves, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
+
+    What is in more rows belongs to the form of a prompt, and numbers are compared by their value.
+    """
+    held = torch.zeros(len(tokenizer))
+    for row in ids:
+        held[row.unique()] += 1
+    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_ids)
+    return torch.tensor(
+        [
+            number
+            for number, word in enumerate(words)
+            if number not in special and held[number] <= RARE * len(ids) and not any(map(str.isdigit, word))
+        ],
+        dtype=torch.int64,
+    )
+
+
+def rename_words(ids: torch.Tensor, names: torch.Tensor, share: float, dice: torch.Generator) -> torch.Tensor:
+    """``ids`` [N, L], in a ``share`` of whose rows the words ``names`` [K] change places, another way in each row."""
+    renamed = ids.clone()
+    for row in (torch.rand(len(ids), generator=dice) < share).nonzero()[:, 0]:
+        places = torch.arange(int(max(ids.max(), names.max())) + 1)
+        places[names] = names[torch.randperm(len(names), generator=dice)]
+        renamed[row] = places[ids[row]]
+    return renamed
+
+
+def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> list[torch.Tensor]:
+    """All rows in random order, in batches of their indices; where lengths differ, a batch has rows of similar length.
+
+    Rows are sorted within pools of ``POOL`` batches, and the batches are shuffled again.
+    """
+    order = torch.randperm(len(lengths), generator=dice)
+    if int(lengths.min()) == int(lengths.max()):
+        return list(order.split(batch))
+    batches = [
+        part for pool in order.split(POOL * batch) for part in pool[lengths[pool].argsort(stable=True)].split(batch)
+    ]
+    return [batches[i] for i in torch.randperm(len(batches), generator=dice).tolist()]
+
+
+def _measure_loss(
+    model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor, prompt_weight: float
+) -> torch.Tensor:
+    """Mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""
+    learnt = labels != IGNORED
+    # Positions before the first one that is learnt never enter the loss, so their logits are not made.
+    first = 1 if prompt_weight else int(learnt.nonzero()[:, 1].min())
+    kept = ids.shape[1] - first
+    logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=kept).logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, -kept:].flatten(), ignore_index=IGNORED)
+    if prompt_weight:
+        read = ids.masked_fill(learnt | (ids == model.config.pad_token_id), IGNORED)[:, -kept:]
+        loss = loss + prompt_weight * torch.nn.functional.cross_entropy(logits, read.flatten(), ignore_index=IGNORED)
+    return loss
+
+
+def _measure(settings: WarmStartSettings, folder: Path, observe: Observer) -> Part:
+    """Success at temperature 1 on the panel."""
+    splits = find_splits(settings.env_id)
+    split = settings.valid_split or (splits[1:] or splits)[0]
+    evaluation = run_evaluation(
+        EvalSettings(
+            env_id=settings.env_id,
+            engine=EngineKind.HF,
+            model=str(folder),
+            env_kwargs=settings.env_kwargs,
+            split=split,
+            tasks=str(settings.panel_tasks),
+            episodes_per_task=settings.panel_samples,
+            template=settings.template,
+            layout=settings.layout,
+            history=settings.history,
+            seed=settings.seed,
+        ),
+        observer=lambda done, total, trajectory: observe("valid panel", done, total),
+    )
+    return evaluation.overall

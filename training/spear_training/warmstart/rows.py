@@ -1,0 +1,153 @@
+"""What a noisy expert says: supervised examples, played by the one episode loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from spear_agents.engines.base import Generation, Sampling
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.episode import name_request
+from spear_agents.evaluate import choose_template
+from spear_agents.prompting import PromptBuilder
+from spear_agents.rollout import Job, play_many
+from spear_agents.trajectory import Layout, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+from spear_envs.core.prompts import IMAGE
+
+
+class Answers(str, Enum):
+    """What the rows of a noisy expert's episodes teach."""
+
+    PLAYED = "played"
+    """What was played in won episodes, errors included: the policy stays soft."""
+    EXPERT = "expert"
+    """What the expert would have done in each state that an episode came to, won or not."""
+
+
+@dataclass(frozen=True)
+class ExpertRow:
+    """One supervised sequence: texts to read and texts to write in turn, beginning with one to read.
+
+    ``per_turn`` rows have one of each; a ``conversation`` has as many as the episode has turns. ``pictures`` are those
+    of the places marked ``<image>`` in the prompts, uint8 [height, width, 3].
+    """
+
+    prompts: tuple[str, ...]
+    responses: tuple[str, ...]
+    pictures: tuple[np.ndarray, ...] = field(default=(), compare=False, repr=False)
+
+
+def collect_expert_rows(
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    *,
+    episodes: int,
+    noise: float,
+    seed: int = 0,
+    template: str = "compact",
+    layout: Layout = Layout.PER_TURN,
+    history: int = 2,
+    split: str = "train",
+    inadmissible: float = 0.0,
+    answers: Answers = Answers.PLAYED,
+    on_episode: Callable[[bool], None] | None = None,
+) -> list[ExpertRow]:
+    """Plays ``episodes`` training tasks with an expert that errs (:class:`spear_agents.engines.scripted.NoisyExpert`).
+
+    So the policy sees states off the shortest path.
+
+    Args:
+        noise: share of turns that are errors.
+        inadmissible: share of the errors that are actions which do nothing.
+        answers: what the rows teach.
+        on_episode: called after each episode with whether it was won.
+
+    Raises:
+        SpearError: unknown environment, keywords or template; not one episode was won; answers that a conversation
+            cannot have.
+    """
+    if layout is Layout.CONVERSATION and answers is not Answers.PLAYED:
+        raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation is what was played")
+    env = make_env(env_id, split, env_kwargs)
+    tasks: Any = env.tasks
+    words = choose_template(env, template)
+    dice = np.random.Generator(np.random.Philox(seed))
+    # Distinct tasks as long as there are enough; then the rest once more, with other seeds.
+    picks = np.concatenate(
+        [dice.choice(len(tasks), size=min(len(tasks), episodes - i), replace=False, shuffle=False)
+         for i in range(0, episodes, len(tasks))]
+    )  # fmt: skip
+    jobs = [Job(tasks[int(index)].id, seed * 1_000_003 + number) for number, index in enumerate(picks)]
+    env.close()
+    codec = ByteTokenizer()
+    advice: dict[str, str | None] = {}
+
+    def engine_for(env: Any) -> _Teacher:
+        return _Teacher(NoisyExpert(env, words, noise, inadmissible), codec, advice)
+
+    trajectories = asyncio.run(
+        play_many(
+            jobs,
+            make_env=lambda: InfoWatch(make_env(env_id, split, env_kwargs)),
+            engine_for=engine_for,
+            prompts=PromptBuilder(codec, words, layout, history=history, mark_image=lambda _: IMAGE),
+            sampling=Sampling(),
+            env_id=env_id,
+            concurrency=16,
+            on_done=(lambda trajectory: on_episode(trajectory.won)) if on_episode else None,
+        )
+    )
+    if answers is Answers.EXPERT:
+        rows = [row for trajectory in trajectories for row in _make_advised_rows(trajectory, codec, advice)]
+    else:
+        rows = [row for trajectory in trajectories if trajectory.won for row in make_rows(trajectory, codec)]
+    if not rows:
+        raise SpearError(f"the expert won none of {episodes} episodes: lower noise={noise} or raise max_turns")
+    return rows
+
+
+class _Teacher(ScriptedEngine):
+    """A noisy expert that notes what it would have done without its noise."""
+
+    def __init__(self, expert: NoisyExpert, codec: ByteTokenizer, advice: dict[str, str | None]) -> None:
+        super().__init__(expert, codec)
+        self._expert = expert
+        self._advice = advice
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """The response that is played; the expert's own goes into the notes."""
+        generation = await super().generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self._advice[request_id] = self._expert.advice
+        return generation
+
+
+def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
+    """The texts of an episode that was recorded with ``codec``."""
+    prompts = tuple(codec.decode(turn.prompt_ids) for turn in trajectory.turns)
+    responses = tuple(turn.response for turn in trajectory.turns)
+    pictures = [row.pictures for row in trajectory.rows()]
+    if trajectory.layout is Layout.CONVERSATION:
+        return [ExpertRow(prompts, responses, pictures[0])]
+    return [
+        ExpertRow((prompt,), (response,), seen)
+        for prompt, response, seen in zip(prompts, responses, pictures, strict=True)
+    ]
+
+
+def _make_advised_rows(
+    trajectory: Trajectory, codec: ByteTokenizer, advice: Mapping[str, str | None]
+) -> Iterator[ExpertRow]:
+    for number, (turn, row) in enumerate(zip(trajectory.turns, trajectory.rows(), strict=True), 1):
+        advised = advice[name_request(trajectory.task_id, trajectory.seed, number)]
+        if advised is not None:
+            yield ExpertRow((codec.decode(turn.prompt_ids),), (advised,), row.pictures)

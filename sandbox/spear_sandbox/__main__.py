@@ -1,4 +1,4 @@
-"""The command ``spear-sandbox``: also ``python -m spear_sandbox`` and, where spear-envs is installed, ``spear sandbox``."""
+"""The command ``spear-sandbox``: also ``python -m spear_sandbox`` and (with spear-envs) ``spear sandbox``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # Images of the project, none of which runs as root. `docker build --target NAME -t spear-NAME .`, where NAME is
 #
-#   sandbox    the service that runs untrusted Python
-#   envs       all environments, their data commands, the retrieval service (BM25), `spear serve`
-#   train-cpu  training on a CPU through verl, and all of the above
+#   sandbox    the service that runs untrusted Python: spear-sandbox alone
+#   envs       all environments, their data commands, the retrieval service (BM25), `spear serve`, `spear eval` against
+#              a server: spear-envs and spear-agents with it
+#   train-cpu  training on a CPU through verl: all four distributions
 #   gpu        training on NVIDIA GPUs with vLLM (constraints/gpu.txt); the others follow constraints/cpu.txt
 #   test       train-cpu's packages, compilers, the checkout and the tools of `make test`, which it runs
 #
@@ -24,40 +25,47 @@ ARG PIP_INDEX_URL=
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -m venv /opt/spear && pip install -q -c constraints/cpu.txt pip setuptools
 
+# The four distributions, each a wheel.
 FROM build AS wheel
-COPY pyproject.toml setup.py README.md LICENSE ./
-COPY agents ./agents
+COPY pyproject.toml setup.py VERSION LICENSE ./
 COPY sandbox ./sandbox
 COPY spear_envs ./spear_envs
+COPY agents ./agents
 COPY training ./training
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip wheel -q --no-deps -w /wheel .
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    pip wheel -q --no-deps -w /wheel ./sandbox . ./agents ./training
 
-# What the project needs, before the project: a change of the code leaves these layers as they are. Without a source the
-# installation is an empty package with the same requirements.
+# What the project needs, before the project: a change of the code leaves these layers as they are. Without its sources a
+# distribution installs as an empty package with the same requirements. The links are those of the checkout.
 FROM build AS packages
-COPY pyproject.toml LICENSE ./
-RUN touch README.md
+COPY pyproject.toml VERSION LICENSE ./
+COPY sandbox/pyproject.toml ./sandbox/
+COPY agents/pyproject.toml ./agents/
+COPY training/pyproject.toml ./training/
+RUN mkdir spear_envs && touch spear_envs/README.md \
+    && for room in sandbox agents training; do touch $room/README.md && ln -s ../VERSION ../LICENSE $room; done
 
 # What all images share: a user without rights, and two folders that are its own.
 FROM ${BASE} AS runtime
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin spear && install -d -o spear -g spear /data /runs
 ENV PATH=/opt/spear/bin:$PATH SPEAR_DATA=/data PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 LABEL org.opencontainers.image.title="SPEAR Envs" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 WORKDIR /runs
 ENTRYPOINT ["spear"]
 
-# The sandbox. Problems in parquet files are the environment's business, not the service's.
+# The sandbox, with libraries for the programs.
 FROM packages AS sandbox-packages
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/cpu.txt '.[sandbox]' && pip uninstall -q -y pyarrow \
+    pip install -q -c constraints/cpu.txt './sandbox[server]' numpy scipy sympy \
     && find /opt/spear -regex '.*/\(scipy\|sympy\)/.*tests' -type d -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM sandbox-packages AS sandbox-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/spear_sandbox-*.whl \
+    && pip uninstall -q -y setuptools pip
 
 FROM runtime AS sandbox
 COPY --from=sandbox-environment /opt/spear /opt/spear
@@ -67,19 +75,21 @@ WORKDIR /
 EXPOSE 8080
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60s CMD \
     ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=8)"]
-ENTRYPOINT ["spear", "sandbox"]
+ENTRYPOINT ["spear-sandbox"]
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
 
 # The environments.
 FROM sandbox-packages AS envs-packages
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server]' \
+    pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' \
     && find /opt/spear -regex '.*/pyarrow/.*tests' -type d -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM envs-packages AS envs-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y setuptools pip
+RUN rm /wheel/spear_training-*.whl \
+    && pip install -q --compile --no-deps --force-reinstall /wheel/*.whl \
+    && pip uninstall -q -y setuptools pip
 
 FROM runtime AS envs
 COPY --from=envs-environment /opt/spear /opt/spear
@@ -93,7 +103,7 @@ FROM envs-packages AS train-packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     pip install -q --no-deps -c constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
-    && pip install -q -c constraints/cpu.txt '.[sandbox,data,api,env-server,train]' \
+    && pip install -q -c constraints/cpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' ./training \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM train-packages AS train-environment
@@ -112,7 +122,7 @@ CMD ["--help"]
 FROM train-packages AS test
 ARG TEST_PACKAGES="g++ git make procps tini"
 RUN apt-get update && apt-get install -y --no-install-recommends ${TEST_PACKAGES} && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 10001 --create-home spear && chown spear:spear /src
+    && useradd --uid 10001 --create-home spear && chown -R spear:spear /src
 COPY --chown=10001:10001 . .
 ENV VENV=/opt/spear RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -127,7 +137,7 @@ CMD ["make", "test"]
 FROM packages AS gpu-packages
 COPY constraints/gpu.txt ./constraints/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/gpu.txt '.[sandbox,data,api,env-server,gpu]' \
+    pip install -q -c constraints/gpu.txt ./sandbox '.[sandbox,data,env-server]' './agents[api]' './training[gpu]' \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM gpu-packages AS gpu-environment

@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 from tests.containers.engine import ROOT, PipSettings
 
 ROOTS = {"sandbox", "envs", "train-cpu", "gpu"}
+DISTRIBUTIONS = {"./sandbox": "sandbox", ".": "", "./agents": "agents", "./training": "training"}
+"""What pip is given for each of the four, and the folder of its pyproject.toml."""
 COMMANDS = {"sandbox": "spear_sandbox.cli:sandbox", "retriever": "spear_envs.retrieval.cli:retriever"}
 
 
@@ -42,17 +44,29 @@ def read_pins(name: str) -> dict[str, list[Requirement]]:
 
 @pytest.fixture
 def compose() -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra 'train'")
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with spear-training")
     found = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
     assert isinstance(found, dict)
     return found
 
 
 @pytest.fixture
-def project() -> dict[str, Any]:
+def projects() -> dict[str, dict[str, Any]]:
+    """The table ``project`` of each distribution, by what pip is given for it."""
     tomllib = pytest.importorskip("tomllib", reason="part of Python 3.11")
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert isinstance(found, dict)
+    return {
+        place: tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
+        for place, folder in DISTRIBUTIONS.items()
+    }
+
+
+def read_installs() -> dict[str, list[str]]:
+    """By stage, what each `pip install` of requirements is given."""
+    found: dict[str, list[str]] = {}
+    for name, stage in read_stages().items():
+        for command in re.findall(r"pip install ([^&]*)", "\n".join(stage)):
+            if "/wheel/" not in command:
+                found.setdefault(name, []).append(command)
     return found
 
 
@@ -77,33 +91,62 @@ class TestDockerfile:
         text = (ROOT / "Dockerfile").read_text("utf-8")
         assert "\nARG BASE=python:3.11-slim-bookworm\n" in text and text.endswith("\nFROM envs\n")
 
-    def test_everything_that_is_installed_is_pinned(self, project: dict[str, Any]) -> None:
-        installs = 0
-        for name, stage in read_stages().items():
-            for command in re.findall(r"pip install [^&]*", "\n".join(stage)):
-                if "--compile --no-deps --force-reinstall /wheel/*.whl" in command:
-                    continue
-                pins = re.search(r"-c constraints/(\w+)\.txt", command)
-                assert pins and pins[1] == ("gpu" if name.startswith("gpu") else "cpu"), f"{name}: {command}"
-                for extras in re.findall(r"'\.\[(.*?)\]'", command):
-                    assert set(extras.split(",")) <= set(project["optional-dependencies"])
-                installs += 1
-        assert installs >= 6
+    def test_everything_that_is_installed_is_pinned(self) -> None:
+        installs = [(name, command) for name, commands in read_installs().items() for command in commands]
+        for name, command in installs:
+            pins = re.search(r"-c constraints/(\w+)\.txt", command)
+            assert pins and pins[1] == ("gpu" if name.startswith("gpu") else "cpu"), f"{name}: {command}"
+        assert len(installs) >= 6
 
-    def test_the_label_has_the_version(self, project: dict[str, Any]) -> None:
+    def test_a_distribution_comes_with_those_that_it_needs(self, projects: dict[str, dict[str, Any]]) -> None:
+        """In one call of pip, which has no index to take them from; and the extras that it is asked for are there."""
+        stages = {}
+        for name, commands in read_installs().items():
+            given = re.findall(r"(?:^|[\s'])(\.(?:/\w+)?)(?:\[(.*?)\])?(?=[\s']|$)", "\n".join(commands))
+            for place, extras in given:
+                known = {*projects[place].get("optional-dependencies", {}), ""}
+                assert set(extras.split(",")) <= known, f"{name}: {place}"
+            if given:
+                stages[name] = [place for place, _ in given]
+        order = list(DISTRIBUTIONS)
+        assert stages == {
+            "sandbox-packages": order[:1],
+            "envs-packages": order[:3],
+            "train-packages": order,
+            "gpu-packages": order,
+        }
+
+    def test_an_image_has_the_code_of_what_it_has_the_packages_of(self) -> None:
+        stages = {name: "\n".join(stage) for name, stage in read_stages().items()}
+        assert "pip wheel -q --no-deps -w /wheel ./sandbox . ./agents ./training" in stages["wheel"]
+        assert "/wheel/spear_sandbox-*.whl" in stages["sandbox-environment"]
+        for name in ("envs", "train", "gpu"):
+            assert "/wheel/*.whl" in stages[f"{name}-environment"]
+            assert ("rm /wheel/spear_training-*.whl" in stages[f"{name}-environment"]) is (name == "envs")
+
+    def test_what_stands_in_for_the_checkout_is_as_there(self) -> None:
+        """Links and README files of the stage that installs the distributions without their sources."""
+        (made,) = (line for line in read_stages()["packages"] if line.startswith("RUN "))
+        assert "in sandbox agents training; do" in made and "ln -s ../VERSION ../LICENSE $room" in made
+        for folder in ("sandbox", "agents", "training"):
+            for name in ("VERSION", "LICENSE"):
+                assert (ROOT / folder / name).readlink().as_posix() == f"../{name}"
+
+    def test_the_label_has_the_version(self) -> None:
         (version,) = re.findall(r'image\.version="(.+?)"', "\n".join(read_stages()["runtime"]))
-        assert version == project["version"]
+        assert version == (ROOT / "VERSION").read_text("utf-8").strip()
 
-    def test_the_pins_for_gpus_are_exact_and_within_the_ranges(self, project: dict[str, Any]) -> None:
+    def test_the_pins_for_gpus_are_exact_and_within_the_ranges(self, projects: dict[str, dict[str, Any]]) -> None:
         pins = read_pins("gpu.txt")
         assert list(pins) == sorted(pins) and all(len(found) == 1 for found in pins.values())
-        extras = project["optional-dependencies"]
-        named = [
-            *project["dependencies"],
-            *(line for name in ("gpu", "train", "sandbox", "data") for line in extras[name]),
-        ]
-        for item in map(Requirement, named):
-            if item.name != "spear-envs":
+        extras = {"./sandbox": ["server"], ".": ["sandbox", "data", "env-server"], "./agents": ["api", "hf"]}
+        for place, project in projects.items():
+            named = [*project["dependencies"]]
+            for extra in extras.get(place, ["gpu"]):
+                named += project["optional-dependencies"][extra]
+            for item in map(Requirement, named):
+                if item.name.startswith("spear-"):
+                    continue
                 (pin,) = pins[canonicalize_name(item.name)]
                 (exact,) = pin.specifier
                 assert exact.operator == "==" and item.specifier.contains(exact.version), item
@@ -174,7 +217,7 @@ class TestCompose:
         assert context.params["port"] == {"sandbox": 8080, "retriever": 8000}[service]
 
     def test_the_trainers_overrides_compose(self, compose: dict[str, Any]) -> None:
-        pytest.importorskip("verl", reason="the extra 'train' is not installed")
+        pytest.importorskip("verl", reason="spear-training is not installed")
         from pathlib import Path
 
         from spear_training.launch import compose_config

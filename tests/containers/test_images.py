@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ PACKAGES = """
 import importlib.metadata, json, shutil
 tools = [tool for tool in ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "pip") if shutil.which(tool)]
 packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
-import spear_envs.bm25._scatter
+if "spear-envs" in packages:
+    import spear_envs.bm25._scatter
 print(json.dumps({"tools": tools, "packages": packages}))
 """
 EPISODE = """
@@ -38,6 +40,11 @@ env.close()
 """
 LARGEST_MB = {"sandbox_image": 700, "envs_image": 900, "train_image": 3000}
 LARGE = pytest.mark.large
+OURS = {
+    "sandbox_image": {"spear-sandbox"},
+    "envs_image": {"spear-sandbox", "spear-envs", "spear-agents"},
+    "train_image": {"spear-sandbox", "spear-envs", "spear-agents", "spear-training"},
+}
 IMAGES = ["sandbox_image", "envs_image", pytest.param("train_image", marks=LARGE)]
 
 
@@ -47,24 +54,32 @@ def inspect(engine: Engine, image: str) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class Image:
+    """An image, the size that it may have, and those of our distributions that are to be in it."""
+
+    name: str
+    largest_mb: int
+    ours: set[str]
+
+
 @pytest.fixture(params=IMAGES)
-def image(request: pytest.FixtureRequest) -> tuple[str, int]:
-    """Name and the size that it may have, in MB."""
-    return request.getfixturevalue(request.param), LARGEST_MB[request.param]
+def image(request: pytest.FixtureRequest) -> Image:
+    return Image(request.getfixturevalue(request.param), LARGEST_MB[request.param], OURS[request.param])
 
 
-def test_an_image_is_small_labelled_and_not_roots(engine: Engine, image: tuple[str, int]) -> None:
-    name, largest = image
-    found = inspect(engine, name)
-    assert found["Size"] < largest * 1e6
+def test_an_image_is_small_labelled_and_not_roots(engine: Engine, image: Image) -> None:
+    found = inspect(engine, image.name)
+    assert found["Size"] < image.largest_mb * 1e6
     assert found["Config"]["User"] == "10001:10001"
     labels = found["Config"]["Labels"]
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
-    assert {"title", "version", "description"} <= {label.rpartition(".")[2] for label in labels}
+    assert labels["org.opencontainers.image.version"] == (ROOT / "VERSION").read_text("utf-8").strip()
+    assert {"title", "description"} <= {label.rpartition(".")[2] for label in labels}
 
 
-def test_an_image_has_the_pinned_packages_and_no_tools_to_build_more(engine: Engine, image: tuple[str, int]) -> None:
-    done = engine.run(f"{HARDENED} --entrypoint python3", image[0], "-c", PACKAGES)
+def test_an_image_has_the_pinned_packages_and_no_tools_to_build_more(engine: Engine, image: Image) -> None:
+    done = engine.run(f"{HARDENED} --entrypoint python3", image.name, "-c", PACKAGES)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["tools"] == []
@@ -72,8 +87,19 @@ def test_an_image_has_the_pinned_packages_and_no_tools_to_build_more(engine: Eng
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     allowed = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins}
     installed = {(canonicalize_name(name), version.partition("+")[0]) for name, version in found["packages"].items()}
-    ours = {name for name, _ in installed - allowed}
-    assert ours == {"spear-envs"} and len(installed) > 20
+    unpinned = {name for name, _ in installed - allowed}
+    assert unpinned == image.ours and len(installed) > 20
+
+
+def test_the_sandboxs_image_has_what_its_programs_may_import_and_no_environment(
+    engine: Engine, sandbox_image: str
+) -> None:
+    done = engine.run(f"{HARDENED} --entrypoint python3", sandbox_image, "-c", PACKAGES)
+    found = set(json.loads(done.stdout)["packages"])
+    assert {"numpy", "scipy", "sympy", "mpmath"} <= found
+    assert not {"gymnasium", "pillow", "pyarrow", "math-verify"} & found
+    done = engine.run(HARDENED, sandbox_image, "--help")
+    assert done.returncode == 0 and done.stdout.startswith("Usage: spear-sandbox "), done.stdout + done.stderr
 
 
 def test_the_sandboxs_image_says_how_it_fares(engine: Engine, sandbox_image: str) -> None:

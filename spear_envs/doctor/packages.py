@@ -85,7 +85,8 @@ def check_python() -> Iterator[Finding]:
     if not (3, 10) <= sys.version_info[:2] < (3, 14):
         yield Finding("Python", Verdict.PROBLEM, found, "Use Python 3.10 to 3.13, or to 3.12 for training.")
     elif sys.version_info[:2] != (3, 11):
-        yield Finding("Python", Verdict.NOTE, found, "The pinned versions are tested with Python 3.11.")
+        training = "" if sys.version_info[:2] < (3, 13) else " spear-training needs 3.12 or older."
+        yield Finding("Python", Verdict.NOTE, found, f"The pinned versions are tested with Python 3.11.{training}")
     else:
         yield Finding("Python", Verdict.OK, found)
 

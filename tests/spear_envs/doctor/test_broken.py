@@ -51,7 +51,6 @@ def test_every_check_has_a_name() -> None:
         "extras",
         "torch",
         "import",
-        "names",
         "isolation",
         "disk",
         "memory",
@@ -97,16 +96,12 @@ def test_missing_packages(tmp_path: Path) -> None:
     points = "[spear.commands]\ndoctor = spear_envs.doctor.cli:doctor\n"
     (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
     code, found = ask(tmp_path, "extras")
-    assert code == 1 and set(found) == {"base packages", "extra begun", "extras"}
-    assert found["base packages"]["found"] == "no-such-base is missing"
-    assert found["extra begun"]["mend"] == "pip install -e '.[begun]'"
-
-
-def test_shadowed_packages(tmp_path: Path) -> None:
-    add_distribution(tmp_path, "openai-agents", "0.9.0", package="agents")
-    code, found = ask(tmp_path, "names")
-    assert code == 1 and "pip uninstall openai-agents" in found["package agents"]["mend"]
-    assert found["package training"]["verdict"] == "ok"
+    assert code == 1 and {"spear-envs", "spear-envs[begun]", "extras"} <= set(found)
+    assert "spear-envs[not-begun]" not in found
+    assert found["spear-envs"]["found"] == "no-such-base is missing"
+    assert found["spear-envs"]["mend"] == "pip install 'spear-envs'"
+    assert found["spear-envs[begun]"]["mend"] == "pip install 'spear-envs[begun]'"
+    assert "spear-envs" not in found["extras"]["found"].split(", ")
 
 
 def test_an_import_that_fails_or_brings_too_much(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,61 +20,12 @@ def one(findings: Iterable[Finding], name: str) -> Finding:
     return found
 
 
-def run_doctor(*, folder: Path, path: Path | None = None) -> tuple[int, list[dict[str, str]]]:
-    """The command in a process of its own, as JSON."""
-    variables = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
-    code = "import sys; from spear_envs.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "doctor", "--json"]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    report = json.loads(done.stdout)
-    assert report["ok"] == (done.returncode == 0)
-    return done.returncode, report["findings"]
-
-
-def make_package(folder: Path, distribution: str | None = None) -> Path:
-    (folder / "agents").mkdir(parents=True)
-    (folder / "agents" / "__init__.py").write_text("")
-    if distribution is not None:
-        info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "top_level.txt").write_text("agents\n")
-        (info / "RECORD").write_text("agents/spear_agents/__init__.py,,\n")
-    return folder
-
-
-def test_a_package_of_another_distribution_is_named(tmp_path: Path) -> None:
-    other = make_package(tmp_path / "site", "openai-agents")
-    (tmp_path / "here").mkdir()
-    code, findings = run_doctor(folder=tmp_path / "here", path=other)
-    found = next(item for item in findings if item["name"] == "package agents")
-    assert code == 1 and found["verdict"] == "problem" and found["found"] == str(other / "agents")
-    assert "pip uninstall openai-agents" in found["mend"]
-
-
-def test_a_folder_of_the_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First on the path it hides ours; in the current folder it does so for ``python -m``."""
-    code, findings = run_doctor(folder=Path.home(), path=make_package(tmp_path / "first"))
-    found = next(item for item in findings if item["name"] == "package agents")
-    assert code == 1 and found["verdict"] == "problem" and str(tmp_path / "first") in found["mend"]
-    monkeypatch.chdir(make_package(tmp_path / "here"))
-    note = one(packages.check_names(), "package agents")
-    assert note.verdict is Verdict.NOTE and "another folder" in note.mend
-    assert one(packages.check_names(), "package sandbox").verdict is Verdict.OK
-
-
-def test_a_package_that_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    found = one(packages.check_names(tmp_path), "package training")
-    assert found.verdict is Verdict.PROBLEM and "pip install -e" in found.mend
-
-
 @pytest.mark.parametrize(
     ("version", "verdict", "words"),
     [
-        ((3, 9), "problem", "make setup PYTHON="),
-        ((3, 13), "problem", "3.12"),
+        ((3, 9), "problem", "3.10 to 3.13"),
+        ((3, 14), "problem", "to 3.12 for training"),
+        ((3, 13), "note", "spear-training needs 3.12 or older"),
         ((3, 12), "note", "3.11"),
         ((3, 11), "ok", ""),
     ],

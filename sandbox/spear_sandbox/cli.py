@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,8 @@ import click
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
-from spear_sandbox.senders import is_loopback
+from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.web.options import take_address, warn_of_open_address
 from spear_sandbox.wire import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def sandbox() -> None:
 
 @sandbox.command(name="serve")
 @_take_isolation
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 takes a free one."
-)
+@take_address(8080)
 @click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core.")
 @click.option(
     "--queue-length",
@@ -133,9 +130,9 @@ def serve_runs(
     token.
     """
     limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
-    token = _read_token()
+    token = read_token(TOKEN_VARIABLE)
     if not self_test_only:
-        _check_extra()
+        import spear_sandbox.serving  # noqa: F401  (a package that it misses is named before the self-test)
 
     async def work() -> None:
         make = partial(LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes)
@@ -165,16 +162,11 @@ def serve_runs(
 
 async def _answer(executor: LocalExecutor, settings: ServiceSettings, host: str, port: int) -> None:
     from spear_sandbox.server import RunService
-    from spear_sandbox.serving import bind_socket, serve
+    from spear_sandbox.serving import serve
 
-    try:
-        listener = bind_socket(host, port)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}"
-    if not is_loopback(host) and settings.token is None:
-        click.echo(f"Warning: whoever reaches {url} may run code; set {TOKEN_VARIABLE} to ask for a token.", err=True)
+    listener = bind_socket(host, port)
+    url = write_url(host, listener.getsockname()[1])
+    warn_of_open_address(url, host, settings.token, allows="run code", variable=TOKEN_VARIABLE)
     level = executor.health().level.value
     click.echo(f"ready: isolation {level}, {settings.max_running} runs at a time, at {url}/run_code")
     await serve(RunService(executor, settings), listener)
@@ -209,24 +201,6 @@ async def _start(make: Callable[[str], LocalExecutor], isolation: str, weak: str
 
 def _warn(text: str) -> None:
     click.echo(f"Warning: {text}", err=True)
-
-
-def _check_extra() -> None:
-    try:
-        import spear_sandbox.server
-        import spear_sandbox.serving  # noqa: F401
-    except ModuleNotFoundError as error:
-        sentence = f"the service needs the package {error.name}: pip install 'spear-sandbox[server]' brings it."
-        raise click.ClickException(sentence) from None
-
-
-def _read_token() -> str | None:
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
-        raise click.ClickException(
-            f"{TOKEN_VARIABLE} has characters that no HTTP header carries: use letters and digits."
-        )
-    return token
 
 
 @sandbox.command()

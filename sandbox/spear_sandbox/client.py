@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
-from spear_sandbox.urls import Rotation, read_urls
+from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+from spear_sandbox.web.replies import read_detail
 from spear_sandbox.wire import (
     TOKEN_VARIABLE,
     BadReplyError,
@@ -35,7 +35,9 @@ KEPT_CONNECTIONS = 128
 KEEPALIVE_S = 4.0
 """Below the 5 s after which a server with uvicorn's default closes an idle connection under the next request."""
 RETRIED_ONCE = frozenset({502, 503})
-SHOWN_CHARACTERS = 200
+SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
+LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
+"""How long a server that failed is asked last."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class HttpExecutor:
         retries: of runs that were not carried out.
 
     Raises:
-        ValueError: an address is none.
+        SpearError: an address is none.
         ModuleNotFoundError: httpx is not installed; at the first run.
     """
 
@@ -82,13 +84,13 @@ class HttpExecutor:
         queue_s: float = 30.0,
         retries: Retries | None = None,
     ) -> None:
-        self.urls = read_urls(urls)
+        self.urls = read_urls(urls, SERVICE)
         self.limits = limits or Limits()
         self.queue_s = queue_s
         self.retries = retries or Retries()
         self._token = token
         self._rng = random.Random()
-        self._rotation = Rotation(self.urls, self._rng.randrange(len(self.urls)))
+        self._ring = EndpointRing(self.urls, LEFT_OUT, self._rng)
         self._client: httpx.AsyncClient | None = None
         self._closed = False
 
@@ -136,12 +138,12 @@ class HttpExecutor:
         left = {FaultKind.TIMEOUT: self.retries.busy, FaultKind.UNAVAILABLE: self.retries.broken}
         tries = 0
         while True:
-            url = self._rotation.choose(loop.time())
+            endpoint = self._ring.choose(loop.time())
             tries += 1
             try:
-                return await self._send(url, body, seconds)
+                return await self._send(endpoint.url, body, seconds)
             except _Passing as failure:
-                self._rotation.note_failure(url, loop.time())
+                self._ring.note_failure(endpoint, loop.time())
                 if left[failure.kind] == 0:
                     raise SandboxFault(failure.kind, f"{failure} (try {tries}, the last)") from None
                 left[failure.kind] -= 1
@@ -173,15 +175,15 @@ class HttpExecutor:
     def _read(self, url: str, response: httpx.Response) -> Outcome:
         status = response.status_code
         if status == 504:
-            raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {_read_detail(response)}")
+            raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {read_detail(response)}")
         if status in RETRIED_ONCE:
-            raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {_read_detail(response)}")
+            raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {read_detail(response)}")
         if status in (401, 403):
             raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
         if status in (400, 413, 422):
-            raise ValueError(f"{url} refused the request (status {status}): {_read_detail(response)}")
+            raise ValueError(f"{url} refused the request (status {status}): {read_detail(response)}")
         if status != 200:
-            raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {_read_detail(response)}")
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {read_detail(response)}")
         try:
             return read_reply(response.content)
         except BadReplyError as error:
@@ -202,7 +204,7 @@ class HttpExecutor:
                     keepalive_expiry=KEEPALIVE_S,
                 ),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
-                headers={"User-Agent": "spear-envs"},
+                headers={"User-Agent": "spear-sandbox"},
                 # A proxy for the way out of a cluster would be asked for 127.0.0.1, too.
                 trust_env=False,
             )
@@ -215,12 +217,3 @@ class _Passing(Exception):
     def __init__(self, kind: FaultKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-
-def _read_detail(response: httpx.Response) -> str:
-    """The sentence of an error, or the beginning of whatever came."""
-    try:
-        detail = json.loads(response.content)["detail"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        detail = response.text
-    return " ".join(str(detail).split())[:SHOWN_CHARACTERS]

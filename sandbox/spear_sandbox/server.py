@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
-from spear_sandbox.metrics import CONTENT_TYPE, MetricsPage
+from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
     Executor,
     FaultKind,
@@ -28,8 +26,9 @@ from spear_sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
-from spear_sandbox.senders import find_stranger
 from spear_sandbox.tally import Tally
+from spear_sandbox.web.answering import add_error_pages, check_sender, read_body, write_json
+from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,
     LANGUAGE,
@@ -44,6 +43,8 @@ __all__ = ["RunService", "ServedExecutor", "ServiceSettings", "make_app"]
 
 logger = logging.getLogger(__name__)
 
+ADVICE = "send fewer or smaller files, or raise --max-body-mb of the server"
+"""For a body that is too large."""
 COMPILE_SLACK_S = 5.0
 """A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
 
@@ -88,20 +89,12 @@ class RunService:
         self.settings = settings
         self.tally = Tally()
         self.admission = Admission(settings.max_running, settings.queue_length)
-        self.metrics = MetricsPage(self.tally, self.admission, executor.health)
+        self.metrics = MetricsPage(lambda: collect_metrics(self.tally, self.admission, executor.health()))
         self._executor = executor
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
-        if (stranger := find_stranger(request.headers, self.settings.local)) is not None:
-            raise HTTPException(403, stranger)
-        token = self.settings.token
-        if token is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            detail = "this service wants its token: send the header 'Authorization: Bearer <token>'."
-            raise HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
+        check_sender(request, token=self.settings.token, local=self.settings.local)
 
     async def run_code(self, request: Request) -> Response:
         """Answer ``POST /run_code``."""
@@ -120,7 +113,7 @@ class RunService:
 
     async def _answer(self, request: Request) -> Response:
         self.check_sender(request)
-        body = await _read_body(request, self.settings.body_bytes)
+        body = await read_body(request, self.settings.body_bytes, ADVICE)
         try:
             asked = read_request(body)
         except BadRequestError as error:
@@ -221,9 +214,7 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         find_service: called for each request, so that the application can be made before its service is ready.
     """
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
-    app.add_exception_handler(404, _explain_path)
-    app.add_exception_handler(405, _explain_method)
-    app.add_exception_handler(500, _explain_bug)
+    add_error_pages(app, "POST /run_code, GET /v1/ping, GET /health or GET /metrics")
 
     @app.post("/run_code")
     async def run_code(request: Request) -> Response:
@@ -231,12 +222,12 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
 
     @app.get("/v1/ping")
     async def ping() -> Response:
-        return _write(200, "pong")
+        return write_json(200, "pong")
 
     @app.get("/health")
     async def health() -> Response:
         status, content = find_service().describe()
-        return _write(status, content, {ISOLATION_HEADER: content["isolation"]["level"]})
+        return write_json(status, content, {ISOLATION_HEADER: content["isolation"]["level"]})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -245,21 +236,6 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The body, of which never more than the limit is kept."""
-    detail = f"the body has more than {limit} bytes: send fewer or smaller files, or raise --max-body-mb of the server."
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise HTTPException(413, detail)
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HTTPException(413, detail)
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 async def _wait_for_end(request: Request) -> None:
@@ -273,22 +249,3 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, HTTPException):
             await task
-
-
-def _write(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(json.dumps(content), status, headers, media_type="application/json")
-
-
-async def _explain_path(request: Request, _: Exception) -> Response:
-    served = "POST /run_code, GET /v1/ping, GET /health or GET /metrics"
-    return _write(404, {"detail": f"there is no {request.url.path} here: ask {served}."})
-
-
-async def _explain_method(request: Request, error: Exception) -> Response:
-    headers = dict(getattr(error, "headers", None) or {})
-    allowed = headers.get("Allow", "another method")
-    return _write(405, {"detail": f"{request.method} is not answered at {request.url.path}: use {allowed}."}, headers)
-
-
-async def _explain_bug(_: Request, error: Exception) -> Response:
-    return _write(500, {"detail": f"the service failed on this request: {type(error).__name__}."})

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["Histogram", "Tally"]
+from spear_sandbox.web.counting import Histogram
+
+__all__ = ["Tally"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Histogram:
-    """Counts of seconds by upper bound, as Prometheus has them."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(SECONDS, value)] += 1
-        self.total += value
+def _count_seconds() -> Histogram:
+    return Histogram(SECONDS)
 
 
 @dataclass
@@ -45,8 +37,8 @@ class Tally:
     """Answers of ``/run_code`` by HTTP status."""
     cpu_seconds: float = 0.0
     """CPU time of all runs."""
-    queue_seconds: Histogram = field(default_factory=Histogram)
-    run_seconds: Histogram = field(default_factory=Histogram)
+    queue_seconds: Histogram = field(default_factory=_count_seconds)
+    run_seconds: Histogram = field(default_factory=_count_seconds)
     """Wall time of runs, without their wait."""
-    request_seconds: Histogram = field(default_factory=Histogram)
+    request_seconds: Histogram = field(default_factory=_count_seconds)
     """Of ``/run_code``, whatever its answer."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
+from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.web.options import take_address, warn_of_open_address
 
 __all__ = ["retriever"]
 
@@ -37,10 +38,7 @@ def retriever() -> None:
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
-)
+@take_address(8000)
 @click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results.")
 @click.option(
     "--replicas",
@@ -111,7 +109,7 @@ def serve_passages(
     settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token, local=is_loopback(host))
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
-    _warn_of_open_address(url, host, settings.token)
+    warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
 
     def announce(passages: int) -> None:
         several = f", {replicas} replicas" if replicas > 1 else ""
@@ -127,8 +125,3 @@ def serve_passages(
     port = listener.getsockname()[1]
     listener.close()
     serve_replicas(Replicas(source, settings, replicas), host, port, announce)
-
-
-def _warn_of_open_address(url: str, host: str, token: str | None) -> None:
-    if not is_loopback(host) and token is None:
-        click.echo(f"Warning: whoever reaches {url} may search; set {TOKEN_VARIABLE} to ask for a token.", err=True)

@@ -13,10 +13,11 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.endpoints import Backoff, Endpoint, EndpointRing, read_urls
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 from spear_envs.retrieval.session import HttpSession, share_session
 from spear_envs.retrieval.wire import TOKEN_VARIABLE, BadReplyError, read_result, write_request
+from spear_sandbox.web.endpoints import Backoff, Endpoint, EndpointRing, Service, read_urls
+from spear_sandbox.web.replies import read_detail
 
 if TYPE_CHECKING:
     import httpx
@@ -27,7 +28,7 @@ CONNECT_S = 5.0
 REFUSALS = frozenset({400, 413, 422})
 LOCKED = frozenset({401, 403})
 PASSING = frozenset({502, 503})
-SHOWN_CHARACTERS = 200
+SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 LONGEST_BY_DATE_S = 60.0
 """Most that a server is left out because it names a time of day: its clock, or ours, may be wrong by hours."""
 
@@ -67,7 +68,7 @@ class RetrieverClient:
         tries: int = 8,
         backoff: Backoff | None = None,
     ) -> None:
-        self.urls = read_urls(urls)
+        self.urls = read_urls(urls, SERVICE)
         if deadline_s <= 0 or tries < 1:
             raise SpearError(f"deadline_s={deadline_s} and tries={tries}: give more than 0 seconds and at least 1 try.")
         self.deadline_s = deadline_s
@@ -172,7 +173,7 @@ class RetrieverClient:
             if response.status_code not in PASSING:
                 self._judge(response, ring, endpoint)
                 return response
-            failure = f"{endpoint.url} answered {response.status_code}: {_read_detail(response)}"
+            failure = f"{endpoint.url} answered {response.status_code}: {read_detail(response)}"
             ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
         raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; last of {attempt} tries.")
 
@@ -201,13 +202,13 @@ class RetrieverClient:
                 f"{endpoint.url} wants another bearer token (status {status}): set {TOKEN_VARIABLE} to the service's."
             )
         if status in REFUSALS:
-            raise SpearError(f"{endpoint.url} refused the request (status {status}): {_read_detail(response)}")
+            raise SpearError(f"{endpoint.url} refused the request (status {status}): {read_detail(response)}")
         if status == 504:
             ring.note_failure(endpoint, now)
-            raise RetrieverFault(FaultKind.TIMEOUT, f"{endpoint.url} answered 504: {_read_detail(response)}")
+            raise RetrieverFault(FaultKind.TIMEOUT, f"{endpoint.url} answered 504: {read_detail(response)}")
         if status >= 500:
             ring.note_failure(endpoint, now)
-            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{endpoint.url} answered {status}: {_read_detail(response)}")
+            raise RetrieverFault(FaultKind.UNAVAILABLE, f"{endpoint.url} answered {status}: {read_detail(response)}")
         ring.note_success(endpoint)
 
     def _find_ring(self) -> EndpointRing:
@@ -224,15 +225,6 @@ def _finish(future: Any) -> Any:
         return future.result()
     finally:
         future.cancel()
-
-
-def _read_detail(response: httpx.Response) -> str:
-    """The sentence of an error, or the beginning of whatever came."""
-    try:
-        detail = json.loads(response.content)["detail"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        detail = response.text
-    return str(detail)[:SHOWN_CHARACTERS]
 
 
 def _read_fingerprint(response: httpx.Response) -> str | None:

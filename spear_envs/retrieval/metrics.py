@@ -1,20 +1,18 @@
-"""The service's counts in Prometheus' text format."""
+"""The service's counts for its page of metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from spear_envs.retrieval.tally import Tally
+from spear_sandbox.web.metrics import Families
 
-from spear_envs.retrieval.tally import Histogram, Tally
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
-__all__ = ["CONTENT_TYPE", "MetricsPage"]
+__all__ = ["collect_metrics"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "spear_retriever_"
 COUNTERS = {
     "queries": "Queries of admitted requests, repeated ones included.",
     "hits": "Queries that the cache answered.",
@@ -27,46 +25,17 @@ COUNTERS = {
 }
 
 
-class MetricsPage:
-    """Renders a tally on demand.
+def collect_metrics(tally: Tally, pending: int) -> Iterator[Metric]:
+    """All metrics of the service as it is now.
 
     Args:
-        tally: read anew each time.
-        count_pending: distinct queries that wait or are computed now.
+        tally: its counts.
+        pending: distinct queries that wait or are computed now.
     """
-
-    def __init__(self, tally: Tally, count_pending: Callable[[], int]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_TallyCollector(tally, count_pending))
-        ProcessCollector(registry=self._registry)
-
-    def render(self) -> bytes:
-        """The page."""
-        return generate_latest(self._registry)
-
-
-class _TallyCollector(Collector):
-    def __init__(self, tally: Tally, count_pending: Callable[[], int]) -> None:
-        self._tally = tally
-        self._count_pending = count_pending
-
-    def collect(self) -> Iterator[Metric]:
-        for name, text in COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=getattr(self._tally, name))
-        answers = CounterMetricFamily(PREFIX + "answers", "Answers of /retrieve by HTTP status.", labels=["status"])
-        for status, count in sorted(self._tally.answers.items()):
-            answers.add_metric([str(status)], count)
-        yield answers
-        yield GaugeMetricFamily(
-            PREFIX + "queue_length", "Distinct queries that wait or are computed.", value=self._count_pending()
-        )
-        yield _make_histogram("batch_queries", "Queries of a batch.", self._tally.batch_queries)
-        yield _make_histogram("request_seconds", "Seconds until a request is answered.", self._tally.request_seconds)
-
-
-def _make_histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
-    buckets, seen = [], 0
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        seen += count
-        buckets.append((bound, seen))
-    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=histogram.total)
+    make = Families("spear_retriever_")
+    for name, text in COUNTERS.items():
+        yield make.count(name, text, getattr(tally, name))
+    yield make.count_by("answers", "Answers of /retrieve by HTTP status.", "status", tally.answers)
+    yield make.gauge("queue_length", "Distinct queries that wait or are computed.", pending)
+    yield make.histogram("batch_queries", "Queries of a batch.", tally.batch_queries)
+    yield make.histogram("request_seconds", "Seconds until a request is answered.", tally.request_seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.requests import ClientDisconnect
 
-from spear_envs.core.listening import find_stranger
-from spear_envs.core.tasks import canonical_json
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
@@ -26,10 +24,12 @@ from spear_envs.retrieval.batching import (
     WorkerThread,
 )
 from spear_envs.retrieval.cache import HitCache
-from spear_envs.retrieval.metrics import CONTENT_TYPE, MetricsPage
+from spear_envs.retrieval.metrics import collect_metrics
 from spear_envs.retrieval.searcher import check_match
 from spear_envs.retrieval.tally import Tally
 from spear_envs.retrieval.wire import BadRequestError, RequestLimits, read_request, write_result
+from spear_sandbox.web.answering import add_error_pages, check_sender, read_body, write_json
+from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
@@ -39,6 +39,8 @@ __all__ = ["RetrievalService", "ServiceSettings", "make_app"]
 
 logger = logging.getLogger(__name__)
 
+ADVICE = "send fewer queries in one request"
+"""For a body that is too large."""
 RETRY_AFTER_S = 1
 
 
@@ -73,7 +75,9 @@ class RetrievalService:
     def __init__(self, load: Callable[[], tuple[Corpus, Retriever]], settings: ServiceSettings) -> None:
         self.settings = settings
         self.tally = Tally()
-        self.metrics = MetricsPage(self.tally, lambda: self._ready.batcher.pending if self._ready else 0)
+        self.metrics = MetricsPage(
+            lambda: collect_metrics(self.tally, self._ready.batcher.pending if self._ready else 0)
+        )
         self._load = load
         self._ready: _Ready | None = None
         self._worker: WorkerThread | None = None
@@ -109,15 +113,7 @@ class RetrievalService:
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
-        if (stranger := find_stranger(request.headers, self.settings.local)) is not None:
-            raise HTTPException(403, stranger)
-        token = self.settings.token
-        if token is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            detail = "this service wants its token: send the header 'Authorization: Bearer <token>'."
-            raise HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
+        check_sender(request, token=self.settings.token, local=self.settings.local)
 
     async def retrieve(self, request: Request) -> Response:
         """Answer ``POST /retrieve``."""
@@ -137,7 +133,7 @@ class RetrievalService:
     async def _retrieve(self, request: Request) -> Response:
         self.check_sender(request)
         try:
-            body = await _read_body(request, self.settings.requests.body_bytes)
+            body = await read_body(request, self.settings.requests.body_bytes, ADVICE)
             asked = read_request(body, self.settings.requests)
             if (ready := self._ready) is None:
                 raise OverloadedError("the index is being loaded: try again in a moment.")
@@ -149,7 +145,7 @@ class RetrievalService:
             raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
-        except CallerGoneError:
+        except (CallerGoneError, ClientDisconnect):
             raise HTTPException(499, "the one who asked is gone.") from None
         except RetrieverError as error:
             raise HTTPException(500, str(error)) from error
@@ -195,15 +191,13 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
 
     app = FastAPI(title="Passages for search agents", lifespan=lifespan, openapi_url=None)
     app.add_route("/retrieve", service.retrieve, methods=["POST"])
-    app.add_exception_handler(404, _explain_path)
-    app.add_exception_handler(405, _explain_method)
-    app.add_exception_handler(500, _explain_bug)
+    add_error_pages(app, "POST /retrieve, GET /health or GET /metrics")
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         status, content = service.describe()
         headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
-        return _say(status, content, headers)
+        return write_json(status, content, headers)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -211,25 +205,6 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    told = f"the body has more than {limit} bytes: send fewer queries in one request."
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise BadRequestError(told)
-    chunks, size, is_more = [], 0, True
-    while is_more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise CallerGoneError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise BadRequestError(told)
-        chunks.append(chunk)
-        is_more = message.get("more_body", False)
-    return b"".join(chunks)
 
 
 def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error: Exception | None) -> None:
@@ -241,22 +216,3 @@ def _settle(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], error
         loop.call_soon_threadsafe(settle)
     except RuntimeError:  # the service was stopped meanwhile
         logger.debug("loading ended after the end of the service")
-
-
-def _say(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(canonical_json(content), status, headers, media_type="application/json")
-
-
-async def _explain_path(request: Request, _: Exception) -> Response:
-    detail = f"there is no {request.url.path} here: ask POST /retrieve, GET /health or GET /metrics."
-    return _say(404, {"detail": detail})
-
-
-async def _explain_method(request: Request, error: Exception) -> Response:
-    headers = dict(getattr(error, "headers", None) or {})
-    allowed = headers.get("Allow", "another method")
-    return _say(405, {"detail": f"{request.method} is not answered at {request.url.path}: use {allowed}."}, headers)
-
-
-async def _explain_bug(_: Request, error: Exception) -> Response:
-    return _say(500, {"detail": f"the service failed on this request: {type(error).__name__}."})

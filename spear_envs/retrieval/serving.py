@@ -6,10 +6,8 @@ import gc
 import socket
 from collections.abc import Callable
 
-import uvicorn
-
-from spear_envs.core.listening import ignore_signals_at_the_end
 from spear_envs.retrieval.server import RetrievalService, make_app
+from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 __all__ = ["serve", "spare_collections"]
 
@@ -44,17 +42,7 @@ def serve(service: RetrievalService, listener: socket.socket, on_ready: Callable
             failures.append(failure)
             server.should_exit = True
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(service, hear),
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=DRAIN_S,
-        )
-    )
+    server = make_server(make_app(service, hear), drain_s=DRAIN_S, lifespan="on", ws="none")
     with listener, ignore_signals_at_the_end():
         server.run(sockets=[listener])
     if failures:

@@ -106,7 +106,7 @@ def run_service(start: Callable[[], Awaitable[ServedExecutor]], **settings: Any)
     import uvicorn
 
     from spear_sandbox.server import RunService, ServiceSettings, make_app
-    from spear_sandbox.serving import bind_socket
+    from spear_sandbox.web.listening import bind_socket
 
     listener = bind_socket("127.0.0.1", 0)
     ready: list[RunningService] = []

@@ -27,8 +27,6 @@ from spear_sandbox.client import HttpExecutor, Retries
 from spear_sandbox.levels import IsolationRefusedError
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, Outcome, SandboxFault
-from spear_sandbox.senders import is_loopback
-from spear_sandbox.serving import bind_socket
 from spear_sandbox.wire import TOKEN_VARIABLE
 from tests.commands import RunningCommand, wait_until
 from tests.sandbox.service import ask, find_free_port, find_processes, need_isolation, run_command, run_scripted
@@ -181,7 +179,7 @@ class TestRefusal:
         self, command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bound: list[Any] = []
-        monkeypatch.setattr("spear_sandbox.serving.bind_socket", lambda *address: bound.append(address))
+        monkeypatch.setattr("spear_sandbox.cli.bind_socket", lambda *address: bound.append(address))
         code, out, err = call(capsys, *command)
         assert (code, out) == (78, "") and err.startswith("Error: ") and "To mend it" in err
         assert bound == []
@@ -258,7 +256,7 @@ class TestFailedStarts:
     def test_a_missing_package_is_named_with_its_extra(self) -> None:
         code = "import sys; sys.modules['uvicorn'] = None; from spear_envs import cli; cli.main(['sandbox', 'serve'])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 1 and "uvicorn" in done.stderr and "'.[sandbox]'" in done.stderr
+        assert done.returncode == 1 and "uvicorn" in done.stderr and "'spear-sandbox[server]'" in done.stderr
         assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(
@@ -340,10 +338,3 @@ def test_the_check_up_tries_every_level(capsys: pytest.CaptureFixture[str]) -> N
     assert set(found["levels"]) == {"namespaces", "bwrap", "landlock", "none"} and found["ok"] == (code == 0)
     strong = [all(probe["ok"] for probe in found["levels"][name]) for name in ("namespaces", "bwrap")]
     assert found["ok"] == any(strong) and all(probes for probes in found["levels"].values())
-
-
-def test_addresses() -> None:
-    hosts = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.org")
-    assert [is_loopback(host) for host in hosts] == [True, True, True, False, False, False]
-    with pytest.raises(ValueError, match="no address of this machine"):
-        bind_socket("no-such-host.invalid", 0)

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("httpx", reason="the client needs httpx (extra 'sandbox' or 'data')")
 
 from spear_sandbox.client import HttpExecutor, Retries
+from spear_sandbox.errors import SpearError
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
-from spear_sandbox.urls import Rotation, read_urls
 from spear_sandbox.wire import TOKEN_VARIABLE, write_reply
 from tests.commands import wait_until
 from tests.sandbox.service import find_free_port, make_outcome, run_scripted
@@ -283,31 +283,9 @@ class TestSeveralServers:
             asyncio.run(play([find_closed_port(), living.url]))
             assert len(living.requests) == 6
 
-    def test_turns(self) -> None:
-        rotation = Rotation(["a", "b", "c"], first=1, rest_s=5)
-        assert [rotation.choose(0) for _ in range(4)] == ["b", "c", "a", "b"]
-        rotation.note_failure("c", 10)
-        assert "c" not in [rotation.choose(11) for _ in range(6)]
-        assert "c" in [rotation.choose(15) for _ in range(3)]
-        for url, now in (("b", 20), ("a", 21), ("c", 22)):
-            rotation.note_failure(url, now)
-        assert rotation.choose(23) == "b"
-
-    @pytest.mark.parametrize(
-        ("given", "read"),
-        [
-            ("http://a:1", ("http://a:1",)),
-            ("http://a:1/run_code", ("http://a:1",)),
-            (["http://a/x/", "https://b/x/run_code/", "http://a/x"], ("http://a/x", "https://b/x")),
-        ],
-    )
-    def test_addresses(self, given: Any, read: tuple[str, ...]) -> None:
-        assert read_urls(given) == read
-
-    @pytest.mark.parametrize("given", ["", [], "a:1", "ftp://a", "http://", "http://a:0", "http://a:x", "http://a?b=c"])
-    def test_no_addresses(self, given: Any) -> None:
-        with pytest.raises(ValueError, match="write, for instance"):
-            read_urls(given)
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(SpearError, match=r"write, for instance, http://127\.0\.0\.1:8080"):
+            HttpExecutor("a:1")
 
 
 def test_a_run_that_is_cancelled_is_killed_on_the_server() -> None:

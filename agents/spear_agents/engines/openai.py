@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import ipaddress
 import json
 import os
 import random
@@ -38,6 +37,7 @@ from spear_agents.engines.replies import (
 from spear_agents.engines.stops import cut_at_stop
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_sandbox.web.listening import is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -230,7 +230,7 @@ class OpenAIEngine:
         if self._client is None:
             limits = httpx.Limits(max_connections=self.server.limit, max_keepalive_connections=self.server.limit)
             timeout = httpx.Timeout(self.server.timeout_s, connect=_CONNECT_S)
-            is_local = _is_loopback(urlsplit(self.server.base_url).hostname or "")
+            is_local = is_loopback(urlsplit(self.server.base_url).hostname or "")
             self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not is_local)
         return self._client
 
@@ -245,13 +245,6 @@ def _read_key(variable: str) -> str:
     if not (key.isascii() and key.isprintable()):
         raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")
     return key
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _write_request(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from spear_envs.cli import read_keywords
-from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.web.options import take_address, warn_of_open_address
 
 __all__ = ["serve"]
 
@@ -14,10 +15,7 @@ __all__ = ["serve"]
 @click.argument("env_id")
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--template", default="default", show_default=True, help="Prompt template of the environment.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="Port; 0 takes a free one."
-)
+@take_address(8400)
 @click.option(
     "--max-sessions",
     type=click.IntRange(1, 4096),
@@ -52,7 +50,7 @@ def serve(
     """
     from spear_envs.adapters.conversation import Conversation, make_conversation
     from spear_envs.adapters.openenv.server import EnvService, ServiceSettings
-    from spear_envs.adapters.openenv.serving import make_server, serve_service
+    from spear_envs.adapters.openenv.serving import make_service_server, serve_service
     from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
 
     keywords = read_keywords(pairs)
@@ -72,10 +70,9 @@ def serve(
     about = (type(first.env).__doc__ or env_id).strip().splitlines()[0]
     service = EnvService(name, about, make, settings)
     service.pool.take_back(None, first)
-    server = make_server(service)
+    server = make_service_server(service)
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
-    if not settings.local and settings.token is None:
-        click.echo(f"Warning: whoever reaches {url} may play; set {TOKEN_VARIABLE} to ask for a token.", err=True)
+    warn_of_open_address(url, host, settings.token, allows="play", variable=TOKEN_VARIABLE)
     click.echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
     serve_service(server, service, listener)

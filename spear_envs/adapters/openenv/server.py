@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ from spear_envs.adapters.openenv.wire import (
     write_json,
     write_observation,
 )
-from spear_envs.core.listening import find_stranger
+from spear_sandbox.web.answering import check_sender, read_body, refuse
 
 __all__ = ["EnvService", "ServiceSettings", "make_app"]
 
@@ -84,19 +83,8 @@ class EnvService:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def refuse(self, headers: Headers) -> tuple[int, str] | None:
-        """Status and reason where a request may not come in.
-
-        Pages of other sites are refused, which a browser would let speak to this machine, and so is a missing token.
-        """
-        stranger = find_stranger(headers, self.settings.local)
-        if stranger is not None:
-            return 403, stranger
-        token = self.settings.token
-        if token is not None:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-                return 401, "this service wants its token: send the header 'Authorization: Bearer <token>'."
-        return None
+        """Status and reason where a request may not come in."""
+        return refuse(headers, token=self.settings.token, local=self.settings.local)
 
     async def hold_session(self, socket: WebSocket) -> None:
         """Answer the messages of one client until it goes, says so, or says nothing for too long."""
@@ -176,13 +164,11 @@ def make_app(service: EnvService) -> FastAPI:
     app = FastAPI(title=service.name, version=__version__, docs_url=None, redoc_url=None)
 
     def check(request: Request) -> None:
-        refused = service.refuse(request.headers)
-        if refused is not None:
-            raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
+        check_sender(request, token=service.settings.token, local=service.settings.local)
 
     async def read_object(request: Request) -> dict[str, Any]:
         check(request)
-        body = await _read_body(request, service.settings.body_bytes)
+        body = await read_body(request, service.settings.body_bytes, "ask for less at a time")
         try:
             value = json.loads(body or b"{}")
         except (ValueError, RecursionError):
@@ -289,17 +275,6 @@ def _find_type(split: str) -> str:
     if split in ("train", "test"):
         return split
     return "validation"
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The body, of which never more than the limit is kept."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HTTPException(413, f"the body has more than {limit} bytes.")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _write(status: int, content: Any) -> Response:

@@ -102,8 +102,8 @@ def run_service(service: RetrievalService, *, wait: bool = True) -> Iterator[str
     """Serve from a thread of this process; yields the base URL."""
     import uvicorn
 
-    from spear_envs.core.listening import bind_socket
     from spear_envs.retrieval.server import make_app
+    from spear_sandbox.web.listening import bind_socket
 
     loaded: list[BaseException | None] = []
     listener = bind_socket("127.0.0.1", 0)

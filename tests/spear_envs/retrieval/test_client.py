@@ -24,8 +24,8 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.retrieval import session
 from spear_envs.retrieval.client import RetrieverClient
-from spear_envs.retrieval.endpoints import Backoff
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_sandbox.web.endpoints import Backoff
 
 QUICK = Backoff(first=0.01, longest=0.05)
 Answer = Callable[[str, dict[str, str], bytes], bytes | None]

@@ -205,7 +205,7 @@ class TestOtherAnswers:
         limits = RequestLimits(body_bytes=10_000)
         with run_service(make_service(ScriptedRetriever(), requests=limits)) as base:
             status, answer, _ = ask(base, b'{"query": "' + b"x" * 9_000_000 + b'"}')
-            assert status == 422 and "more than 10000 bytes" in answer["detail"]
+            assert status == 413 and "more than 10000 bytes" in answer["detail"]
             assert ask(base, {"query": "1"})[0] == 200
 
     def test_a_full_queue_answers_at_once(self) -> None:

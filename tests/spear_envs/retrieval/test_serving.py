@@ -23,11 +23,11 @@ import httpx
 
 from spear_envs import cli
 from spear_envs.core.errors import SpearError
-from spear_envs.core.listening import bind_socket
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.searcher import RetrieverFault
 from spear_envs.retrieval.serving import serve
+from spear_sandbox.web.listening import bind_socket
 from tests.spear_envs.retrieval.service import (
     ScriptedRetriever,
     make_documents,

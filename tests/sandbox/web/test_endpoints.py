@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.endpoints import Backoff, EndpointRing, read_urls
+from spear_sandbox.errors import SpearError
+from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+
+SANDBOX = Service("a sandbox", "/run_code", 8080, "SPEAR_SANDBOX_TOKEN")
+RETRIEVER = Service("a retrieval service", "/retrieve", 8000, "SPEAR_RETRIEVER_TOKEN")
 
 
 def make_ring(*urls: str, **backoff: float) -> EndpointRing:
@@ -81,7 +84,7 @@ def test_jitter_takes_off_and_never_adds(failures: int, seed: int) -> None:
     ],
 )
 def test_addresses_may_be_written_in_several_ways(given_urls: str | list[str], read: tuple[str, ...]) -> None:
-    assert read_urls(given_urls) == read
+    assert read_urls(given_urls, RETRIEVER) == read
 
 
 @pytest.mark.parametrize(
@@ -104,10 +107,21 @@ def test_addresses_may_be_written_in_several_ways(given_urls: str | list[str], r
 )
 def test_what_is_no_address_is_told_apart(urls: str | list[str]) -> None:
     with pytest.raises(SpearError, match=r"write, for instance, http://127\.0\.0\.1:8000"):
-        read_urls(urls)
+        read_urls(urls, RETRIEVER)
 
 
 def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
     with pytest.raises(SpearError, match="SPEAR_RETRIEVER_TOKEN") as caught:
-        read_urls("https://user:s3cret@host:80")
+        read_urls("https://user:s3cret@host:80", RETRIEVER)
     assert "s3cret" not in str(caught.value) and "host" in str(caught.value)
+
+
+def test_a_service_has_its_own_path_name_and_example() -> None:
+    assert read_urls(["http://a/x/", "https://b/x/run_code/", "http://a/x"], SANDBOX) == ("http://a/x", "https://b/x")
+    assert read_urls("http://a/retrieve", SANDBOX) == ("http://a/retrieve",)
+    with pytest.raises(
+        SpearError, match=r"'a:1' is no address of a sandbox: write, for instance, http://127\.0\.0\.1:8080"
+    ):
+        read_urls("a:1", SANDBOX)
+    with pytest.raises(SpearError, match="no address of a sandbox was given"):
+        read_urls([], SANDBOX)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spear_envs.core.errors import SpearError
-from spear_envs.core.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.errors import SpearError
+from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 
 
 @pytest.mark.parametrize(

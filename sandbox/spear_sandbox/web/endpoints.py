@@ -1,4 +1,4 @@
-"""Several servers of one service: whose turn it is, and who is left out for a while."""
+"""Servers of one service: how their addresses are written, whose turn it is, and who is left out for a while."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.wire import TOKEN_VARIABLE
+from spear_sandbox.errors import SpearError
 
-__all__ = ["Backoff", "Endpoint", "EndpointRing", "read_urls"]
+__all__ = ["Backoff", "Endpoint", "EndpointRing", "Service", "read_urls"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """What addresses of a service have in common, and messages on them say."""
+
+    name: str
+    """With its article: ``"a sandbox"``."""
+    path: str
+    """Of its requests, which an address may end in: ``"/run_code"``."""
+    port: int
+    """For the example in messages."""
+    token_variable: str
+    """The variable of the environment with the token."""
+
+    @property
+    def mend(self) -> str:
+        """How an address is written."""
+        return f"write, for instance, http://127.0.0.1:{self.port}."
 
 
 @dataclass(frozen=True)
@@ -84,19 +102,19 @@ class EndpointRing:
         endpoint.free_from = max(endpoint.free_from, now + wait)
 
 
-def read_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
-    """Base URLs, or those of ``/retrieve`` itself, without a slash at the end.
+def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
+    """Base URLs, or those of the service's path itself, without a slash at the end and each once.
 
     Raises:
         SpearError: there is none, or one is no HTTP address.
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
-        raise SpearError("no address of a retrieval service was given: write, for instance, http://127.0.0.1:8000.")
-    return tuple(dict.fromkeys(_read_url(str(url)) for url in given))
+        raise SpearError(f"no address of {service.name} was given: {service.mend}")
+    return tuple(dict.fromkeys(_read_url(str(url), service) for url in given))
 
 
-def _read_url(url: str) -> str:
+def _read_url(url: str, service: Service) -> str:
     try:
         parts = urlsplit(url.strip())
         port = parts.port
@@ -105,10 +123,10 @@ def _read_url(url: str) -> str:
     if "@" in parts.netloc:  # it would stand in every message about this service
         raise SpearError(
             f"the address of the service at {parts.hostname} has a name or password in it: take it out, and set "
-            f"{TOKEN_VARIABLE} to the service's token."
+            f"{service.token_variable} to the service's token."
         )
     is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)
     if not is_whole or port == 0 or parts.query or parts.fragment:
-        raise SpearError(f"{url!r} is no address of a retrieval service: write, for instance, http://127.0.0.1:8000.")
-    path = parts.path.rstrip("/").removesuffix("/retrieve").rstrip("/")
+        raise SpearError(f"{url!r} is no address of {service.name}: {service.mend}")
+    path = parts.path.rstrip("/").removesuffix(service.path).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"

@@ -1,19 +1,17 @@
-"""What every service of this package does before it answers: take an address, a token, and signals to stop."""
+"""What every service does before it answers: take an address and a token, and tell strangers apart."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
-import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from spear_envs.core.errors import SpearError
+from spear_sandbox.errors import SpearError
 
-__all__ = ["bind_socket", "find_stranger", "ignore_signals_at_the_end", "is_loopback", "read_token", "write_url"]
+__all__ = ["bind_socket", "find_stranger", "is_loopback", "read_token", "write_url"]
 
 BACKLOG = 2048
 
@@ -93,14 +91,3 @@ def read_token(variable: str) -> str | None:
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
         raise SpearError(f"{variable} has characters that no HTTP header carries: use letters and digits.")
     return token
-
-
-@contextlib.contextmanager
-def ignore_signals_at_the_end() -> Iterator[None]:
-    """uvicorn raises the signals that stopped it once more when it has ended; to us they are an order carried out."""
-    old = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

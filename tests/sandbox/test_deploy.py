@@ -128,7 +128,7 @@ serve.shutdown()
 @pytest.mark.slow
 def test_replicas_under_ray_serve() -> None:
     pytest.importorskip(
-        "ray.serve", reason="Ray Serve is not installed: pip install -e '.[serve]'", exc_type=ImportError
+        "ray.serve", reason="Ray Serve is not installed: pip install 'spear-sandbox[serve]'", exc_type=ImportError
     )
     pytest.importorskip("fastapi", reason="the service needs the extra 'sandbox'")
     from tests.sandbox.service import find_free_port, need_isolation

@@ -1,0 +1,98 @@
+"""What every service answers alike: who may ask, how much is read, and what is said of a wrong path or method."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from spear_sandbox.web.listening import find_stranger
+
+__all__ = ["add_error_pages", "check_sender", "read_body", "refuse", "write_json"]
+
+
+def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tuple[int, str] | None:
+    """Status and reason where a request may not come in; None where it may.
+
+    A page of another site is refused, which a browser would let speak to this machine, and so is a missing token.
+
+    Args:
+        headers: of the request, in small letters.
+        token: what it must carry as a bearer token; None asks for none.
+        local: the service listens on the loopback interface.
+    """
+    if (stranger := find_stranger(headers, local)) is not None:
+        return 403, stranger
+    if token is not None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            return 401, "this service wants its token: send the header 'Authorization: Bearer <token>'."
+    return None
+
+
+def check_sender(request: Request, *, token: str | None, local: bool) -> None:
+    """Let a request in, as :func:`refuse` decides.
+
+    Raises:
+        HTTPException: it may not; status 401 or 403.
+    """
+    refused = refuse(request.headers, token=token, local=local)
+    if refused is not None:
+        raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
+
+
+async def read_body(request: Request, limit: int, advice: str) -> bytes:
+    """The body of a request, of which never more than the limit is kept.
+
+    Args:
+        limit: bytes.
+        advice: what the sender of a larger one should do.
+
+    Raises:
+        HTTPException: it is larger; status 413.
+        ClientDisconnect: the sender went away.
+    """
+    detail = f"the body has more than {limit} bytes: {advice}."
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise HTTPException(413, detail)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise HTTPException(413, detail)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A response of JSON."""
+    return Response(json.dumps(content), status, headers, media_type="application/json")
+
+
+def add_error_pages(app: FastAPI, served: str) -> None:
+    """Answer a wrong path, a wrong method and a bug of the service in one sentence.
+
+    Args:
+        app: of the service.
+        served: the paths that are answered, for the sentence on a wrong one.
+    """
+
+    async def explain_path(request: Request, _: Exception) -> Response:
+        return write_json(404, {"detail": f"there is no {request.url.path} here: ask {served}."})
+
+    async def explain_method(request: Request, error: Exception) -> Response:
+        headers = dict(getattr(error, "headers", None) or {})
+        allowed = headers.get("Allow", "another method")
+        detail = f"{request.method} is not answered at {request.url.path}: use {allowed}."
+        return write_json(405, {"detail": detail}, headers)
+
+    async def explain_bug(_: Request, error: Exception) -> Response:
+        return write_json(500, {"detail": f"the service failed on this request: {type(error).__name__}."})
+
+    app.add_exception_handler(404, explain_path)
+    app.add_exception_handler(405, explain_method)
+    app.add_exception_handler(500, explain_bug)

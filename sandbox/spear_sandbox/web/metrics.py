@@ -1,0 +1,77 @@
+"""Counts in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from spear_sandbox.web.counting import Histogram
+
+__all__ = ["CONTENT_TYPE", "Families", "MetricsPage"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Families:
+    """Makes metrics whose names share a prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def count(self, name: str, text: str, value: float) -> Metric:
+        """A counter."""
+        return CounterMetricFamily(self.prefix + name, text, value=value)
+
+    def count_by(self, name: str, text: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
+        """Counters that differ in a label."""
+        family = CounterMetricFamily(self.prefix + name, text, labels=[label])
+        for key, value in sorted(counts.items()):
+            family.add_metric([str(key)], value)
+        return family
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        """A gauge."""
+        return GaugeMetricFamily(self.prefix + name, text, value=value)
+
+    def label(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
+        """A gauge of 1 that carries words."""
+        family = GaugeMetricFamily(self.prefix + name, text, labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        """A histogram."""
+        buckets, seen = [], 0
+        for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        return HistogramMetricFamily(self.prefix + name, text, buckets=buckets, sum_value=histogram.total)
+
+
+class MetricsPage:
+    """Renders a service's metrics, and those of its process, on demand.
+
+    Args:
+        collect: gives the metrics; called anew each time.
+    """
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collected(collect))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """The page."""
+        return generate_latest(self._registry)
+
+
+class _Collected(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._collect()

@@ -1,0 +1,61 @@
+"""``spear-sandbox``, for those who have nothing else of the project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spear_sandbox
+from tests.sandbox.service import need_isolation
+
+ROOM = Path(spear_sandbox.__file__).resolve().parents[1]
+
+
+def run(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({without.split()!r}))"
+    code = f"{hidden}; sys.argv[1:] = {list(arguments)!r}; from spear_sandbox.__main__ import main; main()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_it_is_the_same_command(tmp_path: Path) -> None:
+    need_isolation()
+    pytest.importorskip("click")
+    program = tmp_path / "program.py"
+    program.write_text("print(6 * 7)")
+    done = run("run", str(program))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+    assert "Usage: spear-sandbox serve" in run("serve", "--help").stdout
+
+
+@pytest.mark.parametrize("package", ["click", "uvicorn", "fastapi"])
+def test_what_is_missing_is_one_line(package: str) -> None:
+    done = run("serve", without=package)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and package in line and line.endswith("'spear-sandbox[server]' brings it.")
+
+
+def test_an_error_of_the_user_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("httpx")
+    program = tmp_path / "program.py"
+    program.write_text("print(1)")
+    done = run("run", str(program), "--url", "nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "is no address of a sandbox" in done.stderr
+
+
+def test_a_pool_needs_the_standard_library_alone(tmp_path: Path) -> None:
+    need_isolation()
+    code = """
+from spear_sandbox.blocking import open_executor
+pool = open_executor()
+print(pool.run("print(6 * 7)").stdout.strip())
+pool.close()
+names = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+print(sorted(name for name in names if not name.startswith("_")))
+"""
+    # Without site-packages an import of anything else fails.
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOM)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert done.stdout == "42\n['spear_sandbox']\n", done.stderr

@@ -48,7 +48,7 @@ def test_every_environment_has_a_page(episodes: ModuleType) -> None:
 
 
 def test_equations_become_mathml() -> None:
-    pytest.importorskip("latex2mathml", reason="needs the extra 'docs'")
+    pytest.importorskip("latex2mathml", reason="needs the dependency group 'docs'")
     page = load("equations").convert_equations(
         r'<p><span class="arithmatex">\(\hat A &gt; \tfrac12 R_{tool} - \bar R\)</span> and <code>\(x\)</code></p>'
     )
@@ -59,7 +59,7 @@ def test_equations_become_mathml() -> None:
 
 
 def test_roles_become_links() -> None:
-    pytest.importorskip("griffe", reason="needs the extra 'docs'")
+    pytest.importorskip("griffe", reason="needs the dependency group 'docs'")
     link = load("roles").link_roles
     assert link("see :class:`~a.b.C`") == 'see <autoref optional identifier="a.b.C"><code>C</code></autoref>'
     assert "<code>a.f</code>" in link(":func:`a.f`")
@@ -67,7 +67,7 @@ def test_roles_become_links() -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="needs the extra 'docs'")
+    pytest.importorskip("mkdocs", reason="needs the dependency group 'docs'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
     # No name resolves and no proxy answers: a build that asks the network would fail.
     offline = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_MKDOCS_2_WARNING": "1"}
@@ -89,4 +89,4 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         assert not re.search(r"url\(['\"]?https?:", sheet.read_text("utf-8")), sheet
     algorithms = (tmp_path / "site" / "algorithms.html").read_text("utf-8")
     assert algorithms.count("<math ") > 30
-    assert 'href="api/training.algorithms.html#spear_training.algorithms.policy_loss"' in algorithms
+    assert 'href="api/spear_training.algorithms.html#spear_training.algorithms.policy_loss"' in algorithms

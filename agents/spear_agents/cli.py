@@ -22,6 +22,7 @@ from spear_agents.settings import EngineKind
 from spear_agents.statistics import Part
 from spear_agents.tables import format_latex
 from spear_agents.trajectory import StopReason, Trajectory
+from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 
 
@@ -37,7 +38,7 @@ class Form(str, Enum):
 
 
 @click.command("eval")
-@click.argument("env_id", metavar="ENV")
+@click.argument("env_id", metavar="ENV", type=ENV)
 @join_options(*list_playing_options())
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
 @click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")

@@ -11,10 +11,11 @@ from rich.console import Console
 from spear_agents.cli import watch_episodes
 from spear_agents.collect import FOLDER_SUFFIX, collect_episodes
 from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_envs.completion import ENV
 
 
 @click.command()
-@click.argument("env_id", metavar="ENV")
+@click.argument("env_id", metavar="ENV", type=ENV)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File of JSON lines to write.")
 @click.option("--tokenizer", help="Hugging Face folder: also write input_ids and loss_mask of its tokenizer.")
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")

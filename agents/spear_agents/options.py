@@ -16,6 +16,7 @@ from spear_agents.prompting import Overlong
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
+from spear_envs.completion import SPLIT
 from spear_envs.core.errors import SpearError
 
 REFLEXION_TRIALS = 3
@@ -66,7 +67,7 @@ def list_playing_options(
             help="How the model is prompted.",
         ),
         click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
-        click.option("--split", help=f"Split of the tasks; by default {split}."),
+        click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
         click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
         click.option("--temperature", type=float, default=1.0, show_default=True),

@@ -29,11 +29,12 @@ from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch, unpack_archive
 from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.listing import Expected, expect
+from spear_envs.data.listing import Collection, Expected, expect
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["ARCHIVES", "SplitReport", "expect_files", "get", "inspect_all", "report_split", "verify"]
+__all__ = ["ARCHIVES", "SplitReport", "expect_files", "get", "inspect_all", "list_collections", "report_split"]
+__all__ += ["verify"]
 
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10
@@ -91,6 +92,15 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
 def expect_files() -> Iterator[Expected]:
     """The two archives."""
     return (expect("alfworld/archives", archive) for archive in ARCHIVES)
+
+
+def list_collections() -> Iterator[Collection]:
+    """The official games; they are here if every split has one, wherever ``$ALFWORLD_DATA`` says that they lie."""
+    try:
+        here = all(find_split(None, split) for split in OFFICIAL_COUNTS)
+    except SpearError:
+        here = False
+    yield Collection("official", here, "spear data get alfworld")
 
 
 @click.command()

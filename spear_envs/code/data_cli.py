@@ -10,16 +10,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spear_envs.code.benchmarks import BENCHMARKS, Benchmark, list_files, open_benchmark, read_benchmark
+from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
 from spear_envs.data import RemoteFile, data_folder, fetch
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import record_checksum
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
-from spear_envs.data.listing import Expected
+from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.mirrors import find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["expect_files", "get", "inspect_all", "verify"]
+__all__ = ["expect_files", "get", "inspect_all", "list_collections", "verify"]
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 
@@ -63,6 +63,17 @@ def expect_files() -> Iterator[Expected]:
     """Where the problems come from; how the files are called, only the hub says."""
     for item in BENCHMARKS.values():
         yield Expected(f"code/{item.name}/", locate_page(item.repository))
+
+
+def list_collections() -> Iterator[Collection]:
+    """The data sets that the environment opens: each benchmark, and what is put together from them."""
+    for name, splits in PUBLISHED.items():
+        items = [BENCHMARKS[part] for part in splits.values()]
+        missing = [item.name for item in items if not list_files(item)]
+        suffixes = {path.suffix for item in items for path in list_files(item)}
+        tables = ".parquet" in suffixes or any("parquet" in BENCHMARKS[part].pattern for part in missing)
+        wanted = " ".join(missing or [item.name for item in items])
+        yield Collection(name, not missing, f"spear data get code {wanted}", ("pyarrow",) if tables else ())
 
 
 @click.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ from gymnasium.envs.registration import load_env_creator
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError, suggest_name
 
-__all__ = ["find_splits", "make_env"]
+__all__ = ["find_creator", "find_splits", "make_env"]
 
 
 def make_env(
@@ -49,15 +49,26 @@ def find_splits(env_id: str) -> tuple[str, ...]:
     Raises:
         SpearError: there is no such environment.
     """
+    return tuple(getattr(find_creator(env_id), "splits", SpearEnv.splits))
+
+
+def find_creator(env_id: str) -> Callable[..., Any]:
+    """The class, or whatever else is called to make an environment.
+
+    Raises:
+        SpearError: there is no such environment, or its entry point leads nowhere.
+    """
     module, colon, name = env_id.rpartition(":")
     try:
         if colon:
             importlib.import_module(module)
         entry_point = gym.spec(name).entry_point
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    except (gym.error.Error, ImportError) as error:
+    except (gym.error.Error, ImportError, AttributeError, ValueError) as error:
         raise _explain_unknown(env_id, error) from error
-    return tuple(getattr(creator, "splits", SpearEnv.splits))
+    if creator is None:
+        raise SpearError(f"{env_id} is registered without an entry point: name its class in register_env.")
+    return creator
 
 
 def _explain_unknown(env_id: str, error: Exception) -> SpearError:

@@ -3,31 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 
 __all__ = ["ENVIRONMENTS", "EnvEntry", "register_builtin", "register_env"]
 
 
-class EnvEntry(NamedTuple):
+@dataclass(frozen=True)
+class EnvEntry:
     """One environment of this package."""
 
     id: str
     entry_point: str
+    summary: str
+    """One line on what is done in it."""
     vector_entry_point: str | None = None
     """None for the generic vector environment."""
+    extra: str | None = None
+    """The extra of this distribution that unlocks more of it; None if there is nothing to unlock."""
+    unlocks: str = ""
+    """What the extra brings, in a few words."""
 
 
 ENVIRONMENTS: tuple[EnvEntry, ...] = (
-    EnvEntry("spear/ALFWorld-v0", "spear_envs.alfworld.env:ALFWorldEnv"),
-    EnvEntry("spear/WebShop-v0", "spear_envs.webshop.env:WebShopEnv"),
-    EnvEntry("spear/Sokoban-v0", "spear_envs.sokoban.env:SokobanEnv", "spear_envs.sokoban.vector:SokobanVectorEnv"),
-    EnvEntry("spear/SearchR1-v0", "spear_envs.search.env:SearchR1Env"),
-    EnvEntry("spear/CodeInterpreter-v0", "spear_envs.code.env:CodeInterpreterEnv"),
+    EnvEntry(
+        "spear/ALFWorld-v0",
+        "spear_envs.alfworld.env:ALFWorldEnv",
+        "Household tasks in text: walk, open, take, heat, put.",
+        extra="alfworld",
+        unlocks="TextWorld as engine",
+    ),
+    EnvEntry(
+        "spear/WebShop-v0",
+        "spear_envs.webshop.env:WebShopEnv",
+        "Search a shop and buy what an instruction asks for.",
+        extra="webshop",
+        unlocks="the authors' tagger",
+    ),
+    EnvEntry(
+        "spear/Sokoban-v0",
+        "spear_envs.sokoban.env:SokobanEnv",
+        "Push boxes onto targets, seen as a picture and as text.",
+        "spear_envs.sokoban.vector:SokobanVectorEnv",
+    ),
+    EnvEntry(
+        "spear/SearchR1-v0",
+        "spear_envs.search.env:SearchR1Env",
+        "Answer multi-hop questions with a search engine.",
+        extra="search",
+        unlocks="dense retrieval",
+    ),
+    EnvEntry(
+        "spear/CodeInterpreter-v0",
+        "spear_envs.code.env:CodeInterpreterEnv",
+        "Solve mathematics with a sandboxed Python tool.",
+        extra="sandbox",
+        unlocks="sympy, more graders",
+    ),
 )
-"""All environments that this package registers; one line each."""
+"""All environments that this package registers, in the order in which they are listed."""
 
 
 def register_env(

@@ -40,6 +40,8 @@ class Dataset:
     """``"module:function"`` that gives the :class:`~spear_envs.data.listing.Expected` files."""
     inspect: str
     """``"module:function"`` that looks at all that is here, an :data:`~spear_envs.data.verification.Inspect`."""
+    collections: str
+    """``"module:function"`` that lists the :class:`~spear_envs.data.listing.Collection` objects to choose from."""
 
     def load(self, target: str) -> Any:
         """Import ``"module:name"``."""
@@ -49,7 +51,8 @@ class Dataset:
 def _describe(name: str, summary: str, *verbs: str) -> Dataset:
     module = f"spear_envs.{name}.data_cli"
     commands = {verb: f"{module}:{verb}" for verb in verbs}
-    return Dataset(name, summary, commands, f"{module}:expect_files", f"{module}:inspect_all")
+    functions = (f"{module}:{name}" for name in ("expect_files", "inspect_all", "list_collections"))
+    return Dataset(name, summary, commands, *functions)
 
 
 DATASETS: tuple[Dataset, ...] = (

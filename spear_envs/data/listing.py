@@ -10,7 +10,7 @@ from typing import Any
 
 from spear_envs.data.files import RemoteFile, data_folder, read_checksum
 
-__all__ = ["Expected", "FileEntry", "Presence", "expect", "list_files", "measure"]
+__all__ = ["Collection", "Expected", "FileEntry", "Presence", "expect", "list_files", "measure"]
 
 
 class Presence(Enum):
@@ -60,6 +60,20 @@ class FileEntry:
             "sha256": self.sha256,
             "source": self.source,
         }
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Official data under the name that the keyword of an environment takes, or that a command does."""
+
+    name: str
+    """Such as ``"aime-2024"``."""
+    here: bool
+    """Whether it can be opened now. Its checksums are a matter for ``spear data verify``."""
+    command: str
+    """What to give next where it cannot."""
+    packages: tuple[str, ...] = ()
+    """Modules beyond the base installation that reading it takes."""
 
 
 def expect(folder: str, file: RemoteFile) -> Expected:

@@ -20,12 +20,12 @@ from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import read_checksum, record_checksum
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
 from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts
-from spear_envs.data.listing import Expected
+from spear_envs.data.listing import Collection, Expected
 from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 
-__all__ = ["SOURCES", "Source", "expect_files", "get", "inspect_all", "verify"]
+__all__ = ["SOURCES", "Source", "expect_files", "get", "inspect_all", "list_collections", "verify"]
 
 PANEL = 125
 """Questions of each benchmark in the panel that ``verify`` prints; Bamboogle has no more."""
@@ -162,6 +162,19 @@ def expect_files() -> Iterator[Expected]:
     """What can be fetched; how the files of questions are called, only the hub says."""
     for source in SOURCES.values():
         yield Expected(f"search/{source.folder}/{source.target or ''}", locate_page(source.repository))
+
+
+def list_collections() -> Iterator[Collection]:
+    """The data sets that the environment opens, then the corpus and the indexes that a retriever opens."""
+    for name, splits in DATASETS.items():
+        files = [locate_file(path) for paths in splits.values() for path in paths]
+        packages = ("pyarrow",) if any(file.suffix == ".parquet" for file in files) else ()
+        what = "train" if name == TRAINING else "questions"
+        yield Collection(name, all(file.is_file() for file in files), f"spear data get search {what}", packages)
+    for name, source in SOURCES.items():
+        if source.target is not None:
+            target = folder_of(source) / source.target
+            yield Collection(name, target.is_file() and not is_joining(target), f"spear data get search {name}")
 
 
 @click.command()

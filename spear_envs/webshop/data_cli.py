@@ -13,7 +13,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data import RemoteFile, data_folder, fetch
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import verify as verify_file
-from spear_envs.data.listing import Expected, expect
+from spear_envs.data.listing import Collection, Expected, expect
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.progress import count_bytes, show_bytes, show_phases
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, json_option
@@ -23,9 +23,9 @@ from spear_envs.webshop.goals import GoalKind
 from spear_envs.webshop.nouns import RULE
 from spear_envs.webshop.opening import PRICE_SEED, SIZES
 from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
-from spear_envs.webshop.store import Manifest, check_store
+from spear_envs.webshop.store import MANIFEST, Manifest, check_store
 
-__all__ = ["FILES", "HUMAN_FILE", "build", "expect_files", "get", "inspect_all", "verify"]
+__all__ = ["FILES", "HUMAN_FILE", "build", "expect_files", "get", "inspect_all", "list_collections", "verify"]
 
 # Untried: the machine that this was written on reaches no Google Drive.
 ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
@@ -162,6 +162,19 @@ def expect_files() -> Iterator[Expected]:
     for size, files in FILES.items():
         for file in (*files, HUMAN_FILE):
             yield expect(f"webshop/{size}/raw", file)
+
+
+def list_collections() -> Iterator[Collection]:
+    """Both catalogues. The large one is here once its store is built; the small one opens from the files as well."""
+    for size in SIZES:
+        folder = folder_of(size)
+        try:
+            find_files(folder)
+            fetched = True
+        except SpearError:
+            fetched = False
+        here = (folder / "store" / MANIFEST).is_file() or (fetched and size == "small")
+        yield Collection(size, here, f"spear data {'build' if fetched else 'get'} webshop --size {size}")
 
 
 @click.command()

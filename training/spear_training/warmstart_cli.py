@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from spear_agents.trajectory import Layout
 from spear_envs.cli import read_keywords
+from spear_envs.completion import ENV, SPLIT
 
 
 @click.command("warmstart")
-@click.argument("env_id", metavar="ENV")
+@click.argument("env_id", metavar="ENV", type=ENV)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--template", help="Prompt template of the environment.")
@@ -36,7 +37,7 @@ from spear_envs.cli import read_keywords
 @click.option("--layers", type=int, help="Depth of the model.")
 @click.option("--heads", type=int, help="Attention heads of a layer.")
 @click.option("--mlp", type=int, help="Width of the feed-forward part.")
-@click.option("--valid-split", help="Where the result is measured.")
+@click.option("--valid-split", type=SPLIT, help="Where the result is measured.")
 @click.option("--panel-tasks", type=int, help="Its leading tasks that are played; 0 for none.")
 @click.option("--target", type=float, help="Train on below this success on them.")
 @click.option("--seed", type=int, default=0, show_default=True)

@@ -14,6 +14,7 @@ from spear_agents.replay.play import Game, Stage
 from spear_agents.replay.runs import Run
 from spear_agents.replay.server import PORT, PageServer
 from spear_envs.cli import read_keywords
+from spear_envs.completion import ENV, SPLIT
 
 
 @click.command()
@@ -39,10 +40,10 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
 
 
 @click.command()
-@click.argument("env_id", metavar="ENV")
+@click.argument("env_id", metavar="ENV", type=ENV)
 @click.option("--browser", is_flag=True, help="Play in the page of spear view.")
 @click.option("--task", help="Id of the first task; by default the first of the split.")
-@click.option("--split", help="Split of the tasks; by default the last of the environment's, such as test.")
+@click.option("--split", type=SPLIT, help="Split of the tasks; by default the last of the environment's, such as test.")
 @click.option("--template", default="default", show_default=True, help="Prompt template that the record is made with.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--seed", type=int, default=0, show_default=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from spear_envs.cli import read_keywords
+from spear_envs.completion import ENV
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address
 
@@ -12,7 +13,7 @@ __all__ = ["serve"]
 
 
 @click.command()
-@click.argument("env_id")
+@click.argument("env_id", type=ENV)
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--template", default="default", show_default=True, help="Prompt template of the environment.")
 @take_address(8400)

@@ -1,0 +1,147 @@
+"""Completion in the shell: what is offered for environments and splits, and a bash that copes with ``=`` and ``:``.
+
+``eval "$(_SPEAR_COMPLETE=bash_source spear)"`` switches it on; likewise ``zsh_source`` and ``fish_source``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+from spear_envs.core.env import SpearEnv
+from spear_envs.core.making import find_splits
+from spear_envs.core.registration import ENVIRONMENTS
+
+__all__ = ["ENV", "SPLIT", "EnvId", "SplitName", "register_shells"]
+
+PREFIX = "spear_envs:"
+"""Stands before our ids where nothing has imported them yet; a command has."""
+
+
+class EnvId(click.ParamType):
+    """An environment id, ours with or without ``spear_envs:`` before it; arrives as it is registered."""
+
+    name = "env"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The id as it is registered; whether there is such an environment, its making tells."""
+        return value.removeprefix(PREFIX) if isinstance(value, str) else value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        """Our ids that go on from what was typed, else those whose name does in any case: ``sok`` gives Sokoban."""
+        begun = incomplete.lower()
+        long = [f"{PREFIX}{entry.id}" for entry in ENVIRONMENTS]
+        short = [entry.id for entry in ENVIRONMENTS]
+        for ids, chosen in (
+            (short, [id.lower().startswith(begun) for id in short]),
+            (long, [id.lower().startswith(begun) for id in long]),
+            (short, [id.partition("/")[2].lower().startswith(begun) for id in short]),
+        ):
+            if any(chosen):
+                return [
+                    CompletionItem(id, help=entry.summary)
+                    for id, entry, fits in zip(ids, ENVIRONMENTS, chosen, strict=True)
+                    if fits
+                ]
+        return []
+
+
+class SplitName(click.ParamType):
+    """A split of the environment that stands before it on the line."""
+
+    name = "text"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        """Splits of an environment of ours; for any other, which would have to be imported, the usual names."""
+        # An option without its value ends click's parsing early: arguments are then left over.
+        given = [str(word).removeprefix(PREFIX) for word in (ctx.params.get("env_id"), *ctx.args) if word]
+        env_id = next((word for word in given if any(word == entry.id for entry in ENVIRONMENTS)), None)
+        splits = SpearEnv.splits if env_id is None else find_splits(env_id)
+        return [CompletionItem(split) for split in splits if split.startswith(incomplete)]
+
+
+ENV = EnvId()
+"""Type of an argument that names an environment, such as ``spear/Sokoban-v0``."""
+SPLIT = SplitName()
+"""Type of an option that names a split; the argument with the environment is called ``env_id``."""
+
+
+class _Quiet:
+    """Offers nothing where something fails: a traceback would land in the line that is being typed."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        try:
+            found: list[CompletionItem[str]] = super().get_completions(args, incomplete)  # type: ignore[misc]
+        except Exception:
+            return []
+        return found
+
+
+class _Bash(_Quiet, BashComplete):
+    """Bash cuts ``preset=demo`` into three words and replaces the last: it hands over the line, and gets the rest."""
+
+    source_template = """\
+%(complete_func)s() {
+    local kind word
+    COMPREPLY=()
+    while IFS=, read -r kind word; do
+        case $kind in
+            plain) COMPREPLY+=("$word") ;;
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+        esac
+    done < <(
+        export COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS %(complete_var)s=bash_complete
+        "$1" 2>/dev/null
+    )
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+    return 0
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ.get("COMP_LINE")
+        if line is None:  # asked with words that are already told apart
+            return super().get_completion_args()
+        words = split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        return words[1:], incomplete
+
+    def complete(self) -> str:
+        args, incomplete = self.get_completion_args()
+        breaks = {*os.environ.get("COMP_WORDBREAKS", "")} & {*"=:"}
+        kept = max((incomplete.rfind(mark) for mark in breaks), default=-1) + 1  # bash leaves it where it is
+        is_option = incomplete.startswith("-") and "=" in incomplete
+        option = incomplete.partition("=")[0] + "=" if is_option else ""  # click completes its value alone
+        lines = []
+        for item in self.get_completions(args, incomplete):
+            item.value = option + item.value
+            if item.value.startswith(incomplete[:kept]):
+                item.value = item.value[kept:]
+            lines.append(self.format_completion(item))
+        return "\n".join(lines)
+
+
+class _Zsh(_Quiet, ZshComplete):
+    pass
+
+
+class _Fish(_Quiet, FishComplete):
+    pass
+
+
+def register_shells() -> None:
+    """Have click complete for bash, zsh and fish as it is done here."""
+    for shell in (_Bash, _Zsh, _Fish):
+        add_completion_class(shell)

@@ -1,0 +1,250 @@
+"""``spear envs``: it says of an environment what the environment itself says, and data is here when it opens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from spear_envs import SpearError, cli
+from spear_envs.alfworld.official import OFFICIAL_COUNTS
+from spear_envs.catalogue import find_collections, list_envs, list_module_envs, list_unreadable
+from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.registration import ENVIRONMENTS
+from spear_envs.data.listing import Collection
+from tests.spear_envs.alfworld.game_files import write_trial
+from tests.spear_envs.webshop.catalogs import make_entry, make_record
+
+ROOT = Path(__file__).resolve().parents[2]
+CORRIDOR = "tests.spear_envs.corridor"
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["envs", *args])
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def write_alfworld(data: Path) -> None:
+    for number, split in enumerate(OFFICIAL_COUNTS):
+        write_trial(data / "alfworld" / "json_2.1.2" / split, number)
+
+
+def write_aime(data: Path) -> None:
+    (data / "code" / "aime-2024").mkdir(parents=True)
+    (data / "code" / "aime-2024" / "aime.jsonl").write_text(json.dumps({"Problem": "1 + 1?", "Answer": 2}) + "\n")
+
+
+def write_questions(data: Path) -> None:
+    (data / "search" / "flashrag" / "nq").mkdir(parents=True)
+    row = {"id": "0", "question": "who?", "golden_answers": ["x"]}
+    (data / "search" / "flashrag" / "nq" / "test.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def write_shop(data: Path) -> None:
+    folder = data / "webshop" / "small" / "raw"
+    folder.mkdir(parents=True)
+    records = [make_record(f"B{number:03d}") for number in range(40)]
+    (folder / "items_shuffle_1000.json").write_text(json.dumps(records))
+    entries = {record["asin"]: make_entry("soft") for record in records}
+    (folder / "items_ins_v2_1000.json").write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name", "keywords", "write"),
+    [
+        ("spear/ALFWorld-v0", "official", {"dataset": "official"}, write_alfworld),
+        ("spear/CodeInterpreter-v0", "aime-2024", {"dataset": "aime-2024"}, write_aime),
+        ("spear/SearchR1-v0", "nq", {"dataset": "nq", "retriever": "http://127.0.0.1:1"}, write_questions),
+        ("spear/WebShop-v0", "small", {"catalog": "small", "split": "all"}, write_shop),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*has 1 games")
+def test_data_is_here_when_the_environment_opens_it(
+    data: Path, env_id: str, name: str, keywords: dict[str, Any], write: Callable[[Path], None]
+) -> None:
+    def find() -> Collection:
+        return next(one for one in find_collections(env_id) if one.name == name)
+
+    assert not find().here
+    with pytest.raises(SpearError, match="spear data get"):
+        make_env(env_id, None, keywords)
+    write(data)
+    assert find().here
+    make_env(env_id, None, keywords).close()
+    assert [one.name for one in find_collections(env_id) if one.here] == [name], "and nothing else is"
+
+
+def test_the_large_catalogue_is_built_before_it_is_here(data: Path) -> None:
+    def find() -> Collection:
+        return next(one for one in find_collections("spear/WebShop-v0") if one.name == "full")
+
+    assert find() == Collection("full", False, "spear data get webshop --size full")
+    (data / "webshop" / "full" / "raw").mkdir(parents=True)
+    for name in ("items_shuffle.json", "items_ins_v2.json"):
+        (data / "webshop" / "full" / "raw" / name).write_text("[]")
+    assert find() == Collection("full", False, "spear data build webshop --size full")
+    (data / "webshop" / "full" / "store").mkdir()
+    (data / "webshop" / "full" / "store" / "manifest.json").write_text("{}")
+    assert find().here
+
+
+def test_what_is_put_together_is_here_with_its_last_part(data: Path) -> None:
+    def find() -> Collection:
+        return next(one for one in find_collections("spear/CodeInterpreter-v0") if one.name == "dapo-aime")
+
+    write_aime(data)
+    assert find().command == "spear data get code dapo-math-17k aime-2025" and find().packages == ("pyarrow",)
+    for name in ("dapo-math-17k", "aime-2025"):
+        (data / "code" / name).mkdir()
+        (data / "code" / name / "rows.jsonl").write_text("")
+    assert find().here and find().packages == (), "no table is among the files"
+
+
+def test_modules_that_are_missing_are_told() -> None:
+    assert list_unreadable(Collection("x", True, "", ("json", "no_such_package"))) == ["no_such_package"]
+
+
+def test_every_environment_is_described() -> None:
+    listings = list_envs()
+    assert [listing.short_id for listing in listings] == [entry.id for entry in ENVIRONMENTS]
+    for listing in listings:
+        assert listing.splits == find_splits(listing.short_id)
+        assert listing.summary.endswith(".") and len(listing.summary) < 60
+        assert not any(collection.here for collection in listing.collections)
+        assert (listing.dataset is None) == (not listing.collections) == ("Sokoban" in listing.id)
+        if listing.extra is not None:
+            assert listing.extra.unlocks and listing.extra.requirement.startswith("spear-envs[")
+
+
+def test_extras_are_in_the_metadata() -> None:
+    from spear_envs.doctor.packages import read_requirements
+
+    assert {listing.extra.requirement for listing in list_envs() if listing.extra} <= read_requirements().keys()
+
+
+def test_an_extra_that_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from spear_envs import catalogue
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(catalogue, "find_version", {"scipy": "1"}.get)
+    _, out, _ = run(capsys)
+    assert "webshop: the authors' tagger (not installed)" in out
+    _, out, _ = run(capsys, "--json")
+    (found,) = (one for one in json.loads(out)["environments"] if "WebShop" in one["id"])
+    assert found["extra"]["missing"] == ["spacy"]
+
+
+def test_ids_are_those_of_a_fresh_process(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--json")
+    assert (code, err) == (0, "")
+    ids = [one["id"] for one in json.loads(out)["environments"]]
+    program = f"import gymnasium; print(*[gymnasium.make(id).spec.id for id in {ids!r}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [entry.id for entry in ENVIRONMENTS]
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_table_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    write_aime(data)
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    words = " ".join(out.split())
+    for entry in ENVIRONMENTS:
+        assert f"spear_envs:{entry.id}" in words
+    if columns > 80:
+        assert "code: aime-2024 here" in words and "alfworld: embedded tasks only" in words
+        assert all(entry.summary in words for entry in ENVIRONMENTS)
+
+
+def test_environments_of_a_module(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--module", CORRIDOR, "--json")
+    found = json.loads(out)["environments"][len(ENVIRONMENTS) :]
+    (corridor,) = (one for one in found if one["short_id"] == "tests/Corridor-v0")
+    assert code == 0 and corridor["id"] == f"{CORRIDOR}:tests/Corridor-v0"
+    assert corridor["summary"].startswith("Cells in a row") and "`" not in corridor["summary"]
+    assert corridor["splits"] == ["train", "valid", "test"]
+    assert (corridor["extra"], corridor["dataset"], corridor["collections"]) == (None, None, [])
+    assert isinstance(gym.make(corridor["id"]), gym.Env)
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[[str, str], None]]:
+    """Registers environments for the length of a test."""
+    ids: list[str] = []
+
+    def register(id: str, entry_point: str) -> None:
+        ids.append(id)
+        gym.register(id, entry_point=entry_point)
+
+    yield register
+    for id in ids:
+        gym.registry.pop(id, None)
+
+
+def test_environments_of_another_kind_are_left_out(registered: Callable[[str, str], None]) -> None:
+    registered("tests/Plain-v0", f"{__name__}:Plain")
+    assert list_module_envs(__name__) == []
+
+
+@pytest.mark.parametrize("entry_point", [f"{__name__}:NoSuchClass", f"{__name__}.no_such_module:X", f"{__name__}.x"])
+def test_an_entry_point_that_leads_nowhere(registered: Callable[[str, str], None], entry_point: str) -> None:
+    registered("tests/Gone-v0", entry_point)
+    with pytest.raises(SpearError, match=r"there is no environment 'tests/Gone-v0' \("):
+        list_module_envs(__name__)
+
+
+class Plain(gym.Env[Any, Any]):
+    """Not one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "words"),
+    [
+        ("no_such_module", 1, "cannot be imported"),
+        ("json", 1, "json registers no SPEAR environment: call register_env"),
+        ("", 2, "is not the name of a module"),
+        (".corridor", 2, "is not the name of a module"),
+        ("my-package", 2, "is not the name of a module"),
+    ],
+)
+def test_bad_modules_are_one_clear_error(
+    capsys: pytest.CaptureFixture[str], module: str, code: int, words: str
+) -> None:
+    found, out, err = run(capsys, "--module", module)
+    assert (found, out) == (code, "") and words in err and "Traceback" not in err
+
+
+def test_the_current_folder_goes_before_installed_packages(tmp_path: Path) -> None:
+    """An editable installation may have put it at the end of the path, where another package of the name wins."""
+    (tmp_path / "rich").mkdir()  # a name that is installed
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('the one of the current folder')\n")
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path.append(sys.argv.pop()); from spear_envs.cli import *; main()",
+    ]
+    done = subprocess.run(
+        [*command, "envs", "--module", "rich", str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert "the one of the current folder" in done.stderr

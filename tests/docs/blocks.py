@@ -15,7 +15,8 @@ from enum import Enum
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = [ROOT / room / "README.md" for room in ("sandbox", "spear_envs", "agents", "training")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOMS, *sorted((ROOT / "docs").glob("*.md"))]
 CODE = ("python", "bash")
 TEXT = ("", "text", "console", "json", "yaml", "bibtex")
 SHELL_SECONDS = 540

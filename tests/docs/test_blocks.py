@@ -36,28 +36,32 @@ def run_page(page: Path, folder: Path, *turns: Turn, seconds: int) -> str:
             command, cwd=folder / "work", env=environment, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
-        pytest.fail(f"{page.name}: no end after {seconds} s; {(error.stdout or b'')[-1000:]!r}")
+        pytest.fail(f"{name_page(page)}: no end after {seconds} s; {(error.stdout or b'')[-1000:]!r}")
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.stdout.count("== ") >= len(blocks)
     return done.stdout
+
+
+def name_page(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def list_pages(turn: Turn) -> list[Path]:
     return [page for page in PAGES if any(block.turn is turn for block in list_code(page))]
 
 
-@pytest.mark.parametrize("page", list_pages(Turn.FAST), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", list_pages(Turn.FAST), ids=name_page)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, Turn.FAST, seconds=FAST_SECONDS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", list_pages(Turn.SLOW), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", list_pages(Turn.SLOW), ids=name_page)
 def test_long_blocks_run(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, Turn.FAST, Turn.SLOW, seconds=SLOW_SECONDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_every_block_is_code_or_text(page: Path) -> None:
     strange = {block.language for block in read_blocks(page)} - {*CODE, *TEXT}
     assert not strange, f"the tests do not know {strange}: write python or bash to have it run, text for output"
@@ -66,9 +70,9 @@ def test_every_block_is_code_or_text(page: Path) -> None:
 def test_most_blocks_run_and_the_others_say_why() -> None:
     blocks = [block for page in PAGES for block in list_code(page)]
     left_out = [block for block in blocks if block.turn is Turn.NEVER]
-    unexplained = [f"{block.page.name}:{block.line}" for block in left_out if len(block.reason.split()) < 2]
+    unexplained = [f"{name_page(block.page)}:{block.line}" for block in left_out if len(block.reason.split()) < 2]
     assert not unexplained
-    print(*(f"{block.page.name}:{block.line} {block.reason}" for block in left_out), sep="\n")
+    print(*(f"{name_page(block.page)}:{block.line} {block.reason}" for block in left_out), sep="\n")
     assert sum(block.language == "python" for block in left_out) <= 6, "Python blocks are to run"
 
 

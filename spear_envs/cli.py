@@ -39,8 +39,10 @@ SUMMARIES = {
     "eval": "Play an environment's tasks with a policy and report its success.",
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
+    "models": "List the models that train takes, and which of them are here.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
+    "presets": "List the experiments that train runs, and what each of them needs.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
     "serve": "Serve an environment to clients of OpenEnv.",
@@ -54,7 +56,8 @@ SUMMARIES = {
 ABSENT = {
     **dict.fromkeys(("collect", "compare", "eval", "play", "view"), "./agents"),
     **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "plan", "sft", "train", "warmstart"), "./agents ./training"
+        ("advise", "algorithms", "demo", "export", "models", "plan", "presets", "sft", "train", "warmstart"),
+        "./agents ./training",
     ),
 }
 

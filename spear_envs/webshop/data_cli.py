@@ -174,7 +174,8 @@ def list_collections() -> Iterator[Collection]:
         except SpearError:
             fetched = False
         here = (folder / "store" / MANIFEST).is_file() or (fetched and size == "small")
-        yield Collection(size, here, f"spear data {'build' if fetched else 'get'} webshop --size {size}")
+        verb = "build" if fetched and not here else "get"
+        yield Collection(size, here, f"spear data {verb} webshop --size {size}")
 
 
 @click.command()

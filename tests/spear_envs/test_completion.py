@@ -43,7 +43,7 @@ def run(variables: dict[str, str]) -> list[str]:
         cwd=ROOT,
     )
     assert done.stderr == ""
-    return done.stdout.splitlines()
+    return [line for line in done.stdout.splitlines() if line]
 
 
 def ask_line(line: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +133,8 @@ def test_the_command_lists_them_all() -> None:
     result = CliRunner().invoke(algorithms, [], env={"COLUMNS": "160"})
     assert result.exit_code == 0
     assert all(f"\n{name} " in result.output for name in NAMES)
+
+
+def test_the_command_gives_them_as_json() -> None:
+    result = CliRunner().invoke(algorithms, ["--json"])
+    assert json.loads(result.output) == {"algorithms": [asdict(algorithm) for algorithm in list_algorithms()]}

@@ -162,7 +162,7 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
 
     # `spear plan --like` gives back what was measured.
     config: Any = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny"), Path("runs/x"), check=False)
-    from spear_training.planning import make_plan
+    from spear_training.planning.report import make_plan
 
     plan = make_plan(config, {}, Texts.measure(steps), 2**30)
     measured = {

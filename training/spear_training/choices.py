@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from importlib import resources
 
 from spear_envs.core.errors import SpearError
@@ -11,6 +12,8 @@ from spear_training.presets.loader import FLAVOURS, list_presets
 
 GROUPS = ("preset", "algorithm", "model", "cluster", "environment")
 """Folders of ``config``; to ``preset`` the paper's are added, which are tables of :mod:`spear_training.presets`."""
+_LABELS = re.compile(r" \((?:tab|ablation):\w+\)")
+"""Where in the paper's source a figure stands, which is for readers of the file."""
 
 
 def list_choices(group: str) -> dict[str, str]:
@@ -33,7 +36,7 @@ def _read_title(text: str) -> str:
             break
         if not line.startswith("# @package"):
             lines.append(line.lstrip("# "))
-    return " ".join(lines).partition(". ")[0].rstrip(".:")
+    return _LABELS.sub("", " ".join(lines).partition(". ")[0].rstrip(".:"))
 
 
 def check_choice(group: str, choice: str) -> None:

@@ -8,12 +8,14 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from spear_training.overrides import OVERRIDE
+
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
 @click.option("--list", "list_only", is_flag=True, help="Print the choices of each group and stop.")
 @click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")
-@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
 def train(out: Path | None, list_only: bool, print_config: bool, overrides: tuple[str, ...]) -> None:
     """Train a policy with SPEAR or an algorithm it is compared with, through verl.
 

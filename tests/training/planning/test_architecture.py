@@ -62,7 +62,7 @@ def test_sizes_of_the_papers_models(name: str, parameters: int, cache: int) -> N
 
 
 def test_every_model_of_the_configuration_is_known() -> None:
-    folder = resources.files("training") / "config" / "model"
+    folder = resources.files("spear_training") / "config" / "model"
     for name in list_choices("model"):
         text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
         path = yaml.safe_load(text).get("actor_rollout_ref", {}).get("model", {}).get("path")

@@ -1,6 +1,5 @@
-"""Sizes of a training before it starts: rows, tokens, replay and memory, each with its formula (``spear plan``)."""
+"""Sizes of a training before it starts: rows, tokens, replay and memory, each with its formula (``spear plan``).
 
-from spear_training.planning.report import Plan, make_plan, print_plan
-from spear_training.planning.step import Texts
-
-__all__ = ["Plan", "Texts", "make_plan", "print_plan"]
+Nothing is imported here: plans bring torch, and commands that only ask :mod:`~spear_training.planning.architecture` how
+large a model is must start at once.
+"""

@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
+from spear_training.overrides import OVERRIDE
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
@@ -23,7 +24,7 @@ from spear_envs.core.errors import SpearError
     "--device-memory", type=click.FloatRange(0, min_open=True), default=80.0, show_default=True, help="GiB of a GPU."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
 def plan(
     like: Path | None, device_memory: float, as_json: bool, overrides: tuple[str, ...], **given: float | None
 ) -> None:
@@ -40,8 +41,9 @@ def plan(
 
     from spear_agents.metrics import read_history
     from spear_training.launch import compose_config
-    from spear_training.planning import Texts, make_plan, print_plan
     from spear_training.planning.memory import GIB
+    from spear_training.planning.report import make_plan, print_plan
+    from spear_training.planning.step import Texts
 
     measured = None
     if like is not None:

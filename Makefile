@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow container lint bench docs clean
+.PHONY: help setup demo test light slow nightly container lint bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -20,19 +20,28 @@ setup:  ## make .venv with the pinned versions (nothing to do when up to date)
 demo: setup  ## warm start, SPEAR training on Sokoban, evaluation before and after: runs/demo/
 	$(VENV)/bin/spear demo $(ARGS)
 
-test: setup  ## the fast tests
-	$(PY) -m pytest -q $(ARGS)
+test: setup  ## the fast tests, on two cores
+	$(PY) -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+light:  ## the fast tests of sandbox, environments and agents without training: .venv-light (PYTHON=python3.13)
+	scripts/test_light.sh $(ARGS)
 
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
 	$(PY) -m pytest -q -m slow -n 2 --dist loadfile --durations=20 $(ARGS)
 
+nightly: setup  ## long checks with the package index: wheels in fresh environments, on every Python there is
+	$(PY) -m pytest -q -m nightly --durations=10 $(ARGS)
+
 container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, debootstrap)
 	scripts/container_test.sh $(ARGS)
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff, mypy, and the files that GitHub reads
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(VENV)/bin/zizmor --offline --quiet .github/workflows
 
 bench: setup  ## every benchmark beside its peers and bars: runs/bench/ (ARGS=--quick for minutes)
 	$(VENV)/bin/spear bench run $(ARGS)
@@ -41,5 +50,5 @@ docs: setup  ## the site, with an API reference and an episode of each environme
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 clean:  ## remove build products and caches (.venv and runs/ stay)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info */build */*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -15,14 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-# Folder of each room's package, by the package's name.
-ROOMS = {
-    "spear_sandbox": ROOT / "sandbox" / "spear_sandbox",
-    "spear_envs": ROOT / "spear_envs",
-    "spear_agents": ROOT / "agents" / "spear_agents",
-    "spear_training": ROOT / "training" / "spear_training",
-}
+from tests.rooms import ROOMS, ROOT, find_modules
+
 MAX_LINES = 600
 MEDIAN_LINES = 200
 IMPORT_SECONDS = 0.5
@@ -169,10 +163,6 @@ class Import:
         return f"{self.path}:{self.line} imports {self.target}"
 
 
-def find_modules(*rooms: str) -> list[Path]:
-    return sorted(path for room in rooms for path in ROOMS[room].rglob("*.py"))
-
-
 def show_path(path: Path) -> str:
     """A file as tables here name it: from its package on, or from the checkout where it belongs to none."""
     for folder in ROOMS.values():
@@ -244,7 +234,7 @@ def check_imports(imports: list[Import]) -> list[str]:
 
 
 def test_rooms_know_only_what_they_may() -> None:
-    faults = [fault for path in find_modules(*ROOMS) for fault in check_imports(imports_of(path))]
+    faults = [fault for path in find_modules() for fault in check_imports(imports_of(path))]
     assert not faults, "\n" + "\n".join(faults)
 
 
@@ -327,7 +317,7 @@ MAY_SEED_TORCH = ("spear_training/verl_plugin/platform.py", "spear_training/warm
 
 def test_rooms_print_nothing_and_touch_no_global_randomness() -> None:
     faults = []
-    for path in find_modules(*ROOMS):
+    for path in find_modules():
         shown = show_path(path)
         for line, called in find_calls(ast.parse(path.read_text("utf-8"))):
             allowed = called == "torch.manual_seed" and any(fnmatch(shown, place) for place in MAY_SEED_TORCH)
@@ -337,7 +327,7 @@ def test_rooms_print_nothing_and_touch_no_global_randomness() -> None:
 
 
 def test_modules_stay_short() -> None:
-    in_rooms = find_modules(*ROOMS)
+    in_rooms = find_modules()
     others = [path for folder in ("tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")]
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in [*in_rooms, *others]}
     long = [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in lengths.items() if lines > MAX_LINES]
@@ -368,7 +358,7 @@ def test_nothing_stands_in_the_sandbox_and_above_it() -> None:
 def test_no_path_of_one_machine_stands_in_the_tree() -> None:
     path_of_a_machine = re.compile(r"(?<![\w.}$])/(?:work|farm|root|home|Users)/|/tmp/[a-z]+/")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    names = listed.stdout.split("\0") if listed.returncode == 0 else [str(p) for p in find_modules(*ROOMS)]
+    names = listed.stdout.split("\0") if listed.returncode == 0 else [str(p) for p in find_modules()]
     faults = []
     for name in filter(None, names):
         path = ROOT / name

@@ -9,7 +9,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,11 +19,11 @@ from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.protocol import Limits, RunStatus
+from tests.rooms import ROOT, find_modules
 from tests.sandbox import service as sandbox_service
 from tests.sandbox.service import need_isolation
 from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, run_service
 
-ROOT = Path(__file__).resolve().parents[2]
 # The time of day, and what it is for there.
 MAY_ASK = {
     "agents/spear_agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
@@ -36,19 +35,18 @@ ASKS = ("time.time", "time.time_ns", "time", "datetime.now", "datetime.utcnow", 
 
 def test_the_time_of_day_is_asked_for_nowhere_else() -> None:
     faults, found = [], set()
-    for room in ("agents", "sandbox", "spear_envs", "training"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            text, shown = path.read_text("utf-8"), path.relative_to(ROOT).as_posix()
-            if "time" not in text:
-                continue
-            bare = "from time import time" in text
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in ASKS:
-                    if called == "time" and not bare:
-                        continue
-                    found.add(shown)
-                    if shown not in MAY_ASK:
-                        faults.append(f"{shown}:{node.lineno} calls {called}")
+    for path in find_modules():
+        text, shown = path.read_text("utf-8"), path.relative_to(ROOT).as_posix()
+        if "time" not in text:
+            continue
+        bare = "from time import time" in text
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in ASKS:
+                if called == "time" and not bare:
+                    continue
+                found.add(shown)
+                if shown not in MAY_ASK:
+                    faults.append(f"{shown}:{node.lineno} calls {called}")
     assert not faults, "take time.monotonic:\n" + "\n".join(faults)
     assert found == set(MAY_ASK)
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from spear_envs.core.errors import SpearError
 from tests.resilience.damage import EXAMPLES, damaged
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.rooms import ROOT, find_modules
 
 
 class Bomb:
@@ -165,32 +164,30 @@ PLACES = {
 
 def test_programs_are_read_only_from_our_own_processes() -> None:
     faults = []
-    for room in ("agents", "sandbox", "spear_envs", "training"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            shown, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-            if not any(reader.rpartition(".")[2] in text for reader in READERS):
+    for path in find_modules():
+        shown, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+        if not any(reader.rpartition(".")[2] in text for reader in READERS):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) not in READERS:
                 continue
-            for node in ast.walk(ast.parse(text)):
-                if not isinstance(node, ast.Call) or ast.unparse(node.func) not in READERS:
-                    continue
-                pickles = [word for word in node.keywords if word.arg == "allow_pickle"]
-                if ast.unparse(node.func).endswith("np.load") and not pickles:
-                    continue
-                if not any(fnmatch(shown, place) for place in PLACES):
-                    faults.append(f"{shown}:{node.lineno} calls {ast.unparse(node.func)}")
+            pickles = [word for word in node.keywords if word.arg == "allow_pickle"]
+            if ast.unparse(node.func).endswith("np.load") and not pickles:
+                continue
+            if not any(fnmatch(shown, place) for place in PLACES):
+                faults.append(f"{shown}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not faults, "\n" + "\n".join(faults)
 
 
 def test_json_of_any_depth_is_an_error_like_others() -> None:
     """Python answers JSON that is nested too deeply with RecursionError, which is no ValueError."""
     faults = []
-    for room in ("agents", "sandbox", "spear_envs", "training"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            text = path.read_text("utf-8")
-            for node in ast.walk(ast.parse(text)) if "json.load" in text else ():
-                if not isinstance(node, ast.Try) or "json.load" not in " ".join(map(ast.unparse, node.body)):
-                    continue
-                caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
-                if "ValueError" in caught and "RecursionError" not in caught:
-                    faults.append(f"{path.relative_to(ROOT)}:{node.lineno} catches {caught}")
+    for path in find_modules():
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "json.load" in text else ():
+            if not isinstance(node, ast.Try) or "json.load" not in " ".join(map(ast.unparse, node.body)):
+                continue
+            caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
+            if "ValueError" in caught and "RecursionError" not in caught:
+                faults.append(f"{path.relative_to(ROOT)}:{node.lineno} catches {caught}")
     assert not faults, "\n" + "\n".join(faults)

@@ -275,7 +275,7 @@ def test_a_key_that_is_none_is_said_and_not_shown(script: Script, monkeypatch: p
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"\.\[api\]"):
+    with pytest.raises(SpearError, match=r"spear-agents\[api\]"):
         OpenAIEngine(Server("http://127.0.0.1/v1", "name"))
 
 

@@ -14,4 +14,4 @@ def test_it_is_not_ready_without_its_packages() -> None:
     command = [sys.executable, "-c", code, "serve", "spear/Sokoban-v0", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pip install -e '.[env-server]' brings it" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'spear-envs[env-server]' brings it" in done.stderr and "Traceback" not in done.stderr

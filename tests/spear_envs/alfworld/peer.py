@@ -17,7 +17,7 @@ from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.sources import GameText
 from spear_envs.alfworld.textworld import TextWorldPlay
 
-MEND = "alfworld and textworld are not installed: pip install -e '.[alfworld]'"
+MEND = "alfworld and textworld are not installed: pip install 'spear-envs[alfworld]'"
 INADMISSIBLE = "not admissible"
 
 Policy = Callable[[Interpreter, random.Random], Iterator[str]]

@@ -65,7 +65,7 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
 
     textworld._import_textworld.cache_clear()
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(SpearError, match=r"pip install -e '\.\[alfworld\]'"):
+    with pytest.raises(SpearError, match=r"pip install 'spear-envs\[alfworld\]'"):
         make("textworld")
 
 

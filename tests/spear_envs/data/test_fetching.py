@@ -341,4 +341,4 @@ def test_without_httpx(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "spear_envs.data.transfer")
     message = fail(pinned(site.put("/f", whole(BODY))), tmp_path)
-    assert "pip install -e '.[data]'" in message
+    assert "pip install 'spear-envs[data]'" in message

@@ -68,7 +68,7 @@ def test_functions_that_are_no_taggers() -> None:
 
 def test_without_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(SpearError, match=r"needs spaCy .*pip install -e '\.\[webshop\]'"):
+    with pytest.raises(SpearError, match=r"needs spaCy .*pip install 'spear-envs\[webshop\]'"):
         find_tagger("spacy:en_core_web_sm")
 
 

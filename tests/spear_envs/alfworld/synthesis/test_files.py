@@ -16,7 +16,7 @@ from spear_envs.alfworld.task_types import SUBTASKS, TaskType, find_task_type
 from spear_envs.core.errors import SpearError
 
 needs_alfworld = pytest.mark.skipif(
-    importlib.util.find_spec("alfworld") is None, reason="alfworld is not installed: pip install -e '.[alfworld]'"
+    importlib.util.find_spec("alfworld") is None, reason="alfworld is not installed: pip install 'spear-envs[alfworld]'"
 )
 
 
@@ -72,7 +72,7 @@ def test_alfworld_is_not_imported(tmp_path: Path, root: Path) -> None:
 
 def test_without_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(SpearError, match=r"alfworld, which is not installed: pip install -e '\.\[alfworld\]'"):
+    with pytest.raises(SpearError, match=r"alfworld, which is not installed: pip install 'spear-envs\[alfworld\]'"):
         write_synthetic_game("pick", 0, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,19 @@
+"""Where the four packages lie in the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "spear_sandbox": ROOT / "sandbox" / "spear_sandbox",
+    "spear_envs": ROOT / "spear_envs",
+    "spear_agents": ROOT / "agents" / "spear_agents",
+    "spear_training": ROOT / "training" / "spear_training",
+}
+"""Folder of each package, by its name."""
+
+
+def find_modules(*rooms: str) -> list[Path]:
+    """The modules of these packages; of all four, if none is named."""
+    return sorted(path for room in rooms or ROOMS for path in ROOMS[room].rglob("*.py"))

@@ -41,7 +41,11 @@ lint: setup  ## ruff, mypy, and the files that GitHub reads
 	$(PY) -m mypy
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
-	$(VENV)/bin/zizmor --offline --quiet .github/workflows
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(VENV)/bin/zizmor --offline --quiet --strict-collection .github
 
 bench: setup  ## every benchmark beside its peers and bars: runs/bench/ (ARGS=--quick for minutes)
 	$(VENV)/bin/spear bench run $(ARGS)

@@ -42,6 +42,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "spear_envs.adapters",
         "spear_envs.core",
         "spear_envs.cli",
+        "spear_envs.completion",
         "spear_envs.__version__",
         "spear_sandbox.web",
     ),

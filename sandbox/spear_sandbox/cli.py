@@ -1,13 +1,15 @@
-"""``spear sandbox``: the service, a check-up of this machine, and single files."""
+"""``spear sandbox`` and ``spear-sandbox``: the service, a check-up of this machine, and single files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -63,7 +65,8 @@ def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
     return taken
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="spear-sandbox", prog_name="spear-sandbox", message="%(prog)s %(version)s")
 def sandbox() -> None:
     """Run Python that nobody trusts, in isolation from this machine and from each other."""
 
@@ -214,7 +217,8 @@ def doctor(as_json: bool) -> None:
     strong = any(all(probe.ok for probe in probes) for level, probes in found.items() if not level.weak)
     if as_json:
         levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
-        click.echo(json.dumps({"ok": strong, "python": sys.executable, "levels": levels}))
+        about = {"version": version("spear-sandbox"), "kernel": platform.release(), "python": sys.executable}
+        click.echo(json.dumps({"ok": strong, **about, "levels": levels}))
     else:
         _show_levels(found)
     if not strong:
@@ -323,9 +327,9 @@ def _print_outcome(outcome: Outcome, timeout: float) -> None:
     click.echo(outcome.stdout.encode("utf-8", "replace"), nl=False)
     click.echo(outcome.stderr.encode("utf-8", "replace"), nl=False, err=True)
     if outcome.status is RunStatus.TIME_LIMIT:
-        click.echo(f"spear sandbox: killed after {timeout:g} s; --timeout gives more.", err=True)
+        _warn(f"killed after {timeout:g} s; --timeout gives more.")
     elif outcome.truncated:
-        click.echo("spear sandbox: the output is cut; the program printed more.", err=True)
+        _warn("the output is cut; the program printed more.")
 
 
 def _choose_code(outcome: Outcome) -> int:

@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from spear_envs.doctor.findings import Finding, Verdict
@@ -124,19 +125,31 @@ def read_requirements() -> dict[str, list[Requirement]]:
 
 
 def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) -> Iterator[Finding]:
-    """Packages that the base, or an extra that was begun, lacks. An extra counts as begun with a package of its own."""
+    """Packages that the base, or an extra that was begun, lacks.
+
+    An extra counts as begun with a package that nothing else asks for: torch brings sympy, too.
+    """
     requirements = read_requirements() if requirements is None else requirements
+    foreign = list_foreign_wishes()
     whole = []
     for whose, wanted in requirements.items():
         others = {one.name for name, ones in requirements.items() if name != whose for one in ones}
         missing = [one.name for one in wanted if find_version(one.name) is None]
-        begun = "[" not in whose or any(find_version(one.name) is not None for one in wanted if one.name not in others)
+        own = {one.name for one in wanted if canonicalize_name(one.name) not in foreign} - others
+        begun = "[" not in whose or any(find_version(name) is not None for name in own)
         if missing and begun:
             found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
             yield Finding(whose, Verdict.PROBLEM, found, f"pip install '{whose}'")
         elif not missing:
             whole.append(whose)
     yield Finding("extras", Verdict.OK, ", ".join(whole))
+
+
+def list_foreign_wishes() -> set[str]:
+    """Packages that installed distributions other than ours need, in canonical form; their extras apart."""
+    foreign = (one for one in distributions() if canonicalize_name(one.name) not in OURS)
+    wishes = (Requirement(line) for one in foreign for line in one.requires or ())
+    return {canonicalize_name(wish.name) for wish in wishes if "extra" not in str(wish.marker)}
 
 
 def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:

@@ -278,7 +278,7 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
         "hydra.run.dir": tmp_path,
     }
     verl = [sys.executable, "-m", "verl.trainer.main_ppo"]
-    ours = ["hydra.searchpath=[pkg://training.config]", "+cluster=cpu"]
+    ours = ["hydra.searchpath=[pkg://spear_training.config]", "+cluster=cpu"]
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         "VERL_PLATFORM": "cpu",

@@ -90,10 +90,14 @@ def test_missing_packages(tmp_path: Path) -> None:
         "0.1.0",
         "numpy>=2",
         "no-such-base",
-        'pytest; extra == "begun"',
+        'part-of-ours; extra == "begun"',
         'no-such-part; extra == "begun"',
+        'part-of-others; extra == "not-begun"',
         'no-such-thing; extra == "not-begun"',
     )
+    add_distribution(tmp_path, "part-of-ours", "1.0")
+    add_distribution(tmp_path, "part-of-others", "1.0")
+    add_distribution(tmp_path, "others", "1.0", "Part_of.Others>=1", 'part-of-ours; extra == "test"')
     points = "[spear.commands]\ndoctor = spear_envs.doctor.cli:doctor\n"
     (tmp_path / "spear_envs-0.1.0.dist-info" / "entry_points.txt").write_text(points)
     code, found = ask(tmp_path, "extras")

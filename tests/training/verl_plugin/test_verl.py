@@ -80,7 +80,7 @@ def test_the_configuration_names_classes_that_exist() -> None:
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
     module, _, attribute = name.rpartition(".")
     assert getattr(import_module(module), attribute).__name__ == "RolloutManager"
-    assert config.data.custom_cls.path == "pkg://training.verl_plugin.dataset"
+    assert config.data.custom_cls.path == "pkg://spear_training.verl_plugin.dataset"
     assert import_module("spear_training.verl_plugin.dataset").TaskDataset.__name__ == config.data.custom_cls.name
 
 

@@ -1,4 +1,4 @@
-"""GEM's side of ``sokoban.py`` and ``sandbox.py``: run by the Python of ``.venv-peers``, where nothing of ours is.
+"""GEM's side of ``sokoban.py`` and ``sandbox.py``: run by the Python of ``.venv-peers``; it imports nothing of ours.
 
 ``sokoban STEPS`` prints steps a CPU second and milliseconds of a reset as JSON. ``python`` runs the programs that it
 reads, a JSON string a line, with GEM's tool and prints what the tool shows as a JSON string.

@@ -10,14 +10,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 peers=${PEERS:-.venv-peers}
 constraints=constraints/peers.txt
 stamp=$peers/.spear-peers
-wanted=$(cat "$constraints" scripts/setup_peers.sh | cksum)
+wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml | cksum)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 python=${PYTHON:-$("${VENV:-.venv}/bin/python" -c 'import sys; print(sys._base_executable)' 2>/dev/null || echo python3)}
 "$python" -m venv --clear "$peers"
 pip() { "$peers/bin/python" -m pip "$@"; }
-# The second line is what our side needs to run in one process with GEM.
-pip install -q -c "$constraints" openenv gem-llm \
-    gymnasium numpy pillow click rich cloudpickle regex
+# Ours too, to run in one process with GEM.
+PYTHONWARNINGS=ignore pip install -q -c "$constraints" openenv gem-llm -e ./sandbox -e .
 printf '%s\n' "$wanted" >"$stamp"

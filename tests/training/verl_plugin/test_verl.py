@@ -19,6 +19,7 @@ import verl
 
 import spear_training.verl_plugin  # registers everything  # noqa: F401
 from spear_training.verl_check import METHODS, NAMES, TEXTS, find_fault
+from tests.rooms import ROOMS
 
 
 def test_the_version_is_the_one_the_plugin_was_written_for() -> None:
@@ -80,8 +81,11 @@ def test_the_configuration_names_classes_that_exist() -> None:
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
     module, _, attribute = name.rpartition(".")
     assert getattr(import_module(module), attribute).__name__ == "RolloutManager"
-    assert config.data.custom_cls.path == "pkg://spear_training.verl_plugin.dataset"
-    assert import_module("spear_training.verl_plugin.dataset").TaskDataset.__name__ == config.data.custom_cls.name
+    asked = config.data.custom_cls
+    assert asked.path.startswith("pkg://") and hasattr(import_module(asked.path.removeprefix("pkg://")), asked.name)
+    texts = [path.read_text("utf-8") for path in ROOMS["spear_training"].rglob("*.yaml")]
+    modules = {module for text in texts for module in re.findall(r"pkg://([\w.]+)", text)}
+    assert len(modules) >= 2 and all(map(find_spec, modules)), modules
 
 
 def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process(tmp_path: Path) -> None:

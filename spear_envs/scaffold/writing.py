@@ -1,0 +1,150 @@
+"""A package from templates: its name checked, its files written all or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["EnvPackage", "check_name", "render_package", "write_package"]
+
+DISTRIBUTION = "spear-envs"
+OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training")
+"""The namespace of our ids, and our packages, whether they are installed or not."""
+TESTS = ("tests", "conftest")
+"""What the package's own tests are called."""
+
+FILES: Mapping[str, str] = {
+    "pyproject.toml": "pyproject.toml.tmpl",
+    "README.md": "README.md.tmpl",
+    ".gitignore": "gitignore.tmpl",
+    "$name/__init__.py": "package.py.tmpl",
+    "$name/env.py": "env.py.tmpl",
+    "tests/test_contract.py": "test_contract.py.tmpl",
+}
+"""Files of the package, and the templates they are made of."""
+
+
+@dataclass(frozen=True)
+class EnvPackage:
+    """A package with one environment."""
+
+    name: str
+    """Of the Python package, such as ``"key_corridor"``."""
+
+    @property
+    def distribution(self) -> str:
+        """For pip, and for the folder."""
+        return self.name.replace("_", "-")
+
+    @property
+    def title(self) -> str:
+        """The name as classes have it: ``"KeyCorridor"``."""
+        return "".join(part[:1].upper() + part[1:] for part in self.name.split("_"))
+
+    @property
+    def env_id(self) -> str:
+        """Such as ``"key_corridor/KeyCorridor-v0"``."""
+        return f"{self.name}/{self.title}-v0"
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if a new package may be called so.
+
+    Raises:
+        SpearError: it may not; the message says why, and proposes another where it can.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        near = re.sub(r"^[0-9_]+|_$", "", re.sub(r"[^a-z0-9]+", "_", words))
+        hint = f" Did you mean {near}?" if near and name.isascii() and not _explain_taken(near) else ""
+        raise SpearError(
+            f"{name!r} is not the name of a package: take lower-case letters and digits, a letter first, words joined"
+            f" by single underscores.{hint}"
+        )
+    if taken := _explain_taken(name):
+        raise SpearError(f"{name!r} is {taken}: choose another name, such as {name}_env.")
+    return name
+
+
+def _explain_taken(name: str) -> str:
+    """What a name stands for already, as the end of a sentence; empty if it is free."""
+    if keyword.iskeyword(name):
+        return "a word of the language Python"
+    if name in sys.stdlib_module_names:
+        return "a module of Python's standard library"
+    if name in OURS:
+        return "a name of SPEAR Envs"
+    if name in TESTS:
+        return "what its own tests are called"
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:  # a folder without __init__.py has none
+        return f"a package that is installed ({spec.origin})"
+    return ""
+
+
+def render_package(package: EnvPackage) -> dict[str, str]:
+    """The files of a package by their paths in its folder."""
+    first, second = version(DISTRIBUTION).split(".")[:2]
+    values = {
+        "name": package.name,
+        "distribution": package.distribution,
+        "title": package.title,
+        "env_id": package.env_id,
+        "versions": f">={first}.{second},<{first}.{int(second) + 1}",
+    }
+    folder = resources.files(__package__) / "template"
+    return {
+        Template(path).substitute(values): Template((folder / source).read_text(encoding="utf-8")).substitute(values)
+        for path, source in FILES.items()
+    }
+
+
+def write_package(package: EnvPackage, folder: Path) -> None:
+    """Write a package into a new or an empty folder; after an error nothing of it is left.
+
+    Raises:
+        SpearError: the folder holds something, or the folder around it is not there.
+        OSError: it cannot be written.
+    """
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            raise SpearError(f"{folder} is not empty: clear it, or name another folder with --out.")
+    elif folder.exists() or folder.is_symlink():
+        raise SpearError(f"{folder} is a file: name another folder with --out.")
+    elif not folder.parent.is_dir():
+        raise SpearError(f"there is no folder {folder.parent} to put it in: make it, or name another with --out.")
+    files = render_package(package)
+    # Beside its place and on the same disk, so that it only has to be renamed.
+    with TemporaryDirectory(prefix=".spear-init-", dir=folder if folder.is_dir() else folder.parent) as temporary:
+        made = Path(temporary) / "package"
+        for path, text in files.items():
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            (made / path).write_text(text, encoding="utf-8")
+        if folder.is_dir():
+            _move_into(made, folder)
+        else:
+            made.rename(folder)
+
+
+def _move_into(made: Path, folder: Path) -> None:
+    """Move all of one folder into another, which may be somebody's current one and so is not replaced."""
+    moved: list[Path] = []
+    try:
+        for item in sorted(made.iterdir()):
+            moved.append(item.rename(folder / item.name))
+    except BaseException:
+        for item in moved:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+        raise

@@ -1,0 +1,172 @@
+"""Names of new packages, and that their files are written all or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from spear_envs import SpearError, __version__
+from spear_envs.scaffold import writing
+from spear_envs.scaffold.writing import FILES, EnvPackage, check_name, render_package, write_package
+
+ROOT = Path(__file__).resolve().parents[3]
+MAZE = EnvPackage("my_maze")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "title", "env_id"),
+    [
+        ("maze", "maze", "Maze", "maze/Maze-v0"),
+        ("key_corridor", "key-corridor", "KeyCorridor", "key_corridor/KeyCorridor-v0"),
+        ("maze_2d", "maze-2d", "Maze2d", "maze_2d/Maze2d-v0"),
+    ],
+)
+def test_what_follows_from_a_name(name: str, distribution: str, title: str, env_id: str) -> None:
+    package = EnvPackage(check_name(name))
+    assert (package.distribution, package.title, package.env_id) == (distribution, title, env_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Maze", "Did you mean maze?"),
+        ("my-maze", "Did you mean my_maze?"),
+        ("KeyCorridor", "Did you mean key_corridor?"),
+        ("2_mazes", "Did you mean mazes?"),
+        ("_maze_", "Did you mean maze?"),
+        ("../maze", "Did you mean maze?"),
+        ("", "a letter first"),
+        ("münze", "lower-case letters and digits"),
+        ("maze\n", "Did you mean maze?"),
+        ("class", "a word of the language Python: choose another name, such as class_env"),
+        ("json", "standard library: choose another name, such as json_env"),
+        ("spear", "a name of SPEAR Envs"),
+        ("spear_training", "a name of SPEAR Envs"),
+        ("tests", "what its own tests are called"),
+        ("numpy", "a package that is installed"),
+    ],
+)
+def test_names_that_will_not_do(name: str, words: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        check_name(name)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_proposed_will_do() -> None:
+    for name in ("Maze", "my-maze", "KeyCorridor", "2_mazes", "class_", "JSON"):
+        with pytest.raises(SpearError) as caught:
+            check_name(name)
+        for near in re.findall(r"Did you mean (\w+)\?", str(caught.value)):
+            assert check_name(near) == near
+
+
+def test_every_template_is_used_and_packed() -> None:
+    folder = Path(writing.__file__).parent
+    packed = re.search(r'^"spear_envs.scaffold" = \["([^"]+)"\]$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert packed is not None
+    assert sorted(path.name for path in folder.glob(packed[1])) == sorted(FILES.values())
+    assert sorted(path.name for path in (folder / "template").iterdir()) == sorted(FILES.values())
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    files = render_package(MAZE)
+    assert set(files) == {
+        "pyproject.toml",
+        "README.md",
+        ".gitignore",
+        "my_maze/__init__.py",
+        "my_maze/env.py",
+        "tests/test_contract.py",
+    }
+    assert not any("${" in text or "corridor/Key" in text for text in files.values())
+    assert 'register_env(ENV_ID, "my_maze.env:MyMazeEnv")' in files["my_maze/__init__.py"]
+
+
+def test_the_installed_version_satisfies_what_it_asks_for() -> None:
+    (line,) = re.findall(r'dependencies = \["([^"]+)"\]', render_package(MAZE)["pyproject.toml"])
+    requirement = Requirement(line)
+    assert requirement.name == "spear-envs" and requirement.specifier.contains(__version__, prereleases=True)
+    assert not requirement.specifier.contains("99")
+
+
+def list_files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_new_folder_and_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    inode = (tmp_path / "empty").stat().st_ino
+    for name in ("new", "empty"):
+        write_package(MAZE, tmp_path / name)
+        assert list_files(tmp_path / name) == set(render_package(MAZE))
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o777 & ~_read_umask()
+    assert (tmp_path / "empty").stat().st_ino == inode, "it may be somebody's current folder"
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "empty"}
+    assert {path.name for path in (tmp_path / "empty").iterdir()} == {
+        path.split("/")[0] for path in render_package(MAZE)
+    }
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_places_that_are_taken_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / ".hidden").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for place, words in (
+        ("full", "is not empty: clear it, or name another folder with --out"),
+        ("file", "is a file: name another folder with --out"),
+        ("nowhere", "is a file: name another folder with --out"),
+        ("no/such", "to put it in: make it"),
+    ):
+        with pytest.raises(SpearError, match=words):
+            write_package(MAZE, tmp_path / place)
+    assert list_files(tmp_path) == {"full/.hidden", "file"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    folder = tmp_path / "maze"
+    if there:
+        folder.mkdir()
+    write, count = Path.write_text, 0
+
+    def fill_the_disk(self: Path, *args: Any, **kwargs: Any) -> int:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_package(MAZE, folder)
+    assert list(tmp_path.iterdir()) == ([folder] if there else []) and list_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no luck"), KeyboardInterrupt()])
+def test_nothing_half_moved_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    rename, count = Path.rename, 0
+
+    def fail_late(self: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_late)
+    with pytest.raises(type(error)):
+        write_package(MAZE, tmp_path)
+    assert count == 3 and list(tmp_path.iterdir()) == []

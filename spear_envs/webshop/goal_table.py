@@ -95,11 +95,10 @@ def make_goal_table(requests: Iterable[Request]) -> GoalTable:
     total = int(starts[-1])
     if total >= 1 << 32:
         raise SpearError(f"the options of the products make {total:,} goals: leave out products with very many options")
-    # From left to right on every Python: from 3.12 on, `sum` of floats compensates, which changes last digits.
-    rarities = [reduce(add, (1.0 / counts[name] for name in request.wanted), 0.0) for request in requests]
+    # Added from left to right: from Python 3.12 on, `sum` of floats compensates, which changes last digits.
     weights = [
-        rarity / len(request.wanted) if request.choices else 0.0
-        for request, rarity in zip(requests, rarities, strict=True)
+        reduce(add, (1.0 / counts[name] for name in request.wanted)) / len(request.wanted) if request.choices else 0.0
+        for request in requests
     ]
     return GoalTable(
         numbers=np.array([request.number for request in requests], np.uint32),

@@ -189,7 +189,8 @@ def test_many_episodes_at_once_mix_nothing(tools: list[Any]) -> None:
         (CodeInterpreterTool, {"time_limit": -1}, "time_limit=-1"),
         (CodeInterpreterTool, {"sandbox": "http://127.0.0.1:9"}, "code_interpreter does not answer"),
         (SearchTool, {"retriever": "bm52"}, "Did you mean 'bm25'"),
-        (SearchTool, {"retriever": "http://127.0.0.1:9"}, "search does not answer"),
+        # It is asked again for ten seconds.
+        pytest.param(SearchTool, {"retriever": "http://127.0.0.1:9"}, "search does not answer", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_work_is_said_before_the_first_episode(kind: Any, config: dict[str, Any], words: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,14 @@ def test_the_contract_is_kept(light: Environment, name: str) -> None:
     made = f"import gymnasium as gym; print(gym.make('spear_envs:spear/{name}-v0').reset(seed=0)[1]['task_id'])"
     assert light.run("-c", made).stdout.strip()
     light.call("spear", "check", f"spear/{name}-v0", "--resets", "200")
+
+
+def test_tasks_are_the_same_on_every_python(light: Environment) -> None:
+    code = "import gymnasium as gym, sys\n"
+    code += "for name in sys.argv[1:]:\n"
+    code += "    print(gym.make(f'spear_envs:spear/{name}-v0', split='test').unwrapped.tasks.fingerprint)\n"
+    ours = subprocess.run([sys.executable, "-c", code, *ENVIRONMENTS], capture_output=True, text=True, check=True)
+    assert light.run("-c", code, *ENVIRONMENTS).stdout == ours.stdout and len(ours.stdout.split()) == len(ENVIRONMENTS)
 
 
 def test_missing_rooms_are_one_line(light: Environment) -> None:

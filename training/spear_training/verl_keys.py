@@ -29,6 +29,7 @@ _ENGINE = (
     "pad_to_length pad_to_length_bucket qat.* mixed_precision.*"
 )
 _ENTROPY = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"
+_FSDP1 = "forward_prefetch use_orig_params"
 _OPTIMISER = (
     "optimizer optimizer_impl lr lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type min_lr_ratio num_cycles "
     "zero_indexed_step warmup_style weight_decay betas clip_grad override_optimizer_config.*"
@@ -114,7 +115,7 @@ READERS = (
         lambda flat: bool(flat.get("spear.kl.coefficient")),
     ),
     Readers(
-        {f"{_AR}.actor.fsdp_config": "forward_prefetch use_orig_params"},
+        dict.fromkeys((f"{_AR}.actor.fsdp_config", f"{_AR}.ref.fsdp_config", "critic.fsdp"), _FSDP1),
         f"{_STRATEGY}=fsdp",
         lambda flat: flat.get(_STRATEGY) == "fsdp",
     ),
@@ -174,6 +175,7 @@ ADVICE = {
     f"{_AR}.actor.ppo_micro_batch_size": _TOKENS,
     f"{_AR}.actor.ppo_micro_batch_size_per_gpu": _TOKENS,
     f"{_AR}.actor.rollout_n": f"set {_AR}.rollout.n",
+    f"{_AR}.actor.freeze_vision_tower": "the whole network is trained",
     f"{_AR}.actor.shuffle": "rows are always dealt at random, by spear.seed",
     f"{_AR}.actor.data_loader_seed": "set spear.seed",
     f"{_AR}.actor.grad_clip": f"set {_AR}.actor.optim.clip_grad",
@@ -184,8 +186,10 @@ ADVICE = {
     f"{_AR}.actor.optim.total_training_steps": "set trainer.total_training_steps",
     f"{_AR}.actor.fsdp_config.strategy": f"set {_STRATEGY}",
     f"{_AR}.actor.fsdp_config.dtype": f"set {_AR}.actor.fsdp_config.mixed_precision.param_dtype",
+    f"{_AR}.actor.fsdp_config.forward_only": "the actor is trained",
     f"{_AR}.actor.checkpoint.async_save": "a run could not be resumed",
     f"{_AR}.ref.fsdp_config.strategy": f"set {_AR}.ref.strategy",
+    f"{_AR}.ref.fsdp_config.forward_only": "the reference policy is never trained",
     f"{_AR}.ref.use_torch_compile": f"set {_AR}.ref.fsdp_config.use_torch_compile",
     f"{_AR}.ref.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
     f"{_AR}.ref.log_prob_micro_batch_size": _TOKENS,
@@ -209,6 +213,8 @@ ADVICE = {
     f"{_AR}.rollout.n_gpus_per_node": "set trainer.n_gpus_per_node",
     f"{_AR}.rollout.multi_turn.*": _TURNS,
     f"{_AR}.rollout.agent.*": _TURNS,
+    f"{_AR}.rollout.enable_rollout_routing_replay": "the trainer does not replay the routes of experts",
+    f"{_AR}.rollout.checkpoint_engine.*": "weights go to the rollouts by verl's naive backend",
     f"{_AR}.rollout.qat": f"set {_AR}.actor.fsdp_config.qat",
     f"{_AR}.rollout.engine_kwargs.sglang.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
     f"{_AR}.rollout.engine_kwargs.trtllm.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
@@ -236,7 +242,9 @@ ADVICE = {
     "critic.forward_micro_batch_size_per_gpu": "set critic.forward_max_token_len_per_gpu",
     "critic.optim.total_training_steps": "set trainer.total_training_steps",
     "critic.fsdp.strategy": "set critic.strategy",
+    "critic.fsdp.forward_only": "the critic is trained",
     "critic.checkpoint.async_save": "a run could not be resumed",
+    "critic.model.lora.*": "FSDP reads critic.model.lora_rank, lora_alpha, target_modules and exclude_modules",
     "critic.model.mtp.*": "the trainer does not do multi-token prediction",
     "data.seed": "set spear.seed",
     "data.spear_env.*": "set spear.env",
@@ -250,6 +258,7 @@ ADVICE = {
     "data.function_tool_path": _TURNS,
     "data.truncation": "a prompt drops its oldest turns: see spear.env.history",
     "data.apply_chat_template_kwargs.*": f"change the template by {_AR}.model.custom_chat_template",
+    "distillation.*": "the trainer does not distil",
     "reward.*": _PAYS,
     "reward_model.*": _PAYS,
     "custom_reward_function.*": _PAYS,
@@ -266,6 +275,7 @@ ADVICE = {
     "trainer.remove_previous_ckpt_in_save": "set trainer.max_actor_ckpt_to_keep=1",
     "trainer.use_v1": "SPEAR's trainer is one of v1",
     "trainer.v1.*": "`spear train` runs SPEAR's own trainer",
+    "skip.*": "every step plays its episodes",
     "transfer_queue.enable": "the trainer needs it",
 }
 """What to do instead of changing a key; a key itself goes before the node that it is in."""

@@ -73,5 +73,5 @@ def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
     assert read(**config.algorithm.rollout_correction) == RolloutCorrection("token", "0.5_2.0")
     with pytest.raises(SpearError, match=r"needs .*rollout_rs_threshold"):
         compose_config((*base, f"{NODE}.rollout_rs=token_k1"), Path("runs/x"))
-    with pytest.raises(SpearError, match="loss_type can only be 'ppo_clip' here"):
+    with pytest.raises(SpearError, match="loss_type cannot be changed here: the loss is SPEAR's"):
         compose_config((*base, f"{NODE}.loss_type=reinforce"), Path("runs/x"))

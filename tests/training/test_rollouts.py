@@ -72,6 +72,11 @@ def test_a_choice_that_cannot_play_is_refused(tmp_path: Path, override: str, mes
         check_rollouts(compose(save_config(tmp_path / "m"), override))
 
 
+def test_an_adapter_that_is_merged_can_play(tmp_path: Path) -> None:
+    lora = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true")
+    check_rollouts(compose(save_config(tmp_path / "m"), *lora))
+
+
 @pytest.mark.parametrize("cluster", ["1gpu", "8gpu", "4x8gpu"])
 def test_on_gpus_it_is_stock_vllm(cluster: str) -> None:
     config = compose_config((f"cluster={cluster}", "preset=alfworld_qwen2.5_7b"), Path("x"), check=False)

@@ -31,6 +31,7 @@ from spear_training.recording import RecordSettings
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.supervise import hold_lock
+from spear_training.verl_keys import check_keys
 
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
@@ -40,31 +41,6 @@ POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
 RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start", "record")
 """Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
-
-WITHOUT_EFFECT = {
-    "algorithm.use_kl_in_reward": (False, "set spear.kl.coefficient, which weighs it in the loss"),
-    "critic.cliprange_value": (0.5, "set spear.critic.clip"),
-    "trainer.critic_warmup": (0, "set spear.critic.warmup"),
-    "actor_rollout_ref.actor.entropy_coeff": (0, "the trainer has no entropy bonus"),
-    "actor_rollout_ref.actor.clip_ratio": (0.2, "set spear.clip.low and spear.clip.high"),
-    "actor_rollout_ref.actor.clip_ratio_low": (0.2, "set spear.clip.low"),
-    "actor_rollout_ref.actor.clip_ratio_high": (0.2, "set spear.clip.high"),
-    "actor_rollout_ref.actor.clip_ratio_c": (3.0, "set spear.clip.dual"),
-    "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "set spear.loss.aggregation"),
-    "actor_rollout_ref.actor.loss_scale_factor": (None, "set spear.loss.scale_factor"),
-    "actor_rollout_ref.actor.use_dynamic_bsz": (True, "rows of a step do not divide evenly otherwise"),
-    "actor_rollout_ref.actor.checkpoint.async_save": (False, "a run could not be resumed"),
-    "algorithm.adv_estimator": ("grpo", "set spear.advantage.estimator"),
-    "algorithm.norm_adv_by_std_in_grpo": (True, "set spear.advantage.normalize_std"),
-    "algorithm.rollout_correction.loss_type": ("ppo_clip", "the loss is SPEAR's"),
-    "algorithm.filter_groups.enable": (False, "set spear.filter.groups"),
-    "actor_rollout_ref.rollout.val_kwargs.do_sample": (True, "set actor_rollout_ref.rollout.val_kwargs.temperature=0"),
-    "trainer.rollout_data_dir": (None, "spear.record keeps a sample of the episodes"),
-    "trainer.validation_data_dir": (None, "`spear eval --out` records episodes"),
-    "trainer.resume_mode": ("auto", "a run is resumed by naming its --out again"),
-    "trainer.v1.trainer_mode": ("spear", "it is what `spear train` runs"),
-}
-"""Keys of verl that this trainer does not read, with the only value they may have and what to do instead."""
 
 CHANGEABLE = (
     "spear.resume",
@@ -127,13 +103,15 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
             store.store(group=f"preset/{flavour}".rstrip("/"), name=name, node=node, package="_global_")
     with initialize_config_module("spear_training.config", version_base=None):
         try:
-            config = compose(ROOT, overrides=[search, *choices])
+            base = config = compose(ROOT, overrides=[search, *choices])
             others = [check_override(override, config) for override in overrides if override not in choices]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
     settings = read_settings(config.spear)
+    if others:
+        _check_changes(base, config)
     with open_dict(config):
         for key, needed, _ in _list_derived(settings):
             OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
@@ -147,6 +125,16 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
                 config.spear.env.valid_split = _read_environment(config).valid_split
             check_config(config)
     return config
+
+
+def _check_changes(base: DictConfig, config: DictConfig) -> None:
+    """:func:`check_keys`, where writing out what an interpolation gives anyway is no change."""
+    before, after = flatten_config(base), flatten_config(config)
+    for key in before.keys() & after.keys():
+        is_reference = isinstance(before[key], str) and "${" in before[key]
+        if is_reference and before[key] != after[key] and OmegaConf.select(base, key) == OmegaConf.select(config, key):
+            after[key] = before[key]
+    check_keys(before, after)
 
 
 def quote_value(text: str) -> str:
@@ -245,9 +233,6 @@ def check_config(config: DictConfig) -> None:
         SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
     """
     settings = read_settings(config.spear)
-    for key, (value, advice) in WITHOUT_EFFECT.items():
-        if OmegaConf.select(config, key) != value:
-            raise SpearError(f"{key} can only be {value!r} here: {advice}")
     for key, needed, advice in _list_derived(settings):
         if OmegaConf.select(config, key) != needed:
             raise SpearError(f"{key} can only be {needed!r} here: {advice}")

@@ -10,6 +10,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
 
+from spear_envs.core.errors import SpearError
 from spear_training.algorithms import (
     SpearSettings,
     compose_reward,
@@ -294,3 +295,10 @@ def test_the_records_are_left_as_they_were(make: Any) -> None:
     copies = [replace(record) for record in records]
     plan(records, choose(filter={"void": "trajectory", "overlong": True}))
     assert records == copies
+
+
+def test_an_estimator_that_nobody_plans_with_is_told(make: Any) -> None:
+    settings = choose()
+    object.__setattr__(settings.advantage, "estimator", "gigpoo")  # one that was added to the choices alone
+    with pytest.raises(SpearError, match=r"^no rows .* spear\.advantage\.estimator=gigpoo; did you mean gigpo\?$"):
+        plan([make.episode("g", 0), make.episode("g", 1)], settings)

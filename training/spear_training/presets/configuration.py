@@ -23,7 +23,7 @@ PATH_OF_KEY: Mapping[str, str] = {
     "validation_samples": f"{ROLLOUT}.val_kwargs.n",
     "tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
     "learning_rate": f"{ACTOR}.optim.lr",
-    "grad_clip": f"{ACTOR}.grad_clip",
+    "grad_clip": f"{ACTOR}.optim.clip_grad",
     "sequence_parallel_size": f"{ACTOR}.ulysses_sequence_parallel_size",
     "sil_coupling": "spear.sil.coupling",
     "warmup_steps": "spear.sil.warmup_steps",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from spear_envs.core.errors import SpearError
 from spear_training.algorithms import (
     Estimator,
     FormatMode,
@@ -180,6 +182,8 @@ def _estimate(
     )
     if choice.estimator is Estimator.GRPO:
         return group_advantages(rewards, groups, trajectory_ids=trajectories, **shared).tolist()
+    if choice.estimator is not Estimator.GIGPO:
+        raise SpearError(_explain_estimator(choice.estimator))
     return gigpo_advantages(
         rewards,
         torch.tensor([row.step_reward for _, row in pairs], dtype=torch.float64),
@@ -191,3 +195,9 @@ def _estimate(
         step_weight=choice.step_weight,
         **shared,
     ).total.tolist()
+
+
+def _explain_estimator(given: object) -> str:
+    name, known = str(getattr(given, "value", given)), [choice.value for choice in Estimator]
+    near = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
+    return f"no rows can be planned with spear.advantage.estimator={name}; did you mean {near}?"

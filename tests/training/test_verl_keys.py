@@ -1,0 +1,244 @@
+"""Every key of verl is read here, or whoever changes it is told that it is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from spear_envs.core.errors import SpearError
+from spear_training.launch import compose_config, flatten_config
+from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
+from spear_training.verl_keys import ADVICE, CHOICES, READERS, UNREAD, check_keys, find_advice, find_readers
+
+AR = "actor_rollout_ref"
+TEXT = "spear.env.kwargs.modality=text"
+NOT_COMPOSED = {
+    f"{AR}.model.target_parameters",
+    f"{AR}.model.lora.fully_sharded_loras",
+    f"{AR}.actor.checkpoint.save_lora_only",
+    f"{AR}.rollout.enable_sleep_mode",
+    f"{AR}.rollout.limit_images",
+    f"{AR}.rollout.repetition_penalty",
+    "critic.model.target_parameters",
+    "critic.checkpoint.save_lora_only",
+    "critic.ppo_infer_max_token_len_per_gpu",
+    "trainer.remove_previous_ckpt_in_save",
+}
+"""Keys that verl's classes have and its files leave out: they are added with a plus."""
+OURS = {
+    f"{AR}.actor.use_dynamic_bsz",
+    f"{AR}.actor.use_torch_compile",
+    f"{AR}.ref.use_torch_compile",
+    f"{AR}.rollout.agent.agent_loop_manager_class",
+    f"{AR}.rollout.val_kwargs.do_sample",
+    "algorithm.adv_estimator",
+    "data.seed",
+    "data.spear_env",
+    "data.train_files",
+    "data.val_files",
+    "reward.num_workers",
+    "trainer.v1.trainer_mode",
+    "trainer.v1.spear",
+}
+"""Keys that our own files set and a user cannot: verl checks them, or finds our parts by them."""
+
+
+@pytest.fixture(scope="module")
+def flat() -> dict[str, Any]:
+    """The configuration of a training on a CPU, leaf by leaf."""
+    return flatten_config(compose_config((), Path("runs/x"), check=False))
+
+
+@pytest.fixture(scope="module")
+def leaves() -> dict[str, Any]:
+    """verl's own configuration, leaf by leaf."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return flatten_config(compose("ppo_trainer"))
+
+
+def alter(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return [*value, "other"] if isinstance(value, list) else "other"
+
+
+def refuse(before: Mapping[str, Any], **changed: Any) -> str:
+    """The line that changes of ``before`` end in; two underscores stand for a dot."""
+    changes = {key.replace("__", "."): value for key, value in changed.items()}
+    with pytest.raises(SpearError) as caught:
+        check_keys(before, {**before, **changes})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+def test_each_key_of_verl_is_in_one_of_three_sets(leaves: dict[str, Any]) -> None:
+    kinds = Counter("read" if find_readers(key) else "advice" if find_advice(key) else "unread" for key in leaves)
+    # Another version of verl has other keys: look at what is new before changing these.
+    assert kinds == {"read": 431, "advice": 378, "unread": 90}
+
+
+def test_every_entry_speaks_of_a_key_of_verl(leaves: dict[str, Any], flat: dict[str, Any]) -> None:
+    known = [f"{key}." for key in (*leaves, *flat, *NOT_COMPOSED)]
+    patterns = [*ADVICE, *CHOICES, *(pattern for readers in READERS for pattern in readers.list_patterns())]
+    for pattern in patterns:
+        assert any(key.startswith(f"{pattern.removesuffix('.*')}.") for key in known), pattern
+    assert not NOT_COMPOSED & leaves.keys()
+
+
+def test_nothing_is_both_read_and_advised_against() -> None:
+    read = [pattern for readers in READERS for pattern in readers.list_patterns()]
+    assert not set(read) & set(ADVICE)
+    assert len(set(read)) == len(read), "a key stands once"
+
+
+def list_our_keys() -> Iterator[str]:
+    """Keys of verl in our own files and in the paper's presets."""
+    for file in resources.files("spear_training").joinpath("config").rglob("*.yaml"):  # type: ignore[attr-defined]
+        if file.name != "tools.yaml":
+            yield from flatten_config(OmegaConf.load(file))
+    for flavour in FLAVOURS:
+        for name in list_presets():
+            yield from flatten_config(OmegaConf.create(build_configuration(load_preset(name, flavour))))
+
+
+def test_our_own_files_set_what_is_read() -> None:
+    keys = {key for key in list_our_keys() if not key.startswith(("spear.", "defaults"))}
+    assert len(keys) > 60
+    assert {key for key in keys if not find_readers(key)} == OURS
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------------
+def test_whoever_changes_a_key_that_nothing_reads_is_told(flat: dict[str, Any]) -> None:
+    refused = [key for key in flat if not key.startswith("spear.") and not find_readers(key)]
+    assert len(refused) > 400
+    for key in refused:
+        message = refuse(flat, **{key: alter(flat[key])})
+        assert message == f"{key} cannot be changed here: {find_advice(key) or UNREAD}"
+
+
+def test_whoever_changes_a_key_that_is_read_may(flat: dict[str, Any]) -> None:
+    for readers in READERS:
+        keys = [key for key in flat if readers in find_readers(key) and key not in CHOICES]
+        assert keys
+        for key in keys:
+            after = {**flat, key: alter(flat[key])}
+            if readers.holds(flat):
+                check_keys(flat, after)
+            else:
+                assert str(readers.needs) in refuse(flat, **{key: after[key]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "missing"),
+    [
+        ({"spear.advantage.estimator": "gae"}, "critic.optim.lr", "it takes spear.advantage.estimator=gae"),
+        ({"spear.kl.coefficient": 0.1}, f"{AR}.ref.fsdp_config.param_offload", "it takes spear.kl.coefficient above 0"),
+        ({f"{AR}.actor.strategy": "fsdp"}, f"{AR}.actor.fsdp_config.forward_prefetch", "strategy=fsdp"),
+        ({f"{AR}.rollout.name": "vllm"}, f"{AR}.rollout.gpu_memory_utilization", "it takes"),
+        ({f"{AR}.rollout.name": "vllm"}, f"{AR}.rollout.engine_kwargs.vllm.x.y", f"{AR}.rollout.name=vllm"),
+        ({f"{AR}.rollout.name": "vllm_cpu"}, f"{AR}.rollout.engine_kwargs.vllm_cpu.kv_cache_gib", "name=vllm_cpu"),
+        ({f"{AR}.rollout.name": "vllm_cpu"}, f"{AR}.rollout.dtype", "name=vllm or vllm_cpu"),
+    ],
+)
+def test_some_keys_are_read_in_trainings_of_one_kind(
+    flat: dict[str, Any], kind: dict[str, Any], key: str, missing: str
+) -> None:
+    assert missing in refuse(flat, **{key: "other"})
+    check_keys(flat, {**flat, **kind, key: "other"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (f"{AR}.actor.policy_loss.loss_mode", "gspo", "the loss is SPEAR's, the only one: see spear.clip"),
+        (f"{AR}.actor.policy_loss.loss_mode", "nonsense", "the loss is SPEAR's"),
+        (f"{AR}.actor.kl_loss_coef", 0.1, "set spear.kl.coefficient"),
+        (f"{AR}.actor.kl_loss_type", "mse", "spear.kl.coefficient"),
+        ("algorithm.gamma", 0.9, "set spear.critic.gamma (with gae) or spear.advantage.gamma (with gigpo)"),
+        ("algorithm.lam", 0.9, "set spear.critic.lam"),
+        ("algorithm.kl_penalty", "mse", "set spear.kl.coefficient"),
+        ("algorithm.use_kl_in_reward", True, "set spear.kl.coefficient, which weighs it in the loss"),
+        ("algorithm.use_pf_ppo", True, UNREAD),
+        ("algorithm.filter_groups.enable", True, "set spear.filter.groups"),
+        (f"{AR}.rollout.multi_turn.enable", True, "an episode is played by the environment"),
+        (f"{AR}.rollout.multi_turn.max_assistant_turns", 3, "an episode is played by the environment"),
+        (f"{AR}.rollout.agent.default_agent_loop", "tool_agent", "an episode is played by the environment"),
+        (f"{AR}.rollout.enable_rollout_routing_replay", True, "does not replay the routes of experts"),
+        (f"{AR}.rollout.repetition_penalty", 1.3, "rollouts are sampled from the policy as it is"),
+        (f"{AR}.rollout.name", "sglang", "can only be spear_hf or vllm_cpu or vllm here, not 'sglang'"),
+        (f"{AR}.rollout.quantization", "fp8", f"it takes {AR}.rollout.name=vllm"),
+        ("reward.custom_reward_function.path", "x.py", "the environment pays"),
+        ("reward.reward_model.enable", True, "the environment pays"),
+        ("custom_reward_function.path", "x.py", "the environment pays"),
+        ("trainer.balance_batch", False, "the trainer deals rows to the ranks by itself"),
+        ("trainer.log_val_generations", 10, "`spear eval --out` records episodes"),
+        ("trainer.v1.trainer_mode", "colocate_async", "`spear train` runs SPEAR's own trainer"),
+        ("trainer.resume_mode", "disable", "a run is resumed by naming its --out again"),
+        (f"{AR}.actor.shuffle", True, "rows are always dealt at random"),
+        (f"{AR}.actor.calculate_entropy", True, "every step logs the entropy"),
+        (f"{AR}.actor.entropy_coeff", 0.01, "the trainer has no entropy bonus"),
+        (f"{AR}.actor.clip_ratio_c", 4.0, "set spear.clip.dual"),
+        (f"{AR}.actor.loss_agg_mode", "token-sum", "set spear.loss.aggregation"),
+        (f"{AR}.actor.grad_clip", 0.5, f"set {AR}.actor.optim.clip_grad"),
+        (f"{AR}.actor.strategy", "megatron", "can only be fsdp2 or fsdp here, not 'megatron'"),
+        ("model_engine", "megatron", "the trainer runs on FSDP"),
+        ("critic.loss_agg_mode", "seq-mean-token-mean", "the critic's loss is a token mean"),
+        ("critic.cliprange_value", 0.3, "set spear.critic.clip"),
+        ("data.apply_chat_template_kwargs", {"enable_thinking": False}, "custom_chat_template"),
+        ("data.apply_chat_template_kwargs.enable_thinking", False, "custom_chat_template"),
+        ("data.filter_overlong_prompts", True, UNREAD),
+        ("skip.rollout.enable", True, "every step plays its episodes"),
+        (f"{AR}.actor.optim.lrr", 1e-6, f"{UNREAD}; did you mean {AR}.actor.optim.lr?"),
+        ("xyzzy", 1, f"xyzzy: {UNREAD}"),
+    ],
+)
+def test_what_a_user_of_verl_might_try_is_refused(flat: dict[str, Any], key: str, value: Any, expected: str) -> None:
+    message = refuse(flat, **{key: value})
+    assert message.startswith(key) and expected in message
+
+
+def test_a_key_that_is_taken_away_has_changed(flat: dict[str, Any]) -> None:
+    without = {key: value for key, value in flat.items() if not key.startswith("skip.")}
+    with pytest.raises(SpearError, match=r"^skip\._target_ cannot be changed here: every step plays"):
+        check_keys(flat, without)
+    check_keys(flat, {key: value for key, value in flat.items() if key != "ray_kwargs.timeline_json_file"})
+
+
+def test_the_settings_of_spear_are_checked_elsewhere(flat: dict[str, Any]) -> None:
+    check_keys(flat, {**flat, "spear.sil.enabled": 3, "spear.nonsense": 1})
+
+
+# ---- composed --------------------------------------------------------------------------------------------------------
+def test_a_composed_configuration_is_checked() -> None:
+    with pytest.raises(SpearError, match=r"^actor_rollout_ref\.actor\.policy_loss\.loss_mode cannot be changed here"):
+        compose_config((TEXT, f"{AR}.actor.policy_loss.loss_mode=gspo"), Path("x"), check=False)
+    with pytest.raises(SpearError, match=r"repetition_penalty cannot be changed here"):
+        compose_config((TEXT, f"+{AR}.rollout.repetition_penalty=1.3"), Path("x"), check=False)
+
+
+def test_writing_out_what_holds_anyway_is_no_change() -> None:
+    same = ("algorithm.gamma=1.0", f"{AR}.actor.use_fused_kernels=false", f"{AR}.rollout.response_length=1024")
+    assert compose_config((TEXT, *same), Path("x"), check=False).algorithm.gamma == 1.0
+
+
+def test_choices_may_set_what_a_user_may_not() -> None:
+    config = compose_config(
+        ("preset=demo", "algorithm=ppo", "cluster=8gpu", "critic.optim.lr=2e-5"), Path("x"), check=False
+    )
+    assert config.critic.optim.lr == 2e-5 and config.trainer.v1.trainer_mode == "spear"

@@ -1,0 +1,342 @@
+"""Which keys of verl's configuration act in a training here; whatever else a user changes is refused by name.
+
+`spear train` composes the whole configuration of verl 0.9.1, and much of it is for parts of verl that SPEAR's trainer
+replaces: its losses, advantages, rewards, samplers and agent loops. The tables below follow from reading what is left
+of verl: the trainer's loop, the workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+from spear_training.rollouts import HF, VLLM, VLLM_CPU
+
+Flat = Mapping[str, Any]
+"""Values of a configuration by dotted key."""
+
+_AR = "actor_rollout_ref"
+_ROLLOUT_NAME = f"{_AR}.rollout.name"
+_STRATEGY = f"{_AR}.actor.strategy"
+UNREAD = "nothing reads it under this trainer"
+
+_ENGINE = (
+    "wrap_policy.* param_offload optimizer_offload offload_policy reshard_after_forward fsdp_size model_dtype seed "
+    "full_determinism ulysses_sequence_parallel_size use_torch_compile use_no_sync_for_gradient_accumulation "
+    "pad_to_length pad_to_length_bucket qat.* mixed_precision.*"
+)
+_ENTROPY = "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing"
+_FSDP1 = "forward_prefetch use_orig_params"
+_OPTIMISER = (
+    "optimizer optimizer_impl lr lr_warmup_steps lr_warmup_steps_ratio lr_scheduler_type min_lr_ratio num_cycles "
+    "zero_indexed_step warmup_style weight_decay betas clip_grad override_optimizer_config.*"
+)
+_MODEL = (
+    "path hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib override_config.* "
+    "enable_gradient_checkpointing enable_activation_offload use_remove_padding lora_rank lora_alpha lora_adapter_path "
+    "target_modules target_parameters exclude_modules use_liger use_fused_kernels fused_kernel_options.* tiled_mlp.*"
+)
+_CHECKPOINT = "save_contents load_contents save_lora_only"
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Keys that something reads in every training, or in those of one kind.
+
+    Attributes:
+        keys: names below each node; ``name.*`` is a node that is handed on whole.
+        needs: what makes it a training of that kind, for people; None for every training.
+        holds: whether a configuration is of that kind.
+    """
+
+    keys: Mapping[str, str]
+    needs: str | None = None
+    holds: Callable[[Flat], bool] = lambda flat: True
+
+    def list_patterns(self) -> list[str]:
+        """Whole keys, of which those of whole nodes end in ``.*``."""
+        return [f"{node}.{name}" for node, names in self.keys.items() for name in names.split()]
+
+
+def _plays_by(*names: str) -> Callable[[Flat], bool]:
+    return lambda flat: flat.get(_ROLLOUT_NAME) in names
+
+
+READERS = (
+    Readers(
+        {
+            f"{_AR}.actor": "strategy ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs use_kl_loss "
+            f"ulysses_sequence_parallel_size pad_to_length profiler.* {_ENTROPY}",
+            f"{_AR}.actor.optim": _OPTIMISER,
+            f"{_AR}.actor.fsdp_config": f"{_ENGINE} {_ENTROPY}",
+            f"{_AR}.actor.checkpoint": _CHECKPOINT,
+            f"{_AR}.model": f"{_MODEL} lora.merge",
+            f"{_AR}.rollout": "name n temperature top_k top_p max_num_seqs tensor_model_parallel_size "
+            "log_prob_max_token_len_per_gpu router_config_path layered_summon",
+            f"{_AR}.rollout.val_kwargs": "n temperature top_k top_p",
+            f"{_AR}.rollout.agent": "num_workers",
+            "algorithm.rollout_correction": "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs "
+            "rollout_rs_threshold bypass_mode",
+            "critic": "enable",
+            "data": "train_batch_size train_max_samples val_max_samples max_prompt_length max_response_length shuffle "
+            "dataloader_num_workers custom_cls.*",
+            "trainer": "project_name experiment_name logger device nnodes n_gpus_per_node total_epochs "
+            "total_training_steps save_freq test_freq val_before_train val_only max_actor_ckpt_to_keep "
+            "checkpoint_callback_class default_local_dir",
+            "ray_kwargs": "ray_init.* timeline_json_file",
+            "transfer_queue": "metrics.* backend.*",
+            "global_profiler": "tool steps profile_continuous_steps save_path relocate_results finish_hook_cmd "
+            "finish_hook_all_ranks finish_hook_ranks global_tool_config.*",
+        }
+    ),
+    Readers(
+        {
+            "critic": "strategy ppo_mini_batch_size ppo_epochs ppo_max_token_len_per_gpu forward_max_token_len_per_gpu "
+            "ppo_infer_max_token_len_per_gpu profiler.*",
+            "critic.optim": _OPTIMISER,
+            "critic.fsdp": _ENGINE,
+            "critic.checkpoint": _CHECKPOINT,
+            "critic.model": _MODEL,
+            "trainer": "max_critic_ckpt_to_keep",
+        },
+        "spear.advantage.estimator=gae",
+        lambda flat: flat.get("spear.advantage.estimator") == "gae",
+    ),
+    Readers(
+        {
+            f"{_AR}.ref": "strategy log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size pad_to_length "
+            "profiler.*",
+            f"{_AR}.ref.fsdp_config": _ENGINE,
+        },
+        "spear.kl.coefficient above 0",
+        lambda flat: bool(flat.get("spear.kl.coefficient")),
+    ),
+    Readers(
+        dict.fromkeys((f"{_AR}.actor.fsdp_config", f"{_AR}.ref.fsdp_config", "critic.fsdp"), _FSDP1),
+        f"{_STRATEGY}=fsdp",
+        lambda flat: flat.get(_STRATEGY) == "fsdp",
+    ),
+    Readers(
+        {f"{_AR}.rollout": "dtype trace.*"},
+        f"{_ROLLOUT_NAME}={VLLM} or {VLLM_CPU}",
+        _plays_by(VLLM, VLLM_CPU),
+    ),
+    Readers({f"{_AR}.rollout.engine_kwargs": f"{VLLM_CPU}.*"}, f"{_ROLLOUT_NAME}={VLLM_CPU}", _plays_by(VLLM_CPU)),
+    Readers(
+        {
+            f"{_AR}.rollout": "data_parallel_size expert_parallel_size gpu_memory_utilization ignore_eos enforce_eager "
+            "cudagraph_capture_sizes free_cache_engine max_num_batched_tokens max_model_len enable_chunked_prefill "
+            "enable_prefix_caching enable_sleep_mode logprobs_mode scheduling_policy load_format disable_log_stats "
+            "seed full_determinism limit_images quantization quantization_config_file prometheus.* disaggregation.* "
+            "profiler.*",
+            f"{_AR}.rollout.engine_kwargs": f"{VLLM}.*",
+            f"{_AR}.rollout.checkpoint_engine": "update_weights_bucket_megabytes",
+            f"{_AR}.model": "lora.fully_sharded_loras",
+        },
+        f"{_ROLLOUT_NAME}={VLLM}",
+        _plays_by(VLLM),
+    ),
+)
+"""Everything that is read, by verl or by our plugin. No other key may be changed."""
+
+CHOICES = {
+    _STRATEGY: ("fsdp2", "fsdp"),
+    "critic.strategy": ("fsdp2", "fsdp"),
+    f"{_AR}.ref.strategy": ("fsdp2", "fsdp"),
+    _ROLLOUT_NAME: (HF, VLLM_CPU, VLLM),
+}
+"""Keys that are read, and the values of verl's that this trainer can do something with."""
+
+_PAYS = "the environment pays: see spear.reward"
+_LORA = f"FSDP reads {_AR}.model.lora_rank, lora_alpha, target_modules and exclude_modules"
+_TURNS = "an episode is played by the environment: see spear.env and docs/training.md"
+_LOSS = "the loss is SPEAR's, the only one: see spear.clip, spear.cov and spear.loss"
+_TOKENS = f"micro-batches are cut by tokens: set {_AR}.actor.ppo_max_token_len_per_gpu"
+
+ADVICE = {
+    "model_engine": f"the trainer runs on FSDP: {_STRATEGY} takes fsdp2 or fsdp",
+    f"{_AR}.actor.entropy_coeff": "the trainer has no entropy bonus",
+    f"{_AR}.actor.calculate_entropy": "every step logs the entropy of its rows",
+    f"{_AR}.actor.clip_ratio": "set spear.clip.low and spear.clip.high",
+    f"{_AR}.actor.clip_ratio_low": "set spear.clip.low",
+    f"{_AR}.actor.clip_ratio_high": "set spear.clip.high",
+    f"{_AR}.actor.clip_ratio_c": "set spear.clip.dual",
+    f"{_AR}.actor.policy_loss.*": _LOSS,
+    f"{_AR}.actor.tau_pos": _LOSS,
+    f"{_AR}.actor.tau_neg": _LOSS,
+    f"{_AR}.actor.loss_agg_mode": "set spear.loss.aggregation",
+    f"{_AR}.actor.loss_scale_factor": "set spear.loss.scale_factor",
+    f"{_AR}.actor.kl_loss_coef": "set spear.kl.coefficient",
+    f"{_AR}.actor.kl_loss_type": "spear.kl.coefficient weighs the one form there is, verl's low_var_kl",
+    f"{_AR}.actor.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    f"{_AR}.actor.ppo_micro_batch_size": _TOKENS,
+    f"{_AR}.actor.ppo_micro_batch_size_per_gpu": _TOKENS,
+    f"{_AR}.actor.rollout_n": f"set {_AR}.rollout.n",
+    f"{_AR}.actor.freeze_vision_tower": "the whole network is trained",
+    f"{_AR}.actor.shuffle": "rows are always dealt at random, by spear.seed",
+    f"{_AR}.actor.data_loader_seed": "set spear.seed",
+    f"{_AR}.actor.grad_clip": f"set {_AR}.actor.optim.clip_grad",
+    f"{_AR}.actor.use_remove_padding": f"set {_AR}.model.use_remove_padding",
+    f"{_AR}.actor.use_fused_kernels": f"set {_AR}.model.use_fused_kernels",
+    f"{_AR}.actor.use_torch_compile": f"set {_AR}.actor.fsdp_config.use_torch_compile",
+    f"{_AR}.actor.qat.*": f"set the same key of {_AR}.actor.fsdp_config.qat",
+    f"{_AR}.actor.optim.total_training_steps": "set trainer.total_training_steps",
+    f"{_AR}.actor.fsdp_config.strategy": f"set {_STRATEGY}",
+    f"{_AR}.actor.fsdp_config.dtype": f"set {_AR}.actor.fsdp_config.mixed_precision.param_dtype",
+    f"{_AR}.actor.fsdp_config.forward_only": "the actor is trained",
+    f"{_AR}.actor.checkpoint.async_save": "a run could not be resumed",
+    f"{_AR}.ref.fsdp_config.strategy": f"set {_AR}.ref.strategy",
+    f"{_AR}.ref.fsdp_config.forward_only": "the reference policy is never trained",
+    f"{_AR}.ref.use_torch_compile": f"set {_AR}.ref.fsdp_config.use_torch_compile",
+    f"{_AR}.ref.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    f"{_AR}.ref.log_prob_micro_batch_size": _TOKENS,
+    f"{_AR}.ref.log_prob_micro_batch_size_per_gpu": _TOKENS,
+    f"{_AR}.model.lora.rank": f"set {_AR}.model.lora_rank",
+    f"{_AR}.model.lora.alpha": f"set {_AR}.model.lora_alpha",
+    f"{_AR}.model.lora.adapter_path": f"set {_AR}.model.lora_adapter_path",
+    f"{_AR}.model.lora.*": _LORA,
+    f"{_AR}.model.mtp.*": "the trainer does not do multi-token prediction",
+    f"{_AR}.rollout.mtp.*": "the trainer does not do multi-token prediction",
+    f"{_AR}.rollout.prompt_length": "set data.max_prompt_length",
+    f"{_AR}.rollout.response_length": "set data.max_response_length",
+    f"{_AR}.rollout.do_sample": f"set {_AR}.rollout.temperature",
+    f"{_AR}.rollout.val_kwargs.do_sample": f"set {_AR}.rollout.val_kwargs.temperature=0",
+    f"{_AR}.rollout.repetition_penalty": "rollouts are sampled from the policy as it is",
+    f"{_AR}.rollout.calculate_log_probs": "every rollout comes with its log-probs",
+    f"{_AR}.rollout.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    f"{_AR}.rollout.log_prob_micro_batch_size": f"set {_AR}.rollout.log_prob_max_token_len_per_gpu",
+    f"{_AR}.rollout.log_prob_micro_batch_size_per_gpu": f"set {_AR}.rollout.log_prob_max_token_len_per_gpu",
+    f"{_AR}.rollout.pipeline_model_parallel_size": f"set {_AR}.rollout.tensor_model_parallel_size",
+    f"{_AR}.rollout.nnodes": "set trainer.nnodes",
+    f"{_AR}.rollout.n_gpus_per_node": "set trainer.n_gpus_per_node",
+    f"{_AR}.rollout.multi_turn.*": _TURNS,
+    f"{_AR}.rollout.agent.*": _TURNS,
+    f"{_AR}.rollout.enable_rollout_routing_replay": "the trainer does not replay the routes of experts",
+    f"{_AR}.rollout.checkpoint_engine.*": "weights go to the rollouts by verl's naive backend",
+    f"{_AR}.rollout.qat": f"set {_AR}.actor.fsdp_config.qat",
+    f"{_AR}.rollout.engine_kwargs.sglang.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
+    f"{_AR}.rollout.engine_kwargs.trtllm.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
+    "algorithm.adv_estimator": "set spear.advantage.estimator",
+    "algorithm.gamma": "set spear.critic.gamma (with gae) or spear.advantage.gamma (with gigpo)",
+    "algorithm.lam": "set spear.critic.lam",
+    "algorithm.norm_adv_by_std_in_grpo": "set spear.advantage.normalize_std",
+    "algorithm.use_kl_in_reward": "set spear.kl.coefficient, which weighs it in the loss",
+    "algorithm.kl_penalty": "set spear.kl.coefficient, which weighs it in the loss",
+    "algorithm.kl_ctrl.*": "set spear.kl.coefficient, which weighs it in the loss",
+    "algorithm.rollout_correction.loss_type": "the loss is SPEAR's",
+    "algorithm.filter_groups.*": "set spear.filter.groups",
+    "critic.cliprange_value": "set spear.critic.clip",
+    "critic.loss_agg_mode": "the critic's loss is a token mean",
+    "critic.loss_scale_factor": "the critic's loss is a token mean",
+    "critic.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    "critic.shuffle": "rows are always dealt at random, by spear.seed",
+    "critic.data_loader_seed": "set spear.seed",
+    "critic.rollout_n": f"set {_AR}.rollout.n",
+    "critic.grad_clip": "set critic.optim.clip_grad",
+    "critic.ulysses_sequence_parallel_size": "set critic.fsdp.ulysses_sequence_parallel_size",
+    "critic.ppo_micro_batch_size": "set critic.ppo_max_token_len_per_gpu",
+    "critic.ppo_micro_batch_size_per_gpu": "set critic.ppo_max_token_len_per_gpu",
+    "critic.forward_micro_batch_size": "set critic.forward_max_token_len_per_gpu",
+    "critic.forward_micro_batch_size_per_gpu": "set critic.forward_max_token_len_per_gpu",
+    "critic.optim.total_training_steps": "set trainer.total_training_steps",
+    "critic.fsdp.strategy": "set critic.strategy",
+    "critic.fsdp.forward_only": "the critic is trained",
+    "critic.checkpoint.async_save": "a run could not be resumed",
+    "critic.model.lora.*": "FSDP reads critic.model.lora_rank, lora_alpha, target_modules and exclude_modules",
+    "critic.model.mtp.*": "the trainer does not do multi-token prediction",
+    "data.seed": "set spear.seed",
+    "data.spear_env.*": "set spear.env",
+    "data.train_files": "set spear.env.train_split",
+    "data.val_files": "set spear.env.valid_split",
+    "data.gen_batch_size": "set data.train_batch_size",
+    "data.val_batch_size": "a validation plays all of its tasks at once: see data.val_max_samples",
+    "data.validation_shuffle": "a validation plays the first tasks of a fixed list: see data.val_max_samples",
+    "data.tokenizer": f"set {_AR}.model.tokenizer_path",
+    "data.trust_remote_code": f"set {_AR}.model.trust_remote_code",
+    "data.tool_config_path": _TURNS,
+    "data.function_tool_path": _TURNS,
+    "data.truncation": "a prompt drops its oldest turns: see spear.env.history",
+    "data.apply_chat_template_kwargs.*": f"change the template by {_AR}.model.custom_chat_template",
+    "distillation.*": "the trainer does not distil",
+    "reward.*": _PAYS,
+    "reward_model.*": _PAYS,
+    "custom_reward_function.*": _PAYS,
+    "sandbox_fusion.*": "set spear.env.kwargs.sandbox",
+    "trainer.critic_warmup": "set spear.critic.warmup",
+    "trainer.balance_batch": "the trainer deals rows to the ranks by itself",
+    "trainer.log_val_generations": "`spear eval --out` records episodes",
+    "trainer.rollout_data_dir": "spear.record keeps a sample of the episodes",
+    "trainer.validation_data_dir": "`spear eval --out` records episodes",
+    "trainer.resume_mode": "a run is resumed by naming its --out again",
+    "trainer.resume_from_path": "a run is resumed by naming its --out again",
+    "trainer.del_local_ckpt_after_load": "a run that stops again would have nothing to resume from",
+    "trainer.default_hdfs_dir": "checkpoints go to --out",
+    "trainer.remove_previous_ckpt_in_save": "set trainer.max_actor_ckpt_to_keep=1",
+    "trainer.use_v1": "SPEAR's trainer is one of v1",
+    "trainer.v1.*": "`spear train` runs SPEAR's own trainer",
+    "skip.*": "every step plays its episodes",
+    "transfer_queue.enable": "the trainer needs it",
+}
+"""What to do instead of changing a key; a key itself goes before the node that it is in."""
+
+
+def find_pattern(key: str, patterns: Mapping[str, Any]) -> str | None:
+    """The entry that speaks of ``key``: itself, or the nearest node above (``node.*``, which is the node too)."""
+    if key in patterns:
+        return key
+    parts = key.split(".")
+    nodes = (".".join(parts[:end]) + ".*" for end in range(len(parts), 0, -1))
+    return next((node for node in nodes if node in patterns), None)
+
+
+_READ: dict[str, list[Readers]] = {}
+for _readers in READERS:
+    for _pattern in _readers.list_patterns():
+        _READ.setdefault(_pattern, []).append(_readers)
+
+
+def find_readers(key: str) -> list[Readers]:
+    """Who reads ``key``: empty if nobody ever does."""
+    pattern = find_pattern(key, _READ)
+    return [] if pattern is None else _READ[pattern]
+
+
+def find_advice(key: str) -> str | None:
+    """What to do instead of changing ``key``, if there is something."""
+    pattern = find_pattern(key, ADVICE)
+    return None if pattern is None else ADVICE[pattern]
+
+
+def check_keys(before: Flat, after: Flat) -> None:
+    """Check what a user has changed.
+
+    Args:
+        before: the configuration of the choices alone (preset, algorithm, model, cluster, environment).
+        after: with the user's ``KEY=VALUE``.
+
+    Raises:
+        SpearError: a key of verl was changed that has no effect here; says what to set instead.
+    """
+    missing = object()
+    for key in dict.fromkeys([*before, *after]):
+        if key.startswith("spear.") or before.get(key, missing) == after.get(key, missing):
+            continue
+        readers = find_readers(key)
+        if not readers:
+            raise SpearError(_explain_unread(key, known=key in before))
+        if not any(reader.holds(after) for reader in readers):
+            needs = " or ".join(str(reader.needs) for reader in readers)
+            raise SpearError(f"{key} cannot be changed here: it takes {needs}")
+        if key in CHOICES and after.get(key) not in CHOICES[key]:
+            raise SpearError(f"{key} can only be {' or '.join(CHOICES[key])} here, not {after.get(key)!r}")
+
+
+def _explain_unread(key: str, *, known: bool) -> str:
+    advice = find_advice(key)
+    if advice is not None or known:
+        return f"{key} cannot be changed here: {advice or UNREAD}"
+    near = difflib.get_close_matches(key, [pattern.removesuffix(".*") for pattern in _READ], 1, cutoff=0.8)
+    return f"{key}: {UNREAD}" + (f"; did you mean {near[0]}?" if near else "")

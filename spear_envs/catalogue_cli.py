@@ -39,6 +39,8 @@ def envs(modules: tuple[str, ...], as_json: bool) -> None:
     import_modules(modules)
     listings = list_envs()
     for module in modules:
+        if module == "spear_envs":  # listed already
+            continue
         found = list_module_envs(module)
         if not found:
             raise SpearError(f"{module} registers no SPEAR environment: call register_env when it is imported.")

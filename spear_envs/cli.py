@@ -34,7 +34,7 @@ SUMMARIES = {
     "check": "Prove that an environment keeps the contract.",
     "data": "Fetch, build and check the data of environments.",
     "demo": "Train a small agent on Sokoban from start to finish.",
-    "doctor": "Look at this installation and machine, and say what to mend.",
+    "doctor": "Look at this installation and machine, and say what to fix.",
     "envs": "List the environments, and what each of them could still use.",
     "eval": "Play an environment's tasks with a policy and report success.",
     "export": "Write the policy of a training as a Hugging Face folder.",
@@ -45,7 +45,7 @@ SUMMARIES = {
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
     "retriever": "Serve passages to search agents over HTTP.",
-    "sandbox": "Run Python that nobody trusts: service, check-up, single files.",
+    "sandbox": "Run untrusted Python: service, check-up, single files.",
     "serve": "Serve an environment to clients of OpenEnv.",
     "sft": "Fine-tune a model on what collect wrote, through verl.",
     "train": "Train a policy with SPEAR, through verl.",
@@ -64,13 +64,19 @@ ABSENT = {
 
 # What brings a package that is missing: a distribution, with an extra.
 EXTRAS = {
+    **dict.fromkeys(
+        ("verl", "ray", "transfer_queue", "tensordict", "hydra", "omegaconf", "psutil", "yaml", "tensorboard"),
+        "spear-training",
+    ),
+    "matplotlib": "spear-training",
+    "cachetools": "spear-training",
     "alfworld": "spear-envs[alfworld]",
     "faiss": "spear-envs[search]",
     "fastapi": "spear-envs[search]",
     "httpx": "spear-envs[data]",
     "onnxruntime": "spear-envs[search]",
     "prometheus_client": "spear-envs[search]",
-    "pyarrow": "spear-envs[search]",
+    "pyarrow": "spear-envs[sandbox]",
     "safetensors": "spear-agents[hf]",
     "sentence_transformers": "spear-envs[search]",
     "spacy": "spear-envs[webshop]",
@@ -200,9 +206,9 @@ def main(args: list[str] | None = None) -> None:
 
 
 def find_requirement(package: str, command: str = "") -> str:
-    """What brings a package that a command misses: a distribution, with an extra."""
+    """What brings a package that a command misses: a distribution of ours with an extra, or the package of others."""
     found = EXTRAS.get(package)
-    return "spear-training" if found is None else SERVICES.get(command, found)
+    return package if found is None else SERVICES.get(command, found)
 
 
 def read_keywords(pairs: tuple[str, ...]) -> dict[str, Any]:

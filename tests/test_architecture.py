@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_sandbox/server.py",
         "spear_sandbox/web/*",
     ),
-    "starlette": ("spear_envs/retrieval/server.py", "spear_envs/adapters/openenv/server.py"),
+    "starlette": ("spear_sandbox/web/answering.py", "spear_envs/adapters/openenv/server.py"),
     "uvicorn": ("spear_sandbox/web/serving.py", "spear_envs/adapters/openenv/serving.py"),
     "packaging": ("spear_envs/doctor/*",),
     "gem": ("spear_envs/adapters/gem.py",),

@@ -68,7 +68,7 @@ def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="spear-sandbox", prog_name="spear-sandbox", message="%(prog)s %(version)s")
 def sandbox() -> None:
-    """Run Python that nobody trusts, in isolation from this machine and from each other."""
+    """Run untrusted Python, isolated from this machine and from other runs."""
 
 
 @sandbox.command(name="serve")

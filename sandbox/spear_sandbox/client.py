@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
+from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
 from spear_sandbox.wire import (
     TOKEN_VARIABLE,
@@ -159,7 +159,7 @@ class HttpExecutor:
         import httpx
 
         headers = {"Content-Type": "application/json"}
-        token = self._token or os.environ.get(TOKEN_VARIABLE)
+        token = self._token or read_token(TOKEN_VARIABLE)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         try:
@@ -178,9 +178,9 @@ class HttpExecutor:
             raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {read_detail(response)}")
         if status in RETRIED_ONCE:
             raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {read_detail(response)}")
-        if status in (401, 403):
+        if status == 401:
             raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
-        if status in (400, 413, 422):
+        if status in (400, 403, 413, 422):
             raise ValueError(f"{url} refused the request (status {status}): {read_detail(response)}")
         if status != 200:
             raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {read_detail(response)}")

@@ -105,6 +105,7 @@ class RunService:
             status = response.status_code
         except HTTPException as error:
             status = error.status_code
+            self.tally.gone += status == 499
             raise
         finally:
             self.tally.answers[status] += 1

@@ -15,7 +15,7 @@ from spear_envs.doctor.findings import Check, Finding, Verdict, examine, name_ch
 __all__ = ["doctor"]
 
 CHECK_GROUP = "spear.checks"
-"""Checks of other rooms, and of other packages: functions without arguments that give findings."""
+"""Checks of other distributions: functions without arguments that give findings."""
 COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
 
 

@@ -1,7 +1,8 @@
-"""Python and its packages: versions against what was tested, and names that another distribution took."""
+"""Python and its packages: versions against what was tested."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -111,7 +112,7 @@ def check_versions(
             yield Finding(name, Verdict.NOTE, installed, f"Tested is {pins[name.lower()]}: make setup installs it.")
         else:
             yield Finding(name, Verdict.OK, installed)
-    if find_version("verl") is None:
+    if find_version("verl") is None and sys.version_info < (3, 13):
         mend = "To train: make setup, or in a checkout pip install ./agents ./training."
         yield Finding("verl", Verdict.NOTE, "not installed", mend)
 
@@ -127,7 +128,8 @@ def read_requirements() -> dict[str, list[Requirement]]:
 def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) -> Iterator[Finding]:
     """Packages that the base, or an extra that was begun, lacks.
 
-    An extra counts as begun with a package that nothing else asks for: torch brings sympy, too.
+    An extra counts as begun with a package that no other distribution asks for: torch brings sympy, too. It is a note,
+    since the user may have installed the package for something else.
     """
     requirements = read_requirements() if requirements is None else requirements
     foreign = list_foreign_wishes()
@@ -139,7 +141,8 @@ def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) ->
         begun = "[" not in whose or any(find_version(name) is not None for name in own)
         if missing and begun:
             found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-            yield Finding(whose, Verdict.PROBLEM, found, f"pip install '{whose}'")
+            verdict = Verdict.NOTE if "[" in whose else Verdict.PROBLEM
+            yield Finding(whose, verdict, found, f"pip install '{whose}'")
         elif not missing:
             whole.append(whose)
     yield Finding("extras", Verdict.OK, ", ".join(whole))
@@ -147,9 +150,17 @@ def check_extras(requirements: Mapping[str, list[Requirement]] | None = None) ->
 
 def list_foreign_wishes() -> set[str]:
     """Packages that installed distributions other than ours need, in canonical form; their extras apart."""
-    foreign = (one for one in distributions() if canonicalize_name(one.name) not in OURS)
-    wishes = (Requirement(line) for one in foreign for line in one.requires or ())
-    return {canonicalize_name(wish.name) for wish in wishes if "extra" not in str(wish.marker)}
+    wishes: set[str] = set()
+    for one in distributions():
+        name = one.metadata["Name"]  # None where an interrupted pip left an empty folder
+        if name is None or canonicalize_name(name) in OURS:
+            continue
+        for line in one.requires or ():
+            with contextlib.suppress(InvalidRequirement):  # old packages have forms that are no longer allowed
+                wish = Requirement(line)
+                if "extra" not in str(wish.marker):
+                    wishes.add(canonicalize_name(wish.name))
+    return wishes
 
 
 def check_import(command: tuple[str, ...] = (sys.executable, "-c", IMPORT)) -> Iterator[Finding]:

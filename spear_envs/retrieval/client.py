@@ -17,6 +17,7 @@ from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 from spear_envs.retrieval.session import HttpSession, share_session
 from spear_envs.retrieval.wire import TOKEN_VARIABLE, BadReplyError, read_result, write_request
 from spear_sandbox.web.endpoints import Backoff, Endpoint, EndpointRing, Service, read_urls
+from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RetrieverClient"]
 
 CONNECT_S = 5.0
-REFUSALS = frozenset({400, 413, 422})
-LOCKED = frozenset({401, 403})
+REFUSALS = frozenset({400, 403, 413, 422})
 PASSING = frozenset({502, 503})
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 LONGEST_BY_DATE_S = 60.0
@@ -181,7 +181,7 @@ class RetrieverClient:
         import httpx
 
         headers = {"Content-Type": "application/json"} if call.body is not None else {}
-        token = self._token or os.environ.get(TOKEN_VARIABLE)
+        token = self._token or read_token(TOKEN_VARIABLE)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         request = session.client.request(
@@ -197,7 +197,7 @@ class RetrieverClient:
         """Raise what an answer means that no further try would change."""
         status = response.status_code
         now = asyncio.get_running_loop().time()
-        if status in LOCKED:
+        if status == 401:
             raise SpearError(
                 f"{endpoint.url} wants another bearer token (status {status}): set {TOKEN_VARIABLE} to the service's."
             )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
-from starlette.requests import ClientDisconnect
 
 from spear_envs.retrieval.batching import (
     BatchLimits,
@@ -145,7 +144,7 @@ class RetrievalService:
             raise HTTPException(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from None
         except DeadlineError as error:
             raise HTTPException(504, str(error)) from None
-        except (CallerGoneError, ClientDisconnect):
+        except CallerGoneError:
             raise HTTPException(499, "the one who asked is gone.") from None
         except RetrieverError as error:
             raise HTTPException(500, str(error)) from error

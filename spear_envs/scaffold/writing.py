@@ -24,6 +24,8 @@ OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training"
 """The namespace of our ids, and our packages, whether they are installed or not."""
 TESTS = ("tests", "conftest")
 """What the package's own tests are called."""
+PRODUCTS = ("build", "dist", "runs")
+"""Folders that the package's .gitignore leaves out."""
 
 FILES: Mapping[str, str] = {
     "pyproject.toml": "pyproject.toml.tmpl",
@@ -81,13 +83,15 @@ def check_name(name: str) -> str:
 def _explain_taken(name: str) -> str:
     """What a name stands for already, as the end of a sentence; empty if it is free."""
     if keyword.iskeyword(name):
-        return "a word of the language Python"
+        return "a Python keyword"
     if name in sys.stdlib_module_names:
         return "a module of Python's standard library"
     if name in OURS:
         return "a name of SPEAR Envs"
     if name in TESTS:
         return "what its own tests are called"
+    if name in PRODUCTS:
+        return "a folder of build products, which git leaves out"
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # a folder without __init__.py has none
         return f"a package that is installed ({spec.origin})"

@@ -151,6 +151,18 @@ class TestLargeBodies:
             assert connection.getresponse().status == 413 and executor.started == []
             connection.close()
 
+    def test_a_sender_that_goes_away_before_the_end_is_no_error_of_the_service(self) -> None:
+        with run_scripted() as (running, executor):
+            parts = urlsplit(running.url)
+            with socket.create_connection((str(parts.hostname), parts.port), timeout=30) as connection:
+                connection.sendall(b"POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+                time.sleep(0.1)
+            deadline = time.monotonic() + 20
+            while 'answers_total{status="499"} 1.0' not in (page := ask(running.url, None, "GET", "/metrics")[1]):
+                assert time.monotonic() < deadline, page
+                time.sleep(0.05)
+            assert "spear_sandbox_gone_total 1.0" in page and 'status="500"' not in page and executor.started == []
+
     def test_50_mb_are_taken_where_they_are_allowed(self) -> None:
         with run_scripted(body_bytes=64 << 20) as (running, executor):
             assert ask(running.url, {"code": "#" * 50_000_000})[0] == 200

@@ -16,6 +16,7 @@ from ray import serve
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Limits
 from spear_sandbox.server import RunService, ServiceSettings, make_app
+from spear_sandbox.web.listening import read_token
 from spear_sandbox.wire import TOKEN_VARIABLE
 
 __all__ = ["Replica", "build"]
@@ -52,7 +53,7 @@ class Replica:
             queue_wait_s=float(numbers["queue_wait_s"]),
             max_run_s=limits.wall_s,
             limits=limits,
-            token=os.environ.get(TOKEN_VARIABLE) or None,
+            token=read_token(TOKEN_VARIABLE),
         )
         _Place.service = RunService(self._executor, settings)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.requests import ClientDisconnect
 
 from spear_sandbox.web.listening import find_stranger
 
@@ -52,19 +53,21 @@ async def read_body(request: Request, limit: int, advice: str) -> bytes:
         advice: what the sender of a larger one should do.
 
     Raises:
-        HTTPException: it is larger; status 413.
-        ClientDisconnect: the sender went away.
+        HTTPException: it is larger, status 413; or the sender went away, status 499.
     """
     detail = f"the body has more than {limit} bytes: {advice}."
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise HTTPException(413, detail)
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HTTPException(413, detail)
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HTTPException(413, detail)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise HTTPException(499, "the one who asked is gone.") from None
     return b"".join(chunks)
 
 

@@ -120,9 +120,10 @@ def _read_url(url: str, service: Service) -> str:
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
-    if "@" in parts.netloc:  # it would stand in every message about this service
+    if "@" in url:  # it would stand in every message about this service
+        host = url.rpartition("@")[2].partition("/")[0]
         raise SpearError(
-            f"the address of the service at {parts.hostname} has a name or password in it: take it out, and set "
+            f"the address of the service at {host} has a name or password in it: take it out, and set "
             f"{service.token_variable} to the service's token."
         )
     is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)

@@ -116,6 +116,13 @@ def test_passwords_in_addresses_are_refused_and_not_repeated() -> None:
     assert "s3cret" not in str(caught.value) and "host" in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["http://u:s3cret@host:99999", "http://u:s3cret@[::1", "http://u:s3cret@host:x"])
+def test_a_password_is_not_repeated_where_the_rest_is_wrong(url: str) -> None:
+    with pytest.raises(SpearError, match="name or password") as caught:
+        read_urls(url, SANDBOX)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_service_has_its_own_path_name_and_example() -> None:
     assert read_urls(["http://a/x/", "https://b/x/run_code/", "http://a/x"], SANDBOX) == ("http://a/x", "https://b/x")
     assert read_urls("http://a/retrieve", SANDBOX) == ("http://a/retrieve",)

@@ -220,7 +220,7 @@ def test_faults_have_kinds(answer: bytes | None, kind: FaultKind, tries: int) ->
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(422, "'topk' is 0"), (400, "refused"), (401, "SPEAR_RETRIEVER_TOKEN"), (403, "token")]
+    ("status", "word"), [(422, "'topk' is 0"), (400, "refused"), (401, "SPEAR_RETRIEVER_TOKEN"), (403, "'topk' is 0")]
 )
 def test_what_a_user_must_mend_is_no_fault(status: int, word: str) -> None:
     with serve(reply(status, {"detail": "'topk' is 0"})) as server:

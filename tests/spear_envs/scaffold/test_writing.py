@@ -44,11 +44,12 @@ def test_what_follows_from_a_name(name: str, distribution: str, title: str, env_
         ("", "a letter first"),
         ("münze", "lower-case letters and digits"),
         ("maze\n", "Did you mean maze?"),
-        ("class", "a word of the language Python: choose another name, such as class_env"),
+        ("class", "a Python keyword: choose another name, such as class_env"),
         ("json", "standard library: choose another name, such as json_env"),
         ("spear", "a name of SPEAR Envs"),
         ("spear_training", "a name of SPEAR Envs"),
         ("tests", "what its own tests are called"),
+        ("build", "which git leaves out"),
         ("numpy", "a package that is installed"),
     ],
 )

@@ -104,7 +104,7 @@ def test_data_that_is_here_is_not_missing(nothing_here: Path) -> None:
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "list_unreadable", lambda collection: list(collection.packages))
     package = next(need for need in find("math").missing if need.kind == "package")
-    assert (package.name, package.mend) == ("pyarrow", "pip install 'spear-envs[search]'")
+    assert (package.name, package.mend) == ("pyarrow", "pip install 'spear-envs[sandbox]'")
 
 
 def put_model(hub: Path, files: dict[str, str], hub_id: str = SMALL) -> None:

@@ -12,15 +12,13 @@ import gymnasium as gym
 
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import find_creator
-from spear_envs.core.registration import ENVIRONMENTS, EnvEntry
+from spear_envs.core.registration import ENVIRONMENTS, PREFIX, EnvEntry
 from spear_envs.data.cli import DATASETS, Dataset
 from spear_envs.data.listing import Collection
 from spear_envs.doctor.packages import find_version, read_requirements
 
-__all__ = ["PLUGIN", "EnvListing", "ExtraState", "find_collections", "list_envs", "list_module_envs", "list_unreadable"]
+__all__ = ["EnvListing", "ExtraState", "find_collections", "list_envs", "list_module_envs", "list_unreadable"]
 
-PLUGIN = "spear_envs"
-"""Stands before our ids where nothing has imported them: gymnasium 1.4 loads no plugins."""
 DISTRIBUTION = "spear-envs"
 
 
@@ -74,7 +72,7 @@ def _list_env(entry: EnvEntry, requirements: Mapping[str, Iterable[Any]]) -> Env
     dataset = _find_dataset(entry.id)
     name = None if dataset is None else dataset.name
     collections = tuple(find_collections(entry.id))
-    return EnvListing(f"{PLUGIN}:{entry.id}", entry.id, entry.summary, splits, extra, name, collections)
+    return EnvListing(f"{PREFIX}{entry.id}", entry.id, entry.summary, splits, extra, name, collections)
 
 
 def find_collections(env_id: str) -> list[Collection]:

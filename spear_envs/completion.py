@@ -20,12 +20,9 @@ from click.shell_completion import (
 
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import find_splits
-from spear_envs.core.registration import ENVIRONMENTS
+from spear_envs.core.registration import ENVIRONMENTS, PREFIX
 
 __all__ = ["ENV", "SPLIT", "EnvId", "SplitName", "register_shells"]
-
-PREFIX = "spear_envs:"
-"""Stands before our ids where nothing has imported them yet; a command has."""
 
 
 class EnvId(click.ParamType):

@@ -21,7 +21,6 @@ from spear_agents.prompting import disarm_context
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext
-from spear_training.algorithms.choices import Estimator
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.checkpoints import Resume, check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice
@@ -222,7 +221,7 @@ def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
     """Switches of verl that follow from our settings: key, value, and how to change it."""
     return (
         ("actor_rollout_ref.actor.use_kl_loss", settings.kl.coefficient > 0, "set spear.kl.coefficient"),
-        ("critic.enable", settings.advantage.estimator is Estimator.GAE, "set spear.advantage.estimator=gae"),
+        ("critic.enable", settings.advantage.needs_critic, "set spear.advantage.estimator=gae"),
     )
 
 
@@ -261,7 +260,7 @@ def check_config(config: DictConfig) -> None:
     name = config.actor_rollout_ref.model.path
     made_here = makes_policy(config) and not Path(name).is_dir()
     vision = config.spear.vision_start is not None if made_here else has_vision(name)
-    if vision and settings.advantage.estimator is Estimator.GAE:
+    if vision and settings.advantage.needs_critic:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
     _check_environment(environment, config.data.train_batch_size, vision)
 

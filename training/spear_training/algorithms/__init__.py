@@ -15,8 +15,6 @@ from spear_training.algorithms.choices import (
     ClipBudget,
     Coupling,
     CovarianceScope,
-    Curriculum,
-    Estimator,
     FormatMode,
     GroupWeight,
     ReplayUnit,
@@ -25,22 +23,40 @@ from spear_training.algorithms.choices import (
     ToolShape,
     VoidFilter,
 )
-from spear_training.algorithms.covariance import calibrate_covariance_bounds, covariance, covariance_clip_mask
+from spear_training.algorithms.covariance import (
+    calibrate_covariance_bounds,
+    covariance,
+    covariance_clip_mask,
+    find_covariance_quantiles,
+)
 from spear_training.algorithms.critic import episode_advantages, gae_advantages, value_loss, whiten_advantages
 from spear_training.algorithms.entropy import sequence_entropy, token_entropy
 from spear_training.algorithms.errors import SettingsError, StateMismatchError
-from spear_training.algorithms.filters import has_repetition, keep_high_variance_groups, overlong_mask, void_turn_mask
+from spear_training.algorithms.estimators import ESTIMATORS, average_tokens, estimate, needs_critic
+from spear_training.algorithms.filters import (
+    FILTERS,
+    filter_rows,
+    has_repetition,
+    keep_high_variance_groups,
+    overlong_mask,
+    void_turn_mask,
+)
 from spear_training.algorithms.groups import GroupStatistics, group_statistics
 from spear_training.algorithms.losses import (
+    POLICY_LOSSES,
     PolicyLoss,
-    SpearLoss,
-    aggregate_loss,
+    bind_policy_loss,
+    cispo_loss,
+    gspo_loss,
+    kl_cov_loss,
     kl_divergence,
     policy_loss,
-    spear_loss,
 )
-from spear_training.algorithms.packing import ReplayEntry
-from spear_training.algorithms.replay import ReplayAddition, ReplayBuffer, ReplayDraw
+from spear_training.algorithms.objective import CovarianceClip, SpearLoss, aggregate_loss, spear_loss, weigh_rows
+from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.replay import ReplayBuffer, ReplayDraw, ReplayEntry, ReplayGate
+from spear_training.algorithms.rows import COLUMNS, RowTable, Span
+from spear_training.algorithms.schedules import GAMMA, MU
 from spear_training.algorithms.settings import (
     AdvantageSettings,
     BaselineSettings,
@@ -52,11 +68,18 @@ from spear_training.algorithms.settings import (
     LossSettings,
     ReplaySettings,
     RewardSettings,
+    SamplingSettings,
     SilSettings,
     SpearSettings,
 )
 
 __all__ = [
+    "COLUMNS",
+    "ESTIMATORS",
+    "FILTERS",
+    "GAMMA",
+    "MU",
+    "POLICY_LOSSES",
     "AdvantageSettings",
     "Aggregation",
     "BaselineBuffer",
@@ -65,11 +88,10 @@ __all__ = [
     "ClipBudget",
     "ClipSettings",
     "Coupling",
+    "CovarianceClip",
     "CovarianceScope",
     "CovarianceSettings",
     "CriticSettings",
-    "Curriculum",
-    "Estimator",
     "FilterSettings",
     "FormatMode",
     "GigpoAdvantages",
@@ -78,16 +100,20 @@ __all__ = [
     "KlSettings",
     "LossSettings",
     "PolicyLoss",
-    "ReplayAddition",
+    "Registry",
     "ReplayBuffer",
     "ReplayDraw",
     "ReplayEntry",
+    "ReplayGate",
     "ReplaySettings",
     "ReplayUnit",
     "RewardSettings",
+    "RowTable",
+    "SamplingSettings",
     "SettingsError",
     "SilSettings",
     "Singleton",
+    "Span",
     "SpearLoss",
     "SpearSettings",
     "StateMismatchError",
@@ -95,7 +121,10 @@ __all__ = [
     "ToolShape",
     "VoidFilter",
     "aggregate_loss",
+    "average_tokens",
+    "bind_policy_loss",
     "calibrate_covariance_bounds",
+    "cispo_loss",
     "compose_reward",
     "cosine_decay",
     "cosine_warmup",
@@ -103,13 +132,19 @@ __all__ = [
     "covariance_clip_mask",
     "discounted_returns",
     "episode_advantages",
+    "estimate",
+    "filter_rows",
+    "find_covariance_quantiles",
     "gae_advantages",
     "gigpo_advantages",
     "group_advantages",
     "group_statistics",
+    "gspo_loss",
     "has_repetition",
     "keep_high_variance_groups",
+    "kl_cov_loss",
     "kl_divergence",
+    "needs_critic",
     "overlong_mask",
     "policy_loss",
     "recalibrate_advantages",
@@ -120,5 +155,6 @@ __all__ = [
     "tool_call_reward",
     "value_loss",
     "void_turn_mask",
+    "weigh_rows",
     "whiten_advantages",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from spear_training.algorithms.choices import GroupWeight, Singleton
 from spear_training.algorithms.groups import (
     Grouping,
+    Ids,
     check_rewards,
     check_valid,
     combine_codes,
@@ -31,9 +32,9 @@ class GigpoAdvantages:
 
 def group_advantages(
     rewards: Tensor,
-    group_ids: Sequence[Hashable],
+    group_ids: Ids,
     *,
-    trajectory_ids: Sequence[Hashable] | None = None,
+    trajectory_ids: Ids | None = None,
     normalize_std: bool = False,
     weight: str = "trajectory",
     singleton: str = "zero",
@@ -71,9 +72,9 @@ def group_advantages(
 
 def rloo_advantages(
     rewards: Tensor,
-    group_ids: Sequence[Hashable],
+    group_ids: Ids,
     *,
-    trajectory_ids: Sequence[Hashable] | None = None,
+    trajectory_ids: Ids | None = None,
     singleton: str = "zero",
     valid: Tensor | Sequence[Any] | None = None,
 ) -> Tensor:
@@ -109,15 +110,15 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
     """
     values = check_rewards(rewards)
     same = torch.zeros(values.numel(), dtype=torch.int64, device=values.device)
-    return _row_returns(values, same, same, gamma).to(rewards.dtype)
+    return discount_rows(values, same, same, gamma).to(rewards.dtype)
 
 
 def gigpo_advantages(
     rewards: Tensor,
     step_rewards: Tensor,
-    group_ids: Sequence[Hashable],
-    trajectory_ids: Sequence[Hashable],
-    anchors: Sequence[Hashable],
+    group_ids: Ids,
+    trajectory_ids: Ids,
+    anchors: Ids,
     *,
     turn_ids: Sequence[int] | Tensor | None = None,
     gamma: float = 0.95,
@@ -167,14 +168,14 @@ def gigpo_advantages(
         raise ValueError(f"turn_ids has shape {tuple(order.shape)} for {rows} rows; give one number for each row")
 
     returns = torch.zeros_like(steps)
-    returns[on] = _row_returns(steps[on], trajectories[on], order[on], gamma)
+    returns[on] = discount_rows(steps[on], trajectories[on], order[on], gamma)
     step = group_advantages(returns, places, normalize_std=normalize_std, weight="row", valid=on, eps=eps)
     step = step.to(rewards.dtype)
     return GigpoAdvantages(episode=episode, step=step, total=episode + step_weight * step)
 
 
-def _row_returns(rewards: Tensor, trajectories: Tensor, order: Tensor, gamma: float) -> Tensor:
-    """Discounted return of each row of many trajectories [N].
+def discount_rows(rewards: Tensor, trajectories: Tensor, order: Tensor, gamma: float) -> Tensor:
+    """Discounted return of each row of many trajectories [N]; ``order`` [N] is that in time inside a trajectory.
 
     Rows are sorted by how far they stand from the end of their trajectory; each such level then needs only the level
     before it. The work is proportional to the rows plus the longest trajectory, and nothing is padded.

@@ -9,22 +9,9 @@ class Coupling(str, Enum):
     """How the self-imitation term meets the on-policy term."""
 
     SEQUENTIAL = "sequential"
-    """Replay mini-batches are optimiser steps of their own, after the on-policy ones."""
+    """Replay mini-batches are optimiser steps of their own, after the on-policy ones, as in the authors' code."""
     JOINT = "joint"
     """Replayed rows are dealt into the on-policy mini-batches; one loss reads both (``eq:grpo_sal``)."""
-    FOLDED = "folded"
-    """As sequential, with gamma multiplied into the advantages instead of the loss."""
-
-
-class Curriculum(str, Enum):
-    """How a weight moves with the training step."""
-
-    COSINE = "cosine"
-    """Half a cosine over the given number of steps."""
-    CONSTANT = "constant"
-    """Always 1."""
-    NONE = "none"
-    """Always 0."""
 
 
 class FormatMode(str, Enum):
@@ -68,8 +55,10 @@ class ReplayUnit(str, Enum):
 class BoundsMode(str, Enum):
     """Where the covariance bounds come from."""
 
+    RUNNING = "running"
+    """Quantiles of the covariances of replayed tokens, averaged over the replays so far."""
     PERCENTILE = "percentile"
-    """Measured on the tokens of the first training step, then frozen."""
+    """Means of the largest covariances at the first replay, then frozen (``sec:implementation_detail_appdx``)."""
     FIXED = "fixed"
     """Given as ``lower`` and ``upper`` (``tab:hyperparams_value``)."""
 
@@ -90,19 +79,6 @@ class ClipBudget(str, Enum):
     """Of all valid tokens of the batch."""
     TRAJECTORY = "trajectory"
     """Of the valid tokens of each sequence (``eq:clipuniform``)."""
-
-
-class Estimator(str, Enum):
-    """Advantage estimator under SPEAR."""
-
-    GRPO = "grpo"
-    """Reward minus group mean (``eq:adv_vanilla``)."""
-    RLOO = "rloo"
-    """Reward minus the mean of the other trajectories of the group."""
-    GIGPO = "gigpo"
-    """Group mean over episodes plus group mean over steps with equal anchors."""
-    GAE = "gae"
-    """Generalised advantage estimation with a learned critic: PPO (``sec:ppogrpo``)."""
 
 
 class GroupWeight(str, Enum):

@@ -10,6 +10,9 @@ from torch import Tensor
 from spear_training.algorithms.choices import ClipBudget, CovarianceScope
 from spear_training.algorithms.tokens import check_tokens, expand_advantages
 
+SMALL = 1e-6
+"""Covariances below it are rounding errors of equal advantages or equal log-probs."""
+
 
 def covariance(log_probs: Tensor, advantages: Tensor, mask: Tensor, *, scope: str = "batch") -> Tensor:
     """Token covariance (log pi - mean)(A - mean) (``eq:covariance``); no gradient flows through it.
@@ -132,3 +135,33 @@ def calibrate_covariance_bounds(
     sizes = [math.ceil(share * values.numel() - 1e-9) for share in (lower_top, upper_top)]
     largest = torch.topk(values, max(sizes)).values
     return float(largest[: sizes[0]].mean()), float(largest[: sizes[1]].mean())
+
+
+def find_covariance_quantiles(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    scope: str = "batch",
+    lower_top: float = 0.2,
+    upper_top: float = 0.0002,
+) -> tuple[float, float]:
+    """Bounds between which the (``lower_top`` - ``upper_top``) share of tokens with large covariances lies.
+
+    Each is the ceil(share n)-th largest covariance of the n valid tokens. A token that does not go together with its
+    advantage is no candidate, so neither bound falls below a small positive number.
+
+    Args:
+        log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
+        scope: of the means, as in :func:`covariance`.
+        lower_top, upper_top: shares in (0, 1].
+
+    Raises:
+        ValueError: no valid token.
+    """
+    values = covariance(log_probs, advantages, mask, scope=scope)[mask > 0]
+    if not values.numel():
+        raise ValueError("no valid token to measure covariance bounds on")
+    sizes = [math.ceil(share * values.numel() - 1e-9) for share in (lower_top, upper_top)]
+    largest = torch.topk(values.double(), max(sizes)).values
+    return max(float(largest[sizes[0] - 1]), SMALL), max(float(largest[sizes[1] - 1]), SMALL)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spear_training.algorithms.rows import Array
+
 
 def gae_advantages(
     token_rewards: Tensor,
@@ -57,9 +59,9 @@ def gae_advantages(
 def episode_advantages(
     values: Tensor,
     mask: Tensor,
-    lengths: Sequence[int],
-    episodes: Sequence[int],
-    rewards: Sequence[float],
+    lengths: Sequence[int] | Array,
+    episodes: Sequence[int] | Array,
+    rewards: Sequence[float] | Array,
     *,
     gamma: float = 1.0,
     lam: float = 1.0,

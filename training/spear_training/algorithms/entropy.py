@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spear_training.algorithms.losses import aggregate_loss
+from spear_training.algorithms.objective import aggregate_loss
 
 
 def token_entropy(logits: Tensor) -> Tensor:

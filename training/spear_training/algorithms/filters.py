@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spear_training.algorithms.choices import VoidFilter
-from spear_training.algorithms.groups import encode_ids, gather_groups
+from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.groups import Ids, encode_ids, gather_groups
+from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.rows import Array, RowTable
+
+if TYPE_CHECKING:
+    from spear_training.algorithms.settings import SpearSettings
+
+RowFilter = Callable[[RowTable, "SpearSettings"], Any]
+"""``f(rows, settings) -> flags`` [N], True to keep the row out of the loss. Its reward still counts in its group."""
+FILTERS: Registry[RowFilter] = Registry("spear.filter.custom")
+
+
+def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str, Array]:
+    """Rows that each filter keeps out of the loss: bool [N] by name, all False where it is switched off.
+
+    Args:
+        rows: of the step.
+        settings: ``filter`` says which filters are on.
+        limit: of a response, tokens.
+
+    Raises:
+        SettingsError: the answer of a user's filter has another shape.
+    """
+    choice = settings.filter
+    lengths, finished = torch.from_numpy(rows.response_length), torch.from_numpy(rows.finished)
+    # An episode that outgrew the context failed for want of room, as a response does that ran into its limit.
+    overlong = overlong_mask(lengths, limit, finished=finished).numpy() | rows.truncated
+    found = {
+        "overlong": overlong & choice.overlong,
+        "void": void_turn_mask(torch.from_numpy(rows.void), rows.trajectory, scope=choice.void.value).numpy(),
+        "repetition": rows.repetitive & choice.repetition,
+    }
+    for name in choice.custom:
+        flags = np.asarray(FILTERS.find(name)(rows, settings), dtype=bool)
+        if flags.shape != (len(rows),):
+            raise SettingsError(
+                f"spear.filter.custom={name} gave {list(flags.shape)} flags for {len(rows)} rows: give one for each row"
+            )
+        found[name] = flags
+    return found
 
 
 def keep_high_variance_groups(
     rewards: Tensor,
-    group_ids: Sequence[Hashable],
+    group_ids: Ids,
     *,
     ratio: float = 0.75,
-    trajectory_ids: Sequence[Hashable] | None = None,
+    trajectory_ids: Ids | None = None,
     ddof: int = 0,
     valid: Tensor | Sequence[Any] | None = None,
 ) -> Tensor:
@@ -69,7 +109,7 @@ def overlong_mask(lengths: Tensor, limit: int, *, finished: Tensor | None = None
     return (lengths > limit) | ((lengths == limit) & ~(finished > 0))
 
 
-def void_turn_mask(void: Tensor, trajectory_ids: Sequence[Hashable], *, scope: str = "trajectory") -> Tensor:
+def void_turn_mask(void: Tensor, trajectory_ids: Ids, *, scope: str = "trajectory") -> Tensor:
     """Which rows void turns take out of the loss: bool [N], True to take the row out.
 
     Args:

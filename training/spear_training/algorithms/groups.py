@@ -6,8 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Ids = Sequence[Hashable] | npt.NDArray[Any]
+"""One hashable for each row."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class GroupStatistics:
     count: Tensor
 
 
-def encode_ids(ids: Sequence[Hashable], rows: int, name: str, device: torch.device) -> tuple[Tensor, list[Hashable]]:
+def encode_ids(ids: Ids, rows: int, name: str, device: torch.device) -> tuple[Tensor, list[Hashable]]:
     """Number ids by first appearance.
 
     Returns:
@@ -111,8 +115,8 @@ class Grouping:
 
 def gather_groups(
     rewards: Tensor,
-    group_ids: Sequence[Hashable],
-    trajectory_ids: Sequence[Hashable] | None,
+    group_ids: Ids,
+    trajectory_ids: Ids | None,
     valid: Tensor | Sequence[Any] | None,
 ) -> tuple[Grouping, Tensor]:
     """Group rows by id; units are the trajectories inside a group, or the rows where ``trajectory_ids`` is None.
@@ -159,9 +163,9 @@ def gather_groups(
 
 def group_statistics(
     rewards: Tensor,
-    group_ids: Sequence[Hashable],
+    group_ids: Ids,
     *,
-    trajectory_ids: Sequence[Hashable] | None = None,
+    trajectory_ids: Ids | None = None,
     ddof: int = 0,
     valid: Tensor | Sequence[Any] | None = None,
 ) -> GroupStatistics:

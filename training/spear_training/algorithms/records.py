@@ -86,6 +86,8 @@ def _is_record(kind: Any) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_mapping()
+    if isinstance(value, tuple):
+        return list(value)
     return value.value if isinstance(value, Enum) else value
 
 
@@ -112,6 +114,16 @@ def _coerce(path: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, kind):
             raise SettingsError(f"{path} must be a {kind.__name__}, not {value!r}")
         return value
+    if get_origin(kind) is tuple:
+        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+            raise SettingsError(f"{path} must be a list of names, not {value!r}")
+        return tuple(value)
+    if get_origin(kind) is not None:
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{path} must be a mapping, not {value!r}")
+        return dict(value)
+    if kind is str:
+        return "none" if value is None else str(value)
     if issubclass(kind, Enum):
         return _coerce_choice(path, value, kind)
     if kind is bool:

@@ -2,40 +2,109 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from spear_training.algorithms.baseline import BaselineBuffer, recalibrate_advantages
 from spear_training.algorithms.choices import ReplayUnit
 from spear_training.algorithms.errors import StateMismatchError
-from spear_training.algorithms.packing import PackedEntry, ReplayEntry, pack_entry, read_mask, unpack_entry
+from spear_training.algorithms.rows import Array, RowTable
+
+FACTS = ("trajectory", "origin", "prompt_length", "response_length", "loss_tokens", "reward", "advantage", "tool_calls")
+STORED = (*FACTS, "won", "ids", "mask", "log_probs", "picture_bytes", "pictures")
+"""Columns that the buffer keeps, as far as the rows have them."""
+ROW_BYTES = 200
+"""What a stored row costs besides its tokens: its numbers and the name of its trajectory."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayEntry:
+    """One row of D = {(tau_j, R_j, A_j)} (``sec:self-imitation-learning``): a turn, or a whole trajectory.
+
+    ``prompt_ids`` has P token ids; ``response_ids``, ``response_mask`` (on: loss token) and ``old_log_probs`` have R
+    entries each. ``reward`` is R_j, ``advantage`` the advantage at collection, ``step`` the global step of collection.
+    """
+
+    prompt_ids: Sequence[int] | npt.NDArray[Any]
+    response_ids: Sequence[int] | npt.NDArray[Any]
+    response_mask: Sequence[int] | npt.NDArray[Any]
+    old_log_probs: Sequence[float] | npt.NDArray[Any]
+    reward: float
+    advantage: float
+    step: int
+    trajectory_id: Hashable
+    tool_calls: int = 0
+
+
+def tabulate_entries(entries: Sequence[ReplayEntry]) -> RowTable:
+    """Single rows as a table.
+
+    Raises:
+        ValueError: lengths differ, or ids are no whole numbers of 32 bits.
+    """
+    prompts = [_read_ids(entry.prompt_ids, "prompt_ids") for entry in entries]
+    responses = [_read_ids(entry.response_ids, "response_ids") for entry in entries]
+    masks = [np.asarray(entry.response_mask) > 0 for entry in entries]
+    logs = [np.asarray(entry.old_log_probs, dtype=np.float32) for entry in entries]
+    for entry, ids, mask, log in zip(entries, responses, masks, logs, strict=True):
+        if not ids.shape == mask.shape == log.shape:
+            raise ValueError(
+                f"row {entry.trajectory_id!r}: response_ids, response_mask and old_log_probs must have one length, "
+                f"not {ids.shape}, {mask.shape} and {log.shape}"
+            )
+    sequences = [part for pair in zip(prompts, responses, strict=True) for part in pair]
+    empty = np.zeros(0)
+    return RowTable(
+        trajectory=[entry.trajectory_id for entry in entries],
+        origin=[entry.step for entry in entries],
+        prompt_length=[len(ids) for ids in prompts],
+        response_length=[len(ids) for ids in responses],
+        loss_tokens=[int(mask.sum()) for mask in masks],
+        reward=[entry.reward for entry in entries],
+        advantage=[entry.advantage for entry in entries],
+        tool_calls=[entry.tool_calls for entry in entries],
+        ids=np.concatenate([empty, *sequences]),
+        mask=np.concatenate([empty, *masks]),
+        log_probs=np.concatenate([empty, *logs]),
+    )
+
+
+def _read_ids(values: Any, name: str) -> Array:
+    raw = np.asarray(values)
+    if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be a sequence of token ids, not {raw.dtype} {raw.shape}")
+    if raw.dtype != np.int32 and raw.size and (raw.min() < -(2**31) or raw.max() >= 2**31):
+        raise ValueError(f"{name} holds ids that do not fit 32 bits")
+    return raw
 
 
 @dataclass(frozen=True)
-class ReplayAddition:
-    """What became of the rows of one :meth:`ReplayBuffer.add`."""
+class ReplayGate:
+    """Which rows the buffer takes: ``open`` [N] flags; how many it does not for want of a positive advantage, and how
+    many for want of a loss token, or of a tool call where one is required.
+    """
 
-    kept: int = 0
-    dropped_nonpositive: int = 0
-    """Rows whose advantage is not above 0."""
-    dropped_other: int = 0
-    """Rows without a loss token, or without a tool call where one is required."""
+    open: Array
+    nonpositive: int
+    other: int
 
 
 @dataclass(frozen=True)
 class ReplayDraw:
     """Rows drawn for self-imitation.
 
-    ``entries`` has K rows and ``advantages`` [K] float64 their recalibrated advantages, all above 0. ``considered``
-    (size before the draw), ``eligible`` (of these, above the baseline) and ``drawn`` count in the unit of the buffer.
+    ``rows`` are K rows as they were stored, and ``advantages`` [K] float64 their recalibrated advantages, all above 0.
+    ``considered`` (size before the draw), ``eligible`` (of these, above the baseline) and ``drawn`` count in the unit of
+    the buffer.
     """
 
-    entries: list[ReplayEntry]
+    rows: RowTable
     advantages: Tensor
     considered: int
     eligible: int
@@ -46,9 +115,49 @@ class ReplayDraw:
         """What the reset threw away undrawn."""
         return self.considered - self.drawn
 
+    @property
+    def entries(self) -> list[ReplayEntry]:
+        """The rows one by one."""
+        rows = self.rows
+        tokens = zip(rows.split("ids"), rows.prompt_length, rows.split("mask"), rows.split("log_probs"), strict=True)
+        facts = zip(*(getattr(rows, name).tolist() for name in _FACTS_OF_ENTRY), strict=True)
+        return [
+            ReplayEntry(ids[:prompt], ids[prompt:], mask, logs, *fact)
+            for (ids, prompt, mask, logs), fact in zip(tokens, facts, strict=True)
+        ]
+
     def mean_age(self, step: int) -> float:
         """Mean age of the drawn rows at global step ``step``, in steps; 0 where nothing was drawn."""
-        return sum(step - entry.step for entry in self.entries) / max(1, len(self.entries))
+        return float(np.mean(step - self.rows.origin)) if len(self.rows) else 0.0
+
+
+_FACTS_OF_ENTRY = ("reward", "advantage", "origin", "trajectory", "tool_calls")
+
+
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """Rows of one :meth:`ReplayBuffer.add`, with a bit for an entry of the mask and log-probs of loss tokens alone."""
+
+    rows: RowTable
+    bits: Array
+    log_probs: Array
+
+    @classmethod
+    def pack(cls, rows: RowTable) -> _Slice:
+        copied = RowTable(**{name: getattr(rows, name).copy() for name in STORED if name in rows})
+        return cls(copied.drop("mask", "log_probs"), np.packbits(rows.mask), rows.log_probs[rows.mask])
+
+    def unpack(self) -> RowTable:
+        tokens = int(self.rows.response_length.sum())
+        mask = np.unpackbits(self.bits, count=tokens).view(np.bool_)
+        log_probs = np.zeros(tokens, dtype=np.float32)
+        log_probs[mask] = self.log_probs
+        return self.rows.add(mask=mask, log_probs=log_probs)
+
+    @property
+    def nbytes(self) -> int:
+        tokens = sum(getattr(self.rows, name).nbytes for name in ("ids", "pictures") if name in self.rows)
+        return tokens + self.bits.nbytes + self.log_probs.nbytes + ROW_BYTES * len(self.rows)
 
 
 class ReplayBuffer:
@@ -91,54 +200,69 @@ class ReplayBuffer:
         self.max_age = max_age
         self.require_tool_call = require_tool_call
         self.power_of_two = power_of_two
-        self.last_addition = ReplayAddition()
-        self._rows: list[PackedEntry] = []
+        self._slices: list[_Slice] = []
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
         """Units held: rows, or trajectories."""
-        return len(self._rows) if self.unit is ReplayUnit.SAMPLE else len(set(map(_trajectory_key, self._rows)))
+        if self.unit is ReplayUnit.SAMPLE:
+            return sum(len(part.rows) for part in self._slices)
+        return len({key for part in self._slices for key in _name_trajectories(part.rows)})
 
     @property
     def nbytes(self) -> int:
         """Memory of the rows in bytes."""
-        return sum(row.nbytes for row in self._rows)
+        return sum(part.nbytes for part in self._slices)
 
-    def add(self, entries: Iterable[ReplayEntry]) -> int:
-        """Copy rows in whose advantage is above 0 and that have a loss token (the gate A_j > 0 of ``eq:silvanilla``).
+    def check(self, rows: RowTable) -> ReplayGate:
+        """Which rows :meth:`add` takes: an advantage above 0 (the gate A_j > 0 of ``eq:silvanilla``), a loss token, and a
+        tool call where one is required.
+        """
+        positive = rows.advantage > 0
+        usable = rows.loss_tokens > 0
+        if self.require_tool_call:
+            usable &= rows.tool_calls >= 1
+        return ReplayGate(positive & usable, int((~positive).sum()), int((positive & ~usable).sum()))
 
-        How many were dropped and why is in ``last_addition``.
+    def add(self, rows: RowTable | Iterable[ReplayEntry]) -> int:
+        """Copy the rows in that pass :meth:`check`; returns how many.
 
-        Returns:
-            rows kept.
+        Args:
+            rows: a table with :data:`STORED` columns (pictures where there are any), or single rows.
 
         Raises:
-            ValueError: a row to keep is malformed; the buffer is left as it was.
+            ValueError: a row to keep is malformed, or a reward, an advantage or a log-prob of a loss token is not
+                finite; the buffer is left as it was.
         """
-        new: list[PackedEntry] = []
-        nonpositive = other = 0
-        for entry in entries:
-            if entry.advantage <= 0:
-                nonpositive += 1
-            elif not read_mask(entry).any() or (self.require_tool_call and entry.tool_calls < 1):
-                other += 1
-            else:
-                new.append(pack_entry(entry))
-        self._rows.extend(new)
-        self.last_addition = ReplayAddition(len(new), nonpositive, other)
+        if not isinstance(rows, RowTable):
+            rows = tabulate_entries(list(rows))
+        new = rows.take(self.check(rows).open)
+        if not len(new):
+            return 0
+        finite = np.isfinite(new.reward) & np.isfinite(new.advantage)
+        if not (finite.all() and np.isfinite(new.log_probs[new.mask]).all()):
+            raise ValueError("a reward, an advantage or a log-prob of a row is not finite; leave the row out")
+        self._slices.append(_Slice.pack(new))
         return len(new)
 
     def evict(self, step: int) -> int:
-        """Remove rows with ``step - entry.step > max_age``; returns how many."""
+        """Remove rows that are older than ``max_age`` at ``step``; returns how many."""
         if self.max_age is None:
             return 0
-        before = len(self._rows)
-        self._rows = [row for row in self._rows if step - row.step <= self.max_age]
-        return before - len(self._rows)
+        before = sum(len(part.rows) for part in self._slices)
+        left = []
+        for part in self._slices:
+            young = step - part.rows.origin <= self.max_age
+            if young.all():
+                left.append(part)
+            elif young.any():
+                left.append(_Slice.pack(part.unpack().take(young)))
+        self._slices = left
+        return before - sum(len(part.rows) for part in left)
 
     def is_ready(self) -> bool:
         """Whether there is enough to replay: not empty, and at least ``trigger_ratio * capacity`` units."""
-        return bool(self._rows) and len(self) >= self.trigger_ratio * self.capacity
+        return bool(self._slices) and len(self) >= self.trigger_ratio * self.capacity
 
     def draw(self, baseline: BaselineBuffer | None) -> ReplayDraw:
         """Draw min(eligible, capacity) units uniformly, without replacement, and empty the buffer (``alg:sal``).
@@ -151,40 +275,58 @@ class ReplayBuffer:
         Raises:
             ValueError: the baseline buffer is empty; nothing is drawn then.
         """
+        facts = [part.rows for part in self._slices] or [tabulate_entries([])]
         if baseline is None or baseline.capacity == 0:
-            advantages = torch.tensor([row.advantage for row in self._rows], dtype=torch.float64)
+            advantages = torch.from_numpy(np.concatenate([rows.advantage for rows in facts]))
         else:
-            rewards = torch.tensor([row.reward for row in self._rows], dtype=torch.float64)
+            rewards = torch.from_numpy(np.concatenate([rows.reward for rows in facts]))
             advantages = recalibrate_advantages(rewards, baseline)
         considered = len(self)
+        names: Sequence[Hashable] = range(len(advantages))
+        if self.unit is ReplayUnit.TRAJECTORY:
+            names = [key for rows in facts for key in _name_trajectories(rows)]
         units: dict[Hashable, list[int]] = {}
         for index in (advantages > 0).nonzero().flatten().tolist():
-            key = index if self.unit is ReplayUnit.SAMPLE else _trajectory_key(self._rows[index])
-            units.setdefault(key, []).append(index)
+            units.setdefault(names[index], []).append(index)
         size = min(len(units), self.capacity)
         if self.power_of_two and size:
             size = 1 << (size.bit_length() - 1)
         candidates = list(units.values())
         picked = torch.randperm(len(candidates), generator=self._generator)[:size].tolist()
-        indices = [index for pick in picked for index in candidates[pick]]
-        entries = [unpack_entry(self._rows[index]) for index in indices]
-        self._rows = []
-        return ReplayDraw(entries, advantages[indices], considered, len(candidates), size)
+        indices = np.asarray([index for pick in picked for index in candidates[pick]], dtype=np.int64)
+        rows = self._take(indices)
+        self._slices = []
+        return ReplayDraw(rows, advantages[torch.from_numpy(indices)], considered, len(candidates), size)
+
+    def _take(self, indices: Array) -> RowTable:
+        """Rows by their number in the whole buffer; slices are unpacked one at a time."""
+        ends = np.cumsum([len(part.rows) for part in self._slices])
+        parts, order = [], []
+        for part, end in zip(self._slices, ends.tolist(), strict=True):
+            start = end - len(part.rows)
+            inside = np.flatnonzero((indices >= start) & (indices < end))
+            parts.append(part.unpack().take(indices[inside] - start))
+            order.append(inside)
+        if not parts:
+            return tabulate_entries([])
+        return RowTable.join(parts).take(np.argsort(np.concatenate(order), kind="stable"))
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot for ``torch.save``: a few tensors and lists, with the generator's state."""
-        rows = self._rows
-        numbers = [(len(r.block), r.n_prompt, r.n_response, r.n_loss, r.step, r.tool_calls) for r in rows]
-        blocks = bytearray().join(row.block for row in rows)
+        """A snapshot: arrays and lists, with the generator's state."""
         return {
             "capacity": self.capacity,
             "unit": self.unit.value,
-            "blocks": torch.frombuffer(blocks, dtype=torch.uint8) if blocks else torch.empty(0, dtype=torch.uint8),
-            "numbers": torch.tensor(numbers, dtype=torch.int64).reshape(len(rows), 6),
-            "values": torch.tensor([(r.reward, r.advantage) for r in rows], dtype=torch.float64).reshape(len(rows), 2),
-            "trajectory_ids": [row.trajectory_id for row in rows],
-            "terms": copy.deepcopy([row.terms for row in rows]),
-            "extra": copy.deepcopy([row.extra for row in rows]),
+            "slices": [
+                {
+                    **{
+                        name: values.tolist() if (values := getattr(part.rows, name)).dtype == object else values.copy()
+                        for name in part.rows.columns
+                    },
+                    "mask_bits": part.bits.copy(),
+                    "loss_log_probs": part.log_probs.copy(),
+                }
+                for part in self._slices
+            ],
             "generator": self._generator.get_state(),
         }
 
@@ -200,31 +342,19 @@ class ReplayBuffer:
                     f"the checkpoint has spear.replay.{key}={state[key]}, this run {own}: "
                     "resume with the same value or start a new run"
                 )
-        blocks = bytearray(state["blocks"].numpy())
-        terms, extra = copy.deepcopy(state["terms"]), copy.deepcopy(state["extra"])
-        rows, at = [], 0
-        for index, (length, n_prompt, n_response, n_loss, step, tool_calls) in enumerate(state["numbers"].tolist()):
-            reward, advantage = state["values"][index].tolist()
-            rows.append(
-                PackedEntry(
-                    block=blocks[at : at + length],
-                    n_prompt=n_prompt,
-                    n_response=n_response,
-                    n_loss=n_loss,
-                    reward=reward,
-                    advantage=advantage,
-                    step=step,
-                    trajectory_id=state["trajectory_ids"][index],
-                    tool_calls=tool_calls,
-                    terms=terms[index],
-                    extra=extra[index],
-                )
-            )
-            at += length
-        self._rows = rows
+        slices = []
+        for saved in state["slices"]:
+            columns = {name: _copy_column(values) for name, values in saved.items()}
+            bits, log_probs = columns.pop("mask_bits"), columns.pop("loss_log_probs")
+            slices.append(_Slice(RowTable(**columns), bits, log_probs))
+        self._slices = slices
         self._generator.set_state(state["generator"])
 
 
-def _trajectory_key(row: PackedEntry) -> tuple[int, Hashable]:
-    """Trajectory ids need to be unique inside a step only."""
-    return row.step, row.trajectory_id
+def _copy_column(values: Any) -> Any:
+    return list(values) if isinstance(values, list) else np.array(values)
+
+
+def _name_trajectories(rows: RowTable) -> list[Hashable]:
+    """Trajectories are told apart by name inside a step only."""
+    return list(zip(rows.origin.tolist(), rows.trajectory.tolist(), strict=True))

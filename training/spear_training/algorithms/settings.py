@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from spear_envs.core.rewards import Schedule, constant, cosine, cosine_warmup, none
 from spear_training.algorithms.choices import (
     Aggregation,
     BoundsMode,
     ClipBudget,
     Coupling,
     CovarianceScope,
-    Curriculum,
-    Estimator,
     FormatMode,
     GroupWeight,
     ReplayUnit,
@@ -27,7 +24,13 @@ from spear_training.algorithms.choices import (
     VoidFilter,
 )
 from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.estimators import ESTIMATORS
+from spear_training.algorithms.filters import FILTERS
+from spear_training.algorithms.losses import POLICY_LOSSES
 from spear_training.algorithms.records import Record, number
+from spear_training.algorithms.schedules import GAMMA, MU, Metrics
+
+NO_METRICS: Metrics = {}
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,30 @@ class SilSettings(Record):
     PATH: ClassVar[str] = "spear.sil"
 
     enabled: bool = True
-    coupling: Coupling = Coupling.SEQUENTIAL
-    gamma: Curriculum = Curriculum.COSINE
+    coupling: Coupling = Coupling.JOINT
+    gamma: str = "cosine"
+    """Schedule of the weight: one of :data:`~spear_training.algorithms.schedules.GAMMA`, or ``module:function``."""
+    gamma_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of the schedule."""
     warmup_steps: int = number(200, at_least=0)
     trigger_ratio: float = number(1.0, above=0)
     """Replay starts when the buffer holds this multiple of its capacity."""
     always_add: bool = True
     """Whether a step that replays also adds its own rows."""
 
-    def weight(self, t: int) -> float:
-        """gamma at global step ``t``, which starts at 1 (``eq:gamma``); 0 when self-imitation is off."""
-        if not self.enabled or self.gamma is Curriculum.NONE:
+    def check(self) -> None:
+        GAMMA.find(self.gamma)
+
+    def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
+        """gamma at global step ``t``, which starts at 1 (``eq:gamma``); 0 when self-imitation is off.
+
+        Args:
+            t: global step.
+            metrics: those of the step before.
+        """
+        if not self.enabled:
             return 0.0
-        return 1.0 if self.gamma is Curriculum.CONSTANT else cosine_warmup(t, self.warmup_steps)
+        return float(GAMMA.find(self.gamma)(t, self.warmup_steps, metrics, **self.gamma_options))
 
 
 @dataclass(frozen=True)
@@ -63,24 +77,22 @@ class RewardSettings(Record):
     format: FormatMode = FormatMode.BONUS
     tool_count: ToolCount = ToolCount.VALID
     tool_shape: ToolShape = ToolShape.LINEAR
-    mu: Curriculum = Curriculum.COSINE
+    mu: str = "cosine"
+    """Schedule of the weight: one of :data:`~spear_training.algorithms.schedules.MU`, or ``module:function``."""
+    mu_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of the schedule."""
     decay_steps: int = number(200, at_least=0)
 
     def check(self) -> None:
+        MU.find(self.mu)
         if self.success <= self.failure:
             raise SettingsError(
                 f"spear.reward.success ({self.success}) must exceed spear.reward.failure ({self.failure})"
             )
 
-    def schedule(self) -> Schedule:
-        """mu as a function of the global step (``eq:mudecay``); ``decay_steps`` 0 means no tool-call reward."""
-        if self.mu is Curriculum.CONSTANT:
-            return constant()
-        return none() if self.mu is Curriculum.NONE or self.decay_steps == 0 else cosine(self.decay_steps)
-
-    def weight(self, t: int) -> float:
-        """mu at global step ``t``, which starts at 1."""
-        return self.schedule()(t)
+    def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
+        """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the step before."""
+        return float(MU.find(self.mu)(t, self.decay_steps, metrics, **self.mu_options))
 
 
 @dataclass(frozen=True)
@@ -116,12 +128,14 @@ class CovarianceSettings(Record):
 
     ratio: float = number(0.02, at_least=0, at_most=1)
     """lambda; 0 switches the clip off."""
-    bounds: BoundsMode = BoundsMode.PERCENTILE
+    bounds: BoundsMode = BoundsMode.RUNNING
     lower: float | None = None
     upper: float | None = None
-    lower_top: float = number(0.02, above=0, at_most=1)
-    """Share of largest covariances whose mean is the lower bound, where bounds are measured."""
+    lower_top: float = number(0.2, above=0, at_most=1)
+    """Share of largest covariances that the lower bound lets in (running), or whose mean it is (percentile)."""
     upper_top: float = number(0.0002, above=0, at_most=1)
+    momentum: float = number(0.8, at_least=0, at_most=1)
+    """Weight of the bounds so far at each replay, where they are running."""
     scope: CovarianceScope = CovarianceScope.BATCH
     budget: ClipBudget = ClipBudget.BATCH
     floor_one: bool = False
@@ -170,25 +184,32 @@ class AdvantageSettings(Record):
 
     PATH: ClassVar[str] = "spear.advantage"
 
-    estimator: Estimator = Estimator.GRPO
+    estimator: str = "grpo"
+    """One of :data:`~spear_training.algorithms.estimators.ESTIMATORS`, or ``module:function``."""
     normalize_std: bool = False
     weight: GroupWeight = GroupWeight.TRAJECTORY
     singleton: Singleton = Singleton.ZERO
     step_weight: float = number(1.0, at_least=0)
-    """GiGPO: weight of the step-level advantage."""
+    """GiGPO and stepwise: weight of the step-level advantage."""
     gamma: float = number(0.95, at_least=0, at_most=1)
-    """GiGPO: discount of step returns."""
+    """GiGPO and stepwise: discount of step returns."""
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the estimator reads a critic's values."""
+        return bool(getattr(ESTIMATORS.find(self.estimator), "critic", False))
 
     def check(self) -> None:
-        if self.estimator in (Estimator.RLOO, Estimator.GAE) and self.normalize_std:
+        ESTIMATORS.find(self.estimator)
+        if self.estimator in ("rloo", "gae") and self.normalize_std:
             raise SettingsError(
-                f"spear.advantage.normalize_std has no meaning with estimator {self.estimator.value}: set it to false"
+                f"spear.advantage.normalize_std has no meaning with estimator {self.estimator}: set it to false"
             )
 
 
 @dataclass(frozen=True)
 class CriticSettings(Record):
-    """PPO's critic, there with estimator ``gae`` alone (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
+    """PPO's critic, where the estimator needs one (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
 
     PATH: ClassVar[str] = "spear.critic"
 
@@ -206,13 +227,21 @@ class CriticSettings(Record):
 
 @dataclass(frozen=True)
 class LossSettings(Record):
-    """Aggregation of token losses."""
+    """The policy's loss of a token, and how these become one number."""
 
     PATH: ClassVar[str] = "spear.loss"
+
+    policy: str = "vanilla"
+    """One of :data:`~spear_training.algorithms.losses.POLICY_LOSSES`, or ``module:function``."""
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of the policy loss besides those of ``spear.clip``."""
 
     aggregation: Aggregation = Aggregation.SEQ_MEAN_TOKEN_SUM_NORM
     scale_factor: float | None = number(None, above=0)
     """L of the -norm modes; ``null``: the maximum response length."""
+
+    def check(self) -> None:
+        POLICY_LOSSES.find(self.policy)
 
 
 @dataclass(frozen=True)
@@ -228,6 +257,23 @@ class FilterSettings(Record):
     repetition: bool = True
     exclude_from_baseline: bool = False
     """Whether filtered rows stay out of group means too."""
+    custom: tuple[str, ...] = ()
+    """Filters of rows besides these: ``module:function`` of each."""
+
+    def check(self) -> None:
+        for name in self.custom:
+            FILTERS.find(name)
+
+
+@dataclass(frozen=True)
+class SamplingSettings(Record):
+    """Dynamic sampling (DAPO): more tasks are drawn while too many groups earn the same in all their episodes."""
+
+    PATH: ClassVar[str] = "spear.sampling"
+
+    enabled: bool = False
+    max_rounds: int = number(3, at_least=1)
+    """Rollouts of a whole batch of tasks that a step makes at most; then it trains on what differs so far."""
 
 
 @dataclass(frozen=True)
@@ -247,13 +293,7 @@ class SpearSettings(Record):
     loss: LossSettings = field(default_factory=LossSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
     filter: FilterSettings = field(default_factory=FilterSettings)
-
-    def check(self) -> None:
-        if self.kl.coefficient > 0 and self.sil.enabled and self.sil.coupling is Coupling.FOLDED:
-            raise SettingsError(
-                "spear.sil.coupling=folded puts gamma into the advantages, where it cannot weigh the KL term: "
-                "set spear.sil.coupling=sequential or spear.kl.coefficient=0"
-            )
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
         """A copy in which the settings of a nested mapping replace these.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spear_training.algorithms.choices import BoundsMode, Estimator
+from spear_training.algorithms.choices import BoundsMode
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance.advice import PAPER_BOUNDS, Advice
 
@@ -48,7 +48,7 @@ def review_history(records: Sequence[Mapping[str, Any]], settings: SpearSettings
 
 def _tell_bounds(history: History, settings: SpearSettings) -> Advice | None:
     lower, upper = history.get("cov/lower"), history.get("cov/upper")
-    if not lower or settings.cov.bounds is not BoundsMode.PERCENTILE:
+    if not lower or settings.cov.bounds is BoundsMode.FIXED:
         return None
     return Advice(
         "measured bounds",
@@ -64,13 +64,13 @@ def _find_idle_clip(history: History, settings: SpearSettings) -> Advice | None:
     return Advice(
         "covariance clip",
         f"the covariance clip took out no token in {len(fractions)} replays: no covariance lies between its bounds",
-        "set spear.cov.bounds=percentile" if fixed else "raise spear.cov.lower_top, the share that the bound begins at",
+        "set spear.cov.bounds=running" if fixed else "raise spear.cov.lower_top, the share that the bound begins at",
     )
 
 
 def _find_equal_groups(history: History, settings: SpearSettings) -> Advice | None:
     equal = history.recent("groups/equal")
-    if equal is None or equal < 0.9 or settings.advantage.estimator is Estimator.GAE:
+    if equal is None or equal < 0.9 or settings.advantage.needs_critic:
         return None
     won = history.recent("success/all") or 0.0
     if won > 0.9:

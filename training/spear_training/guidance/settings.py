@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spear_training.algorithms.choices import Aggregation, BoundsMode, Curriculum, Estimator, ReplayUnit, Singleton
+from spear_training.algorithms.choices import Aggregation, BoundsMode, ReplayUnit, Singleton
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance.advice import PAPER_BOUNDS, Advice, RunShape
 
@@ -21,11 +21,11 @@ def review_settings(settings: SpearSettings, shape: RunShape) -> list[Advice]:
 
 def _check_group_size(settings: SpearSettings, shape: RunShape) -> Advice | None:
     choice = settings.advantage
-    if shape.group_size > 1 or choice.estimator is Estimator.GAE or choice.singleton is Singleton.RAW:
+    if shape.group_size > 1 or settings.advantage.needs_critic or choice.singleton is Singleton.RAW:
         return None
     return Advice(
         "group size",
-        f"with one episode a task, every advantage of estimator {choice.estimator.value} is 0 and nothing is learned",
+        f"with one episode a task, every advantage of estimator {choice.estimator} is 0 and nothing is learned",
         "set actor_rollout_ref.rollout.n=8, or algorithm=ppo",
     )
 
@@ -51,7 +51,7 @@ def _check_fixed_bounds(settings: SpearSettings, shape: RunShape) -> Advice | No
         "covariance bounds",
         f"the covariance clip begins at {cov.lower:g}, which advantages of outcomes {reward.success:g} and "
         f"{reward.failure:g} hardly reach ({PAPER_BOUNDS})",
-        "set spear.cov.bounds=percentile, or spear.reward.success=10 spear.reward.failure=0",
+        "set spear.cov.bounds=running, or spear.reward.success=10 spear.reward.failure=0",
     )
 
 
@@ -93,9 +93,9 @@ def _check_warmup(settings: SpearSettings, shape: RunShape) -> Advice | None:
     sil = settings.sil
     if not sil.enabled:
         return None
-    if sil.gamma is Curriculum.NONE:
+    if sil.gamma == "none":
         return Advice("warm-up", "self-imitation is on with weight 0", "set spear.sil.gamma=cosine")
-    if sil.gamma is Curriculum.CONSTANT or sil.warmup_steps <= shape.steps or shape.steps < DRY_RUN:
+    if sil.gamma != "cosine" or sil.warmup_steps <= shape.steps or shape.steps < DRY_RUN:
         return None
     return Advice(
         "warm-up",
@@ -107,7 +107,7 @@ def _check_warmup(settings: SpearSettings, shape: RunShape) -> Advice | None:
 
 def _check_decay(settings: SpearSettings, shape: RunShape) -> Advice | None:
     reward = settings.reward
-    if reward.mu is not Curriculum.COSINE or reward.decay_steps <= shape.steps or shape.steps < DRY_RUN:
+    if reward.mu != "cosine" or reward.decay_steps <= shape.steps or shape.steps < DRY_RUN:
         return None
     return Advice(
         "decay",
@@ -120,7 +120,7 @@ def _check_decay(settings: SpearSettings, shape: RunShape) -> Advice | None:
 def _check_reward_scale(settings: SpearSettings, shape: RunShape) -> Advice | None:
     reward = settings.reward
     spread = reward.success - reward.failure
-    if reward.mu is Curriculum.NONE or reward.decay_steps == 0 or spread > 1.0:
+    if reward.mu == "none" or reward.decay_steps == 0 or spread > 1.0:
         return None
     return Advice(
         "reward scale",
@@ -146,7 +146,7 @@ def _check_scale_factor(settings: SpearSettings, shape: RunShape) -> Advice | No
 
 
 def _check_anchors(settings: SpearSettings, shape: RunShape) -> Advice | None:
-    if settings.advantage.estimator is not Estimator.GIGPO or shape.per_turn:
+    if settings.advantage.estimator != "gigpo" or shape.per_turn:
         return None
     return Advice(
         "anchors",

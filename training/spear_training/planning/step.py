@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_training.algorithms import Coupling
-from spear_training.algorithms.packing import RECORD_BYTES
+from spear_training.algorithms.replay import ROW_BYTES
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance import RunShape
+from spear_training.step.dealing import count_minibatches
 
 FORWARD = 1
 BACKWARD = 2
@@ -72,7 +73,7 @@ class StepSizes:
         first_replay: the first step that replays, counted from 1; None if the buffer never fills.
         replay_period: steps from one replay to the next.
         drawn: rows of a replay, at most.
-        replay_optimiser_steps: of a replay.
+        replay_optimiser_steps: of a replay, in steps of their own (``sequential`` coupling).
         store_rows: rows in the buffer at most.
         store_bytes: of these rows.
         passes: forward passes' worth over a token trained on: its update, its old log-probs unless the rollout's stand
@@ -115,20 +116,20 @@ class StepSizes:
 
     @property
     def replay_ratio(self) -> float:
-        """Replay optimiser steps for each on-policy one (``n_SIL`` of ``tab:computationcomplexity``)."""
+        """Replay optimiser steps for each on-policy one (``n_SIL`` of ``tab:computationcomplexity``).
+
+        Where both share their steps, replayed rows for each on-policy one.
+        """
         if self.replay_period is None:
             return 0.0
+        if not self.replay_optimiser_steps:
+            return self.drawn / (self.trained * self.replay_period)
         return self.replay_optimiser_steps / (self.optimiser_steps * self.replay_period)
 
 
 def measure_row(prompt: float, response: float, written: float) -> float:
     """Bytes of a row in the replay buffer: ids, log-probs of the policy's tokens, bits of the mask, and the record."""
-    return 4 * (prompt + response) + 4 * written + math.ceil(response / 8) + RECORD_BYTES
-
-
-def count_optimiser_steps(rows: float, rows_per_step: int) -> int:
-    """Mini-batches that ``rows`` are dealt into: the nearest whole number, at least 1, or none for no rows."""
-    return max(1, round(rows / rows_per_step)) if rows else 0
+    return 4 * (prompt + response) + 4 * written + math.ceil(response / 8) + ROW_BYTES
 
 
 def size_step(
@@ -152,7 +153,6 @@ def size_step(
     first, period, filled = _schedule_replay(settings, kept)
     drawn = min(filled, settings.replay.capacity) if period is not None else 0.0
     joint = settings.sil.coupling is Coupling.JOINT
-    together = count_optimiser_steps(trained + (drawn if joint else 0), mini_batch)
     replay_passes = FORWARD + BACKWARD + (FORWARD if settings.kl.coefficient > 0 else 0)
     store = filled if period is not None else kept * (settings.replay.max_age or 0)
     return StepSizes(
@@ -161,14 +161,12 @@ def size_step(
         trained=trained,
         row_tokens=texts.prompt + texts.response,
         written=rows * texts.written,
-        optimiser_steps=count_optimiser_steps(trained, mini_batch),
+        optimiser_steps=count_minibatches(trained, mini_batch),
         kept=kept,
         first_replay=first,
         replay_period=period,
         drawn=drawn,
-        replay_optimiser_steps=together - count_optimiser_steps(trained, mini_batch)
-        if joint
-        else count_optimiser_steps(drawn, mini_batch),
+        replay_optimiser_steps=0 if joint else count_minibatches(drawn, mini_batch),
         store_rows=store,
         store_bytes=store * measure_row(texts.prompt, texts.response, texts.written),
         passes=replay_passes + (0 if bypass else FORWARD),

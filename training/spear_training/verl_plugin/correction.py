@@ -10,7 +10,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 
 from spear_envs.core.errors import SpearError
 from spear_training.rollout_correction import RolloutCorrection
-from spear_training.verl_plugin.queue import pad_rows
+from spear_training.verl_plugin.columns import pad_rows
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""PPO's critic: values of a step's episodes, the advantages they give, and the critic's own optimiser steps."""
+"""PPO's critic on verl's workers: values of a step's episodes, and the critic's own optimiser steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric, reduce_metrics
 
-from spear_training.algorithms import Aggregation, episode_advantages, value_loss, whiten_advantages
-from spear_training.algorithms.settings import CriticSettings, SpearSettings
-from spear_training.verl_plugin.batch import deal_rows, find_predictions, nest_flat, weigh_rows
+from spear_training.algorithms import RowTable, value_loss, weigh_rows
+from spear_training.algorithms.settings import CriticSettings
+from spear_training.step.dealing import count_minibatches, deal_rows
+from spear_training.verl_plugin.columns import find_predictions, nest_flat
 from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
-from spear_training.verl_plugin.records import RowRecord
-from spear_training.verl_plugin.state import SpearState
-from spear_training.verl_plugin.update import FreshRows
 
 OLD_VALUES, RETURNS = "old_values", "returns"
 WEIGHT = "spear_value_weight"
@@ -48,128 +45,68 @@ def critic_loss(
     return loss * data["dp_size"], {name: Metric(AggregationType.SUM, float(value)) for name, value in counts.items()}
 
 
-@dataclass(frozen=True)
-class ValueTargets:
-    """What the critic learns from this step's rows; both concatenated over the tokens of the rows' responses."""
-
-    old_values: np.ndarray
-    returns: np.ndarray
-
-
-class CriticUpdater:
-    """Asks verl's critic workers for values and trains them.
+class VerlCritic:
+    """:class:`spear_training.step.step.Critic` over verl's critic worker group.
 
     Args:
         worker_group: verl's critic worker group.
         config: whole configuration.
-        settings: ``spear`` node.
-        state: holds the dealer's stream.
+        rng: deals rows into mini-batches.
         queue: the step's rows.
     """
 
-    def __init__(
-        self, worker_group: Any, config: DictConfig, settings: SpearSettings, state: SpearState, queue: StepQueue
-    ) -> None:
+    def __init__(self, worker_group: Any, config: DictConfig, rng: np.random.Generator, queue: StepQueue) -> None:
         self._workers = worker_group
         self._config = config
-        self._settings = settings.critic
-        self._state = state
+        self._rng = rng
         self._queue = queue
 
-    def estimate(self, fresh: FreshRows, metrics: dict[str, Any]) -> tuple[FreshRows, ValueTargets]:
-        """Advantages of the rows' tokens by generalised advantage estimation over whole episodes (``sec:ppogrpo``).
+    @property
+    def _ranks(self) -> int:
+        return count_ranks(self._workers, "train")
 
-        Rows that a filter took out of the loss are part of their episode all the same: values run through them.
-
-        Returns:
-            the rows with token advantages (whitened over the step if so set) and, as the advantage of a row, the mean
-            of its tokens' advantages before whitening, which is what gates the replay buffer; and the critic's targets.
-        """
-        episodes = {planned.episode.trajectory_id: planned for planned in fresh.rows}
-        rows = [
-            (number, row)
-            for number, planned in enumerate(episodes.values())
-            for row in sorted(planned.episode.rows, key=lambda row: row.turn)
-            if row.loss_tokens
-        ]
-        values, mask = self._ask_values([row for _, row in rows])
-        lengths = [row.response_length for _, row in rows]
-        found = episode_advantages(
-            values,
-            mask,
-            lengths,
-            [number for number, _ in rows],
-            [planned.reward for planned in episodes.values()],
-            gamma=self._settings.gamma,
-            lam=self._settings.lam,
-        )
-        ends = np.cumsum(lengths)
-        places = {row.key: np.arange(end - n, end) for (_, row), end, n in zip(rows, ends, lengths, strict=True)}
-        where = torch.from_numpy(np.concatenate([places[planned.row.key] for planned in fresh.rows]))
-        raw, returns, old = (part[where] for part in (*found, values))
-        on = torch.from_numpy(fresh.mask)
-        self._describe(old[on], returns[on], metrics)
-        advantages = whiten_advantages(raw, on) if self._settings.whiten else raw
-        parts = zip(fresh.rows, raw.split(list(fresh.lengths)), on.split(list(fresh.lengths)), strict=True)
-        # Of some rows rollout correction has left no token.
-        means = tuple(
-            replace(planned, advantage=float(part[own].mean()) if own.any() else 0.0) for planned, part, own in parts
-        )
-        return (
-            replace(fresh, rows=means, advantages=advantages.float().numpy()),
-            ValueTargets(old.float().numpy(), returns.float().numpy()),
-        )
-
-    def _ask_values(self, rows: Sequence[RowRecord]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values [S] float64 and loss mask [S] of the rows' response tokens, concatenated."""
-        keys = [row.key for row in rows]
-        prompts = np.asarray([row.prompt_length for row in rows])
-        lengths = np.asarray([row.response_length for row in rows])
-        ranks = count_ranks(self._workers, "train")
-        padding = self._queue.add_padding(-len(keys) % ranks)
+    def value(self, rows: RowTable) -> RowTable:
+        """Add ``mask`` and ``values`` to rows that lie in the queue."""
+        keys, lengths = rows.key.tolist(), rows.prompt_length + rows.response_length
+        padding = self._queue.add_padding(-len(keys) % self._ranks)
+        limit = self._config.critic.forward_max_token_len_per_gpu
         info: dict[str, Any] = {
             "compute_loss": False,
             "temperature": self._config.actor_rollout_ref.rollout.temperature,
-            **cut_rows(
-                int((prompts + lengths).max()), len(keys), ranks, self._config.critic.forward_max_token_len_per_gpu
-            ),
+            **cut_rows(int(lengths.max()), len(keys), self._ranks, limit),
         }
         answer = self._workers.infer_batch(name_rows([*keys, *padding], self._queue.forward_columns, info))
         ray.get(answer.futures)
         data = self._queue.get(keys, ["values", "loss_mask"])
-        values = data["values"].values()[find_predictions(prompts, lengths)]
-        return values.double(), data["loss_mask"].values().bool()
+        values = data["values"].values()[find_predictions(rows.prompt_length, rows.response_length)]
+        return rows.add(values=values.double().numpy(), mask=data["loss_mask"].values().bool().numpy())
 
-    @staticmethod
-    def _describe(values: torch.Tensor, returns: torch.Tensor, metrics: dict[str, Any]) -> None:
-        spread = float(returns.var(unbiased=False))
-        metrics["critic/value_mean"] = float(values.mean())
-        metrics["critic/return_mean"] = float(returns.mean())
-        left = float((returns - values).var(unbiased=False))
-        # Undefined where all returns are equal; 0 says that the values explain nothing.
-        metrics["critic/explained_variance"] = 1.0 - left / spread if spread > 0 else 0.0
-
-    def update(self, fresh: FreshRows, targets: ValueTargets, metrics: dict[str, Any]) -> None:
+    def update(self, rows: RowTable, metrics: dict[str, Any]) -> None:
         """One pass of optimiser steps over the rows, in mini-batches as large as the actor's unless set otherwise."""
-        critic, ranks = self._config.critic, count_ranks(self._workers, "train")
-        rows = list(range(len(fresh.rows)))
+        critic, ranks = self._config.critic, self._ranks
+        lengths = rows.prompt_length + rows.response_length
         size = critic.ppo_mini_batch_size * self._config.actor_rollout_ref.rollout.n
-        deal = deal_rows([rows], size, ranks, self._state.rng)
-        weights = weigh_rows(
-            deal.minibatches,
-            [planned.row.loss_tokens for planned in fresh.rows],
-            [False] * len(rows),
-            aggregation=Aggregation.TOKEN_MEAN,
-            scale_factor=1.0,
+        deal = deal_rows(
+            [np.arange(len(rows))],
+            lengths,
+            count=count_minibatches(len(rows), size),
+            shares=ranks,
+            rng=self._rng,
+            balance=self._config.trainer.balance_batch,
         )
-        keys = [planned.row.key for planned in fresh.rows]
-        columns = {OLD_VALUES: targets.old_values, RETURNS: targets.returns}
-        self._queue.put_tokens(keys, fresh.lengths, columns, {WEIGHT: weights[:, None]})
+        weights = np.zeros((len(rows), 1))
+        for part in deal.minibatches:
+            members = np.asarray([row for row in part if row >= 0], dtype=np.int64)
+            weights[members, 0] = weigh_rows(
+                rows.loss_tokens[members], np.zeros(len(members)), mode="token-mean", loss_scale_factor=1.0
+            )
+        keys = rows.key.tolist()
+        columns = {OLD_VALUES: rows.values, RETURNS: rows.returns}
+        self._queue.put_tokens(keys, rows.response_length, columns, {WEIGHT: weights})
         padding = iter(self._queue.add_padding(deal.padding, (OLD_VALUES, RETURNS), {WEIGHT: 1}))
         order = [keys[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
-        longest = max(planned.row.prompt_length + planned.row.response_length for planned in fresh.rows)
         info = {
-            **cut_rows(longest, deal.size, ranks, critic.ppo_max_token_len_per_gpu),
+            **cut_rows(int(lengths.max()), deal.size, ranks, critic.ppo_max_token_len_per_gpu),
             "global_batch_size": deal.size,
             "mini_batch_size": deal.size,
             "epochs": critic.ppo_epochs,

@@ -12,9 +12,12 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from spear_agents.engines.vision import pack_pictures
-from spear_training.verl_plugin.batch import FORWARD_COLUMNS, RowTokens, build_columns, nest_flat
-from spear_training.verl_plugin.rollout_worker import PARTITION
+from spear_training.algorithms import RowTable
+from spear_training.algorithms.rows import Array
+from spear_training.verl_plugin.columns import FORWARD_COLUMNS, build_columns, nest_flat
 from spear_training.verl_plugin.vision import PICTURES
+
+PARTITION = "train"
 
 
 class StepQueue:
@@ -30,8 +33,7 @@ class StepQueue:
     def __init__(self, tokenizer: Any, *, vision: bool = False) -> None:
         self.vision = vision
         self.forward_columns = (*FORWARD_COLUMNS, PICTURES) if vision else FORWARD_COLUMNS
-        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._padding = RowTokens([pad_id], [pad_id], [0], [0.0], pack_pictures([]) if vision else None)
+        self._pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._keys: list[str] = []
 
     def put(self, keys: Sequence[str], columns: TensorDict) -> None:
@@ -44,7 +46,7 @@ class StepQueue:
         return tq.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=list(fields))
 
     def put_tokens(
-        self, keys: Sequence[str], lengths: Sequence[int], columns: dict[str, np.ndarray], rows: dict[str, np.ndarray]
+        self, keys: Sequence[str], lengths: Array, columns: dict[str, np.ndarray], rows: dict[str, np.ndarray]
     ) -> None:
         """Write float columns of response tokens (concatenated over rows) and of whole rows ([N, *])."""
         made = {name: nest_flat(_float(values), lengths) for name, values in columns.items()}
@@ -62,11 +64,20 @@ class StepQueue:
         if not count:
             return []
         keys = [f"padding_{number}_0" for number in range(count)]
-        made = build_columns([self._padding] * count).exclude("rollout_log_probs")
+        made = build_columns(self._make_padding(count))
         made.update({name: nest_flat(torch.zeros(count), [1] * count) for name in columns})
         made.update({name: torch.zeros(count, width) for name, width in (rows or {}).items()})
         self.put(keys, made)
         return keys
+
+    def _make_padding(self, count: int) -> RowTable:
+        """Rows of one token of prompt and one of response, none of them the policy's."""
+        ones = np.ones(count, dtype=np.int64)
+        columns: dict[str, Any] = {"ids": np.full(2 * count, self._pad_id), "mask": np.zeros(count, dtype=bool)}
+        if self.vision:
+            nothing = pack_pictures([])
+            columns |= {"picture_bytes": ones * len(nothing), "pictures": np.tile(nothing, count)}
+        return RowTable(prompt_length=ones, response_length=ones, **columns)
 
     def take_keys(self, rollout_keys: Sequence[str]) -> list[str]:
         """Keys of all rows of this step, which verl clears from TransferQueue at the end of the step (never none)."""
@@ -109,8 +120,3 @@ def cut_rows(longest: int, rows: int, shares: int, max_tokens: int) -> dict[str,
     if share * longest > max_tokens:
         return {}
     return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": share}
-
-
-def pad_rows(values: torch.Tensor, lengths: np.ndarray) -> torch.Tensor:
-    """Concatenated rows as a matrix [N, max length], zeros on the right."""
-    return torch.nested.to_padded_tensor(nest_flat(values, lengths.tolist()), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -31,17 +31,19 @@ from spear_agents.engines.base import (
 )
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.stops import Decoder, StopFinder
-from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures
+from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
-from spear_agents.trajectory import Row, Trajectory
+from spear_training.algorithms import RowTable
 from spear_training.environments import EnvironmentSettings, make_environment
 from spear_training.rollouts import HF
-from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.step.records import Rollout, record_episode, tabulate
+from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.deaths import stop_if_dead
-from spear_training.verl_plugin.records import EpisodeRecord, record_episode
+from spear_training.verl_plugin.queue import PARTITION
 
-PARTITION = "train"
+TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")
+"""Columns that stay in TransferQueue."""
 ROWS_PER_WRITE = 4096
 MOST_EPISODES = 512
 """Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
@@ -59,17 +61,6 @@ class EpisodeOrder:
     task_id: str
     seed: int
     recorded: bool = False
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """What a worker played: a record an order, in their order; how many responses it asked an engine for; and the
-    episodes that were to be recorded.
-    """
-
-    records: list[EpisodeRecord]
-    generations: int
-    episodes: list[Trajectory] = field(default_factory=list)
 
 
 class CountingEngine:
@@ -248,38 +239,20 @@ class RolloutWorker(AgentLoopWorker):
             concurrency=MOST_EPISODES,
         )
         records = [
-            record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
+            record_episode(trajectory, order.group, order.sample)
             for order, trajectory in zip(orders, trajectories, strict=True)
         ]
-        if keep:
-            await self._write_rows(records, trajectories)
-        episodes = [trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded]
-        return Rollout(records, self._engine.calls - before, episodes)
+        kept = (trajectories, records) if keep else ((), ())
+        rows = tabulate(*kept, find_repetition=self._find_repetition, pictures=self._reader is not None)
+        await self._write_rows(rows)
+        episodes = tuple(trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded)
+        return Rollout(tuple(records), rows.drop(*TOKENS), self._engine.calls - before, episodes)
 
-    async def _write_rows(self, records: list[EpisodeRecord], trajectories: Sequence[Trajectory]) -> None:
-        keys: list[str] = []
-        rows: list[Row] = []
-        for record, trajectory in zip(records, trajectories, strict=True):
-            if record.fault is None:  # a faulted episode enters no loss, so its tokens stay here
-                keys += [row.key for row in record.rows]
-                rows += trajectory.rows()
+    async def _write_rows(self, rows: RowTable) -> None:
         for start in range(0, len(rows), ROWS_PER_WRITE):
-            part = rows[start : start + ROWS_PER_WRITE]
-            tokens = [
-                RowTokens(
-                    row.prompt_ids,
-                    row.response_ids,
-                    row.response_mask,
-                    row.log_probs,
-                    pack_pictures(row.pictures) if self._reader is not None else None,
-                )
-                for row in part
-            ]
+            part = rows.take(np.arange(start, min(start + ROWS_PER_WRITE, len(rows))))
             await tq.async_kv_batch_put(
-                keys=keys[start : start + ROWS_PER_WRITE],
-                partition_id=PARTITION,
-                fields=build_columns(tokens),
-                tags=[{} for _ in part],
+                keys=part.key.tolist(), partition_id=PARTITION, fields=build_columns(part), tags=[{}] * len(part)
             )
 
 
@@ -304,9 +277,5 @@ class RolloutManager(AgentLoopManager):
 
     @staticmethod
     def collect(futures: Sequence[Any]) -> Rollout:
-        """Wait for all workers; records sorted by group and sample. A worker's error is raised here."""
-        parts: list[Rollout] = ray.get(list(futures))
-        records = [record for part in parts for record in part.records]
-        records.sort(key=lambda record: (record.group, record.sample))
-        episodes = [episode for part in parts for episode in part.episodes]
-        return Rollout(records, sum(part.generations for part in parts), episodes)
+        """Wait for all workers. A worker's error is raised here."""
+        return Rollout.join(ray.get(list(futures)))

@@ -1,14 +1,13 @@
 """SPEAR's training step on verl's workers, TransferQueue, checkpoints and loggers.
 
-:meth:`SpearTrainer._step_once` is the algorithm, top to bottom (``alg:sal``). verl's own loop around it stays as it is:
-``fit`` prepares a step, runs it, checkpoints, pushes weights to the rollout engine, validates and logs.
+The algorithm is :class:`~spear_training.step.step.SpearStep`. verl's own loop around it stays as it is: ``fit``
+prepares a step, runs it, checkpoints, pushes weights to the rollout engine, validates and logs.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
-from verl.utils.debug import marked_timer
 
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
@@ -29,16 +27,18 @@ from spear_training.checkpoints import check_files, describe_code, is_finished, 
 from spear_training.environments import EnvironmentSettings
 from spear_training.launch import CONFIG_FILE, flatten_config, read_settings
 from spear_training.recording import EpisodeRecorder, RecordSettings
-from spear_training.verl_plugin.critic import CriticUpdater, critic_loss
+from spear_training.step.metrics import summarize_episodes
+from spear_training.step.records import Rollout
+from spear_training.step.state import SpearState
+from spear_training.step.step import SpearStep
+from spear_training.step.update import UpdateSizes
+from spear_training.verl_plugin.actor import VerlActor
+from spear_training.verl_plugin.critic import VerlCritic, critic_loss
 from spear_training.verl_plugin.deaths import explain_death
 from spear_training.verl_plugin.loss import actor_loss
-from spear_training.verl_plugin.metrics import summarize_episodes, summarize_plan, summarize_rewards, summarize_rows
-from spear_training.verl_plugin.plan import plan_update
-from spear_training.verl_plugin.queue import StepQueue
+from spear_training.verl_plugin.queue import PARTITION, StepQueue
 from spear_training.verl_plugin.rollout_servers import close_servers
-from spear_training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, RolloutManager
-from spear_training.verl_plugin.state import SpearState
-from spear_training.verl_plugin.update import ActorUpdater, Replay, Stopwatch
+from spear_training.verl_plugin.rollout_worker import EpisodeOrder, RolloutManager
 from spear_training.verl_plugin.workers import SpearActorRolloutRefWorker, SpearCriticWorker
 
 NAME = "spear"
@@ -95,15 +95,23 @@ class SpearTrainer(PPOTrainerSync):
         self.install_algorithm()
 
     def install_algorithm(self) -> None:
-        """Bring ``settings`` and ``state`` to the workers: losses, and the updaters that call them."""
-        self.queue = StepQueue(self.tokenizer, vision=has_vision(self.config.actor_rollout_ref.model.path))
-        shared = (self.config, self.settings, self.state, self.queue)
-        self.updater = ActorUpdater(self.actor_rollout_wg, *shared, reference_in_actor=self.ref_in_actor)
-        corrected = self.updater.correction is not None
-        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, self.settings, corrected=corrected))
+        """Bring ``settings`` and ``state`` to the workers: the losses, and the step that calls them."""
+        config, settings, rollout = self.config, self.settings, self.config.actor_rollout_ref.rollout
+        self.queue = StepQueue(self.tokenizer, vision=has_vision(config.actor_rollout_ref.model.path))
+        self.actor_rollout_wg.set_loss_fn(partial(actor_loss, settings))
+        actor = VerlActor(self.actor_rollout_wg, config, settings, self.queue, reference_in_actor=self.ref_in_actor)
+        critic = None
         if self.use_critic:
-            self.critic_wg.set_loss_fn(partial(critic_loss, self.settings.critic))
-            self.critic = CriticUpdater(self.critic_wg, *shared)
+            self.critic_wg.set_loss_fn(partial(critic_loss, settings.critic))
+            critic = VerlCritic(self.critic_wg, config, self.state.rng, self.queue)
+        limit = int(config.data.max_response_length)
+        sizes = UpdateSizes(
+            rows_per_minibatch=config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n,
+            scale_factor=float(settings.loss.scale_factor or limit),
+            epochs=config.actor_rollout_ref.actor.ppo_epochs,
+            balance=config.trainer.balance_batch,
+        )
+        self.spear_step = SpearStep(settings, self.state, actor, critic, max_response_length=limit, sizes=sizes)
 
     @property
     def rollouts(self) -> RolloutManager:
@@ -157,6 +165,11 @@ class SpearTrainer(PPOTrainerSync):
 
     def prepare_step(self) -> dict[str, float]:
         """Draw the step's tasks and begin to play each of them ``rollout.n`` times."""
+        self._pending = self._start_batch(0)
+        return {}
+
+    def _start_batch(self, number: int) -> list[Any]:
+        """Begin to play the batch ``number`` (from 0) of this step's tasks."""
         if self._train_iterator is None:
             self._train_iterator = iter(self.train_dataloader)
         try:
@@ -165,22 +178,30 @@ class SpearTrainer(PPOTrainerSync):
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
         # Of as many tasks as there are, then further samples of the same.
-        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps)
+        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps) if number == 0 else 0
         orders = [
             EpisodeOrder(
-                f"{self.global_steps}-{number:05d}",
+                f"{self.global_steps}-{group:05d}",
                 sample,
                 task_id,
-                derive_seed(self.seed, "train", self.global_steps, number, sample),
-                recorded=sample * tasks + number < count,
+                derive_seed(self.seed, "train", self.global_steps, group, sample),
+                recorded=sample * tasks + group < count,
             )
-            for number, task_id in enumerate(batch["task_id"])
+            for group, task_id in enumerate(batch["task_id"], start=number * tasks)
             for sample in range(self.config.actor_rollout_ref.rollout.n)
         ]
-        self._pending = self.rollouts.start(
-            orders, self._sampling(validate=False), self.environment.train_split, keep=True
-        )
-        return {}
+        return self.rollouts.start(orders, self._sampling(validate=False), self.environment.train_split, keep=True)
+
+    # ---- what SpearStep asks for its rollouts ------------------------------------------------------------------------
+    def play(self, number: int) -> Rollout:
+        """Rollouts of the batch ``number`` of this step's tasks; the first was begun in :meth:`prepare_step`."""
+        if number == 0:
+            self.on_sample_begin()
+        return self.rollouts.collect(self._pending if number == 0 else self._start_batch(number))
+
+    def finish(self) -> None:
+        """Let a rollout engine that shares the device give its memory back."""
+        self.on_sample_end()
 
     # ---- the step ----------------------------------------------------------------------------------------------------
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -191,92 +212,12 @@ class SpearTrainer(PPOTrainerSync):
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
-        t, settings, state = self.global_steps, self.settings, self.state
-        driver = Stopwatch()
-
-        with marked_timer("gen", timing_raw):  # 1. rollouts, begun in prepare_step
-            self.on_sample_begin()
-            rollout = self.rollouts.collect(self._pending)
-            self.on_sample_end()  # a rollout engine that shares the device gives its memory back
-        records = rollout.records
-
-        with driver:  # 2.-5., 7. rewards, faults, masks, group filter, advantages
-            mu, gamma = settings.reward.weight(t), settings.sil.weight(t)
-            limit = self.config.data.max_response_length
-            plan = plan_update(records, settings, mu=mu, max_response_length=limit)
-
-            if state.baseline is not None:  # 8. (a step whose rows are all filtered still tells what rewards are usual)
-                state.baseline.extend(plan.baselines)
-        if plan.rows:
-            with marked_timer("old_log_prob", timing_raw):  # 6. old log-probs, by the actor unless bypassed
-                fresh = self.updater.collect_rows(plan.rows, metrics)
-            if self.use_critic:  # 7. with PPO, advantages are of tokens
-                with marked_timer("values", timing_raw):
-                    fresh, targets = self.critic.estimate(fresh, metrics)
-                    plan = replace(plan, rows=fresh.rows)
-                with marked_timer("update_critic", timing_raw):
-                    self.critic.update(fresh, targets, metrics)
-            with driver:  # 9. replay
-                replay = self._draw(t, metrics) if settings.sil.enabled else Replay.empty()
-            if not self.use_critic or t > settings.critic.warmup:
-                with marked_timer("update_actor", timing_raw):  # 10. on-policy and self-imitation updates
-                    self.updater.update(fresh, replay, gamma, metrics)
-            with driver:  # 11. this step's rows, so that what is replayed is always older
-                if settings.sil.enabled and (settings.sil.always_add or not replay.entries):
-                    self._add(fresh, t, metrics)
-        with driver:
-            metrics.update(summarize_episodes(records))
-            metrics.update(summarize_rows(records))
-            metrics.update(summarize_rewards(plan.rewards, records))
-            metrics.update(summarize_plan(plan))
-            metrics.update(self._summarize_buffers())
-            metrics["rollout/recorded"] = float(self.recorder.write(t, rollout.episodes))
-        driver.seconds += self.updater.take_replay_seconds()
-        metrics.update({"spear/gamma": gamma, "spear/mu": mu, "perf/spear_driver_seconds": driver.seconds})
-        metrics["rollout/generations"] = float(rollout.generations)
-        # Every response asked for must have been played as a turn.
-        metrics["rollout/wasted_generations"] = float(rollout.generations - sum(record.turns for record in records))
-        keys = self.queue.take_keys([row.key for record in records if record.fault is None for row in record.rows])
+        report = self.spear_step.run(self.global_steps, self)
+        metrics.update(report.metrics)
+        timing_raw.update(report.seconds)
+        metrics["rollout/recorded"] = float(self.recorder.write(self.global_steps, report.rollout.episodes))
+        keys = self.queue.take_keys(report.rollout.rows.key.tolist())
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
-
-    def _draw(self, t: int, metrics: dict[str, Any]) -> Replay:
-        replay = self.state.replay
-        metrics["replay/evicted_age"] = float(replay.evict(t))
-        if not replay.is_ready():
-            return Replay.empty()
-        draw = replay.draw(self.state.baseline)
-        metrics.update(
-            {
-                "replay/considered": float(draw.considered),
-                "replay/eligible": float(draw.eligible),
-                "replay/drawn": float(draw.drawn),
-                "replay/discarded": float(draw.discarded),
-                "replay/mean_age": float(draw.mean_age(t)),
-            }
-        )
-        return Replay(tuple(draw.entries), tuple(draw.advantages.tolist()))
-
-    def _add(self, fresh, t: int, metrics: dict[str, Any]) -> None:
-        entries, nonpositive = fresh.to_entries(t)
-        kept = self.state.replay.add(entries)
-        metrics.update(
-            {
-                "replay/kept": float(kept),
-                "replay/dropped_nonpositive": float(nonpositive),
-                "replay/dropped_other": float(len(entries) - kept),
-            }
-        )
-
-    def _summarize_buffers(self) -> dict[str, float]:
-        replay, baseline = self.state.replay, self.state.baseline
-        metrics = {"replay/size": float(len(replay)), "replay/bytes": float(replay.nbytes)}
-        if baseline is not None:
-            metrics["baseline/size"] = float(len(baseline))
-            if len(baseline):
-                metrics["baseline/p50"] = float(baseline.percentile())
-        if self.state.bounds is not None:
-            metrics["cov/lower"], metrics["cov/upper"] = self.state.bounds
-        return metrics
 
     def _compute_metrics(
         self, batch, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps, epoch
@@ -287,6 +228,9 @@ class SpearTrainer(PPOTrainerSync):
         metrics["training/epoch"] = epoch
         metrics["perf/step_seconds"] = timing_raw["step"]
         metrics["perf/spear_driver_share"] = metrics.get("perf/spear_driver_seconds", 0.0) / timing_raw["step"]
+        tokens = (metrics["tokens/prompt"] + metrics["tokens/response"]) / timing_raw["step"]
+        ranks = self.config.trainer.nnodes * self.config.trainer.n_gpus_per_node
+        metrics["perf/tokens_per_second"], metrics["perf/tokens_per_second_per_rank"] = tokens, tokens / ranks
 
     # ---- validation --------------------------------------------------------------------------------------------------
     def _validate(self) -> dict[str, float]:

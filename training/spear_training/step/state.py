@@ -1,30 +1,35 @@
-"""What SPEAR keeps from step to step on the driver: both buffers, the covariance bounds, the random stream."""
+"""What SPEAR keeps from step to step: both buffers, the covariance bounds, the random stream, the last metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from spear_agents.engines.base import derive_seed
 from spear_envs.core.errors import SpearError
-from spear_training.algorithms import BaselineBuffer, BoundsMode, ReplayBuffer
-from spear_training.algorithms.settings import SpearSettings
+from spear_training.algorithms import BaselineBuffer, BoundsMode, ReplayBuffer, SpearSettings
 from spear_training.checkpoints import FORMAT, read_state, write_state
+
+REMEMBERED_ANCHORS = 2**18
+"""States whose names are remembered, the oldest forgotten first."""
+TIMES = ("perf/", "timing_s/")
+"""Metrics that differ from run to run: no schedule sees them, and no checkpoint holds them."""
 
 
 class SpearState:
     """Baseline buffer D_R, replay buffer D, covariance bounds, and the generator that deals rows into mini-batches.
 
     Args:
-        settings: ``spear`` node.
+        settings: of the algorithm.
         seed: of the replay buffer's and the dealer's streams.
     """
 
     def __init__(self, settings: SpearSettings, seed: int) -> None:
-        replay = settings.replay
+        replay, cov = settings.replay, settings.cov
         self.baseline = BaselineBuffer(settings.baseline.capacity) if settings.baseline.capacity else None
         self.replay = ReplayBuffer(
             replay.capacity,
@@ -38,8 +43,32 @@ class SpearState:
         self.rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "deal")))
         self.bounds: tuple[float, float] | None = None
         """Covariance bounds; None until measured on the first replayed rows."""
-        if settings.cov.bounds is BoundsMode.FIXED:
-            self.bounds = (float(settings.cov.lower), float(settings.cov.upper))  # type: ignore[arg-type]
+        if cov.bounds is BoundsMode.FIXED:
+            self.bounds = (float(cov.lower), float(cov.upper))  # type: ignore[arg-type]
+        self._momentum = {BoundsMode.RUNNING: cov.momentum}.get(cov.bounds, 1.0)
+        self.metrics: dict[str, float] = {}
+        """Those of the last step, for schedules."""
+        self._anchors: dict[int, None] = {}
+
+    def move_bounds(self, measured: tuple[float, float]) -> None:
+        """Take in the covariance bounds of a replay: the first ones stay, or begin a running mean."""
+        if self.bounds is None:
+            self.bounds = measured
+        keep = self._momentum
+        self.bounds = tuple(keep * old + (1.0 - keep) * new for old, new in zip(self.bounds, measured, strict=True))  # type: ignore[assignment]
+
+    def meet(self, anchors: Iterable[str]) -> float:
+        """Remember the states of a step; returns the share of them (each counted once) that were never met before."""
+        met = {crc32(anchor.encode()) for anchor in anchors}
+        new = met - self._anchors.keys()
+        self._anchors.update(dict.fromkeys(sorted(new)))
+        for _ in range(len(self._anchors) - REMEMBERED_ANCHORS):
+            del self._anchors[next(iter(self._anchors))]
+        return len(new) / max(1, len(met))
+
+    def remember(self, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step for the schedules of the next one."""
+        self.metrics = {name: float(value) for name, value in metrics.items() if not name.startswith(TIMES)}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to draw what this one would have drawn."""
@@ -48,6 +77,8 @@ class SpearState:
             "replay": self.replay.state_dict(),
             "rng": self.rng.bit_generator.state,
             "bounds": self.bounds,
+            "metrics": self.metrics,
+            "anchors": np.asarray(list(self._anchors), dtype=np.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -59,6 +90,8 @@ class SpearState:
         self.replay.load_state_dict(state["replay"])
         self.rng.bit_generator.state = state["rng"]
         self.bounds = tuple(state["bounds"]) if state["bounds"] is not None else None
+        self.metrics = dict(state["metrics"])
+        self._anchors = dict.fromkeys(state["anchors"].tolist())
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Write the state into a checkpoint folder, with what else a resumed run should know."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from spear_agents.trajectory import StopReason
-from spear_training.verl_plugin.plan import EpisodeReward, UpdatePlan
-from spear_training.verl_plugin.records import EpisodeRecord
+from spear_training.algorithms import ReplayDraw, RowTable
+from spear_training.step.plan import EpisodeReward, StepPlan
+from spear_training.step.records import EpisodeRecord
 
 
 def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
@@ -40,13 +41,13 @@ def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     return metrics
 
 
-def summarize_rows(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Tokens of the rows of all episodes without a fault: prompts, responses, and what the policy wrote of these."""
-    rows = [row for record in records if record.fault is None for row in record.rows]
+def summarize_rows(rows: RowTable) -> dict[str, float]:
+    """Tokens of the rows of all episodes without a fault, and the share of rows that ran into a limit of length."""
     return {
-        "tokens/prompt": float(sum(row.prompt_length for row in rows)),
-        "tokens/response": float(sum(row.response_length for row in rows)),
-        "tokens/written": float(sum(row.loss_tokens for row in rows)),
+        "tokens/prompt": float(rows.prompt_length.sum()),
+        "tokens/response": float(rows.response_length.sum()),
+        "tokens/written": float(rows.loss_tokens.sum()),
+        "rows/at_limit": float((~rows.finished | rows.truncated).mean()) if len(rows) else 0.0,
     }
 
 
@@ -63,15 +64,26 @@ def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[Episod
     }
 
 
-def summarize_plan(plan: UpdatePlan) -> dict[str, float]:
+def summarize_plan(plan: StepPlan) -> dict[str, float]:
     """Share of rows each filter took out, and how many are left."""
     share = 1.0 / max(1, plan.total_rows)
     metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
     metrics["groups/equal"] = plan.equal_groups
     metrics["rows/total"] = float(plan.total_rows)
-    metrics["rows/trained"] = float(len(plan.rows))
-    if plan.rows:
-        advantages = np.asarray([row.advantage for row in plan.rows])
-        metrics["advantage/mean"] = float(advantages.mean())
-        metrics["advantage/std"] = float(advantages.std())
+    metrics["rows/trained"] = float(plan.rows.kept.sum())
+    return metrics
+
+
+def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
+    """What was drawn from the replay buffer at global step ``step``, and what it is made of."""
+    rows = draw.rows
+    metrics = {
+        "replay/considered": float(draw.considered),
+        "replay/eligible": float(draw.eligible),
+        "replay/drawn": float(draw.drawn),
+        "replay/discarded": float(draw.discarded),
+        "replay/mean_age": draw.mean_age(step),
+    }
+    if len(rows) and "won" in rows:
+        metrics["replay/failed"] = float((~rows.won).mean())
     return metrics

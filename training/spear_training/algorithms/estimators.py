@@ -1,0 +1,160 @@
+"""Advantage estimators over the table of rows: what ``spear.advantage.estimator`` may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spear_training.algorithms.advantages import (
+    discount_rows,
+    gigpo_advantages,
+    group_advantages,
+    rloo_advantages,
+)
+from spear_training.algorithms.critic import episode_advantages
+from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.rows import Array, RowTable
+
+if TYPE_CHECKING:
+    from spear_training.algorithms.settings import SpearSettings
+
+Estimator = Callable[[RowTable, "SpearSettings"], "Tensor | Array"]
+"""``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens, concatenated.
+
+It is given all rows of the step that count, those too that a filter keeps out of the loss, with ``reward``, ``group``,
+``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. An estimator that :func:`needs_critic` has
+also ``mask`` and ``values``, and only episodes with a row in the loss.
+"""
+ESTIMATORS: Registry[Estimator] = Registry("spear.advantage.estimator")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def needs_critic(estimator: F) -> F:
+    """Mark an estimator that reads ``values``: the training then has a critic."""
+    estimator.critic = True  # type: ignore[attr-defined]
+    return estimator
+
+
+@ESTIMATORS.register("grpo")
+def estimate_grpo(rows: RowTable, settings: SpearSettings) -> Tensor:
+    """Reward minus group mean (``eq:adv_vanilla``)."""
+    choice = settings.advantage
+    return group_advantages(
+        torch.from_numpy(rows.reward),
+        rows.group,
+        trajectory_ids=rows.trajectory,
+        normalize_std=choice.normalize_std,
+        weight=choice.weight.value,
+        singleton=choice.singleton.value,
+    )
+
+
+@ESTIMATORS.register("rloo")
+def estimate_rloo(rows: RowTable, settings: SpearSettings) -> Tensor:
+    """Reward minus the mean of the other trajectories of the group."""
+    return rloo_advantages(
+        torch.from_numpy(rows.reward),
+        rows.group,
+        trajectory_ids=rows.trajectory,
+        singleton=settings.advantage.singleton.value,
+    )
+
+
+@ESTIMATORS.register("gigpo")
+def estimate_gigpo(rows: RowTable, settings: SpearSettings) -> Tensor:
+    """Group mean over episodes plus group mean over steps with equal anchors."""
+    choice = settings.advantage
+    return gigpo_advantages(
+        torch.from_numpy(rows.reward),
+        torch.from_numpy(rows.step_reward),
+        rows.group,
+        rows.trajectory,
+        rows.anchor,
+        turn_ids=rows.turn,
+        gamma=choice.gamma,
+        step_weight=choice.step_weight,
+        normalize_std=choice.normalize_std,
+        weight=choice.weight.value,
+        singleton=choice.singleton.value,
+    ).total
+
+
+@ESTIMATORS.register("gae")
+@needs_critic
+def estimate_gae(rows: RowTable, settings: SpearSettings) -> Tensor:
+    """Generalised advantage estimation over whole episodes with the critic's values: PPO (``sec:ppogrpo``)."""
+    _, first, episode = np.unique(rows.trajectory.astype(str), return_index=True, return_inverse=True)
+    return episode_advantages(
+        torch.from_numpy(rows.values),
+        torch.from_numpy(rows.mask),
+        rows.response_length,
+        episode,
+        rows.reward[first],
+        gamma=settings.critic.gamma,
+        lam=settings.critic.lam,
+    )[0]
+
+
+@ESTIMATORS.register("stepwise")
+def estimate_stepwise(rows: RowTable, settings: SpearSettings) -> Array:
+    """Credit for each turn: the group's episode advantage plus ``step_weight`` times an advantage of the turn.
+
+    The latter compares what the environment paid from this turn on, discounted by ``gamma``, with the mean of the group
+    at the same turn. In a conversation, whose turns share a row, tokens of one turn have one advantage.
+    """
+    choice = settings.advantage
+    episode = np.asarray(estimate_grpo(rows, settings))
+    owner = np.repeat(np.arange(len(rows)), rows.turns)
+    number = rows.turn[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(rows.turns) - rows.turns, rows.turns)
+    names = {name: code for code, name in enumerate(dict.fromkeys(rows.trajectory.tolist()))}
+    chain = np.asarray([names[name] for name in rows.trajectory.tolist()], dtype=np.int64)[owner]
+    returns = discount_rows(
+        torch.from_numpy(rows.turn_reward), torch.from_numpy(chain), torch.from_numpy(number), choice.gamma
+    )
+    places = list(zip(rows.group[owner].tolist(), number.tolist(), strict=True))
+    step = group_advantages(returns, places, normalize_std=choice.normalize_std, weight="row").numpy()
+    lengths = _measure_turns(rows)
+    return np.repeat(episode[owner] + choice.step_weight * step, lengths)
+
+
+def _measure_turns(rows: RowTable) -> Array:
+    """Response tokens of each turn, from the end of the one before to its own; the last takes what follows it."""
+    last = np.cumsum(rows.turns) - 1
+    ends = rows.turn_end.copy()
+    ends[last] = rows.response_length
+    lengths = np.diff(ends, prepend=0)
+    first = last - rows.turns + 1
+    lengths[first] = ends[first]
+    return lengths
+
+
+def estimate(rows: RowTable, settings: SpearSettings) -> Array:
+    """Advantages by the estimator of ``settings``, float64: [N] of the rows, or [S] of their response tokens.
+
+    Raises:
+        SettingsError: the estimator's answer has another shape or holds numbers that are not finite.
+    """
+    name = settings.advantage.estimator
+    found = ESTIMATORS.find(name)(rows, settings)
+    values = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, dtype=np.float64)
+    tokens = int(rows.response_length.sum())
+    if values.shape not in ((len(rows),), (tokens,)):
+        raise SettingsError(
+            f"spear.advantage.estimator={name} gave {list(values.shape)} advantages for {len(rows)} rows with {tokens} "
+            "response tokens: give one for each row, or one for each token"
+        )
+    if not np.isfinite(values).all():
+        raise SettingsError(f"spear.advantage.estimator={name} gave advantages that are not finite")
+    return values
+
+
+def average_tokens(values: Array, mask: Array, rows: RowTable) -> Array:
+    """Mean of token values [S] over each row's tokens on ``mask`` [S]: [N], 0 for a row without any."""
+    owner = rows.spread(np.arange(len(rows)))
+    sums = np.bincount(owner, weights=np.where(mask, values, 0.0), minlength=len(rows))
+    return sums / np.maximum(np.bincount(owner, weights=mask, minlength=len(rows)), 1.0)

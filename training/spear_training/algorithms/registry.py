@@ -1,0 +1,71 @@
+"""Open registries: what a setting may name, and how a user adds to it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from spear_training.algorithms.errors import SettingsError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Generic[F]):
+    """Functions by name. A setting names one of them, or a user's own as ``package.module:function``.
+
+    Args:
+        setting: the setting whose values these are, as ``spear.advantage.estimator``.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self.setting = setting
+        self._functions: dict[str, F] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Registered names, in the order of registration."""
+        return list(self._functions)
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorate a function that the setting can then name.
+
+        Raises:
+            ValueError: the name is taken, or has a colon.
+        """
+        if name in self._functions or ":" in name:
+            raise ValueError(f"{self.setting}={name} is taken, or not a plain name")
+
+        def put(function: F) -> F:
+            self._functions[name] = function
+            return function
+
+        return put
+
+    def find(self, name: str) -> F:
+        """The function that ``name`` stands for.
+
+        Raises:
+            SettingsError: nothing has this name (the nearest one is given), or the user's module cannot be imported.
+        """
+        if name in self._functions:
+            return self._functions[name]
+        if ":" in str(name):
+            return self._import(str(name))
+        near = difflib.get_close_matches(str(name), self.names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(self.names)}"
+        raise SettingsError(f"{self.setting} cannot be {name!r}; {hint} A function of yours is package.module:function")
+
+    def _import(self, name: str) -> F:
+        path, _, attribute = name.partition(":")
+        try:
+            found = getattr(import_module(path), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingsError(
+                f"{self.setting}={name} cannot be imported ({error}): start from the folder of the module, install it, "
+                "or put its folder on PYTHONPATH"
+            ) from error
+        if not callable(found):
+            raise SettingsError(f"{self.setting}={name} is no function but {type(found).__name__}")
+        return found

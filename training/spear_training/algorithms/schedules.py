@@ -1,0 +1,82 @@
+"""How gamma and mu move: with the training step, or with what the step before measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spear_envs.core.rewards import cosine_decay, cosine_warmup
+from spear_training.algorithms.registry import Registry
+
+Metrics = Mapping[str, float]
+Schedule = Callable[..., float]
+"""``f(t, steps, metrics, **options) -> weight``.
+
+``t`` is the global step, from 1; ``steps`` the setting of the length (``warmup_steps``, ``decay_steps``); ``metrics``
+those of the step before, empty at the first; ``options`` the setting of that name.
+"""
+
+GAMMA: Registry[Schedule] = Registry("spear.sil.gamma")
+"""Weights of the self-imitation term."""
+MU: Registry[Schedule] = Registry("spear.reward.mu")
+"""Weights of the tool-call reward."""
+
+
+@GAMMA.register("cosine")
+def warm_up(t: int, steps: int, metrics: Metrics) -> float:
+    """From 0 to 1 along a half cosine of ``steps`` (``eq:gamma``)."""
+    return cosine_warmup(t, steps)
+
+
+@MU.register("cosine")
+def decay(t: int, steps: int, metrics: Metrics) -> float:
+    """From 1 to 0 along a half cosine of ``steps`` (``eq:mudecay``)."""
+    return cosine_decay(t, steps)
+
+
+@GAMMA.register("constant")
+@MU.register("constant")
+def stay(t: int, steps: int, metrics: Metrics, value: float = 1.0) -> float:
+    """``value`` at every step."""
+    return value
+
+
+@GAMMA.register("none")
+@MU.register("none")
+def leave_out(t: int, steps: int, metrics: Metrics) -> float:
+    """0 at every step."""
+    return 0.0
+
+
+@GAMMA.register("entropy")
+def follow_entropy(t: int, steps: int, metrics: Metrics, low: float = 0.1, high: float = 0.5) -> float:
+    """Cosine warm-up, times where the policy's entropy stands between ``low`` (0) and ``high`` (1), nats a token.
+
+    Self-imitation sharpens a policy; this one lets go where little is left to explore with.
+    """
+    entropy = metrics.get("entropy/token-mean", high)
+    return cosine_warmup(t, steps) * _rise(entropy, low, high)
+
+
+@GAMMA.register("success")
+def follow_success(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """The success rate of the step before over ``target``, at most 1: what is rare is not yet worth imitating."""
+    return _rise(metrics.get("success/all", 0.0), 0.0, target)
+
+
+@MU.register("success")
+def fade_with_success(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """1 without success, 0 from ``target`` on: a policy that solves tasks needs no pay for calling tools."""
+    return 1.0 - _rise(metrics.get("success/all", 0.0), 0.0, target)
+
+
+@MU.register("novelty")
+def follow_novelty(t: int, steps: int, metrics: Metrics, target: float = 0.5) -> float:
+    """The share of states never met before over ``target``, at most 1: pay for tools while they lead somewhere new."""
+    return _rise(metrics.get("anchors/new", target), 0.0, target)
+
+
+def _rise(value: float, low: float, high: float) -> float:
+    """0 up to ``low``, 1 from ``high`` on, a line between."""
+    if value >= high:
+        return 1.0
+    return 0.0 if value <= low else (value - low) / (high - low)

@@ -1,0 +1,110 @@
+"""Rows dealt into mini-batches, and these to ranks.
+
+A mini-batch is one optimiser step. The driver decides which rows are in it, so that a row's weight in the loss is one
+number, and the loss does not depend on how a worker cuts a mini-batch into micro-batches or how many ranks share it.
+(The covariance clip does: its means and its budget are those of a micro-batch, which is a rank's whole share of the
+mini-batch where that fits the token limit.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spear_training.algorithms.rows import Array
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Rows dealt into mini-batches.
+
+    Attributes:
+        minibatches: row numbers of each mini-batch, -1 for a padding row; all of length ``size``. Consecutive shares
+            of it go to the ranks.
+        size: rows of a mini-batch, a multiple of the number of shares.
+    """
+
+    minibatches: tuple[tuple[int, ...], ...]
+    size: int
+
+    @property
+    def padding(self) -> int:
+        """Number of padding rows."""
+        return sum(row < 0 for part in self.minibatches for row in part)
+
+    def order(self, ranks: int) -> list[int]:
+        """Row numbers in the order verl wants: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
+        share = self.size // ranks
+        return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
+
+    def measure_balance(self, lengths: Array, ranks: int) -> float:
+        """Tokens of the slowest rank over the mean of all ranks, averaged over mini-batches; 1 is even.
+
+        Args:
+            lengths: tokens of each row.
+            ranks: how many share a mini-batch.
+        """
+        padded = np.append(np.asarray(lengths, dtype=np.float64), 0.0)  # a padding row is number -1
+        tokens = padded[np.asarray(self.minibatches).reshape(len(self.minibatches), ranks, -1)].sum(-1)
+        return float((tokens.max(1) / np.maximum(tokens.mean(1), 1.0)).mean())
+
+
+def count_minibatches(rows: float, rows_per_minibatch: int) -> int:
+    """Mini-batches that ``rows`` are dealt into: the nearest whole number, at least 1, or none for no rows."""
+    return max(1, round(rows / rows_per_minibatch)) if rows else 0
+
+
+def deal_rows(
+    groups: Sequence[Sequence[int] | Array],
+    lengths: Array,
+    *,
+    count: int,
+    shares: int,
+    rng: np.random.Generator,
+    balance: bool = True,
+) -> Deal:
+    """Shuffle rows into ``count`` mini-batches of nearly equal size, and even out the tokens of their shares.
+
+    Args:
+        groups: row numbers; each group is spread evenly over all mini-batches (on-policy and replayed rows of ``joint``
+            coupling are two groups, so that each mini-batch holds both).
+        lengths: tokens of each row.
+        count: mini-batches.
+        shares: into how many equal parts a mini-batch will be cut: for ranks, and on each for micro-batches.
+        rng: decides the shuffle.
+        balance: give each share about as many tokens as the others; else rows are dealt at random.
+    """
+    if not sum(len(group) for group in groups):
+        return Deal((), 0)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for group in groups:
+        shuffled = rng.permutation(np.asarray(group, dtype=np.int64))
+        for part, share in zip(parts, np.array_split(shuffled, count), strict=True):
+            part.extend(share.tolist())
+    size = -(-max(len(part) for part in parts) // shares) * shares
+    padded = [
+        [*rng.permutation(np.asarray(part, dtype=np.int64)).tolist(), *[-1] * (size - len(part))] for part in parts
+    ]
+    if balance and shares > 1:
+        padded = [_balance(part, lengths, shares) for part in padded]
+    return Deal(tuple(map(tuple, padded)), size)
+
+
+def _balance(rows: list[int], lengths: Array, shares: int) -> list[int]:
+    """Reorder rows so that equal consecutive shares have about equally many tokens.
+
+    The longest rows go first, one to each share; of every further round the longest goes to the share with the fewest
+    tokens so far.
+    """
+    tokens = np.asarray([lengths[row] if row >= 0 else 0 for row in rows], dtype=np.int64)
+    longest = np.argsort(-tokens, kind="stable")
+    loads, bins = np.zeros(shares, dtype=np.int64), [[] for _ in range(shares)]  # type: ignore[var-annotated]
+    for start in range(0, len(rows), shares):
+        places = longest[start : start + shares]
+        lightest = np.argsort(loads, kind="stable")
+        for share, place in zip(lightest.tolist(), places.tolist(), strict=True):
+            bins[share].append(rows[place])
+        loads[lightest] += tokens[places]
+    return [row for share in bins for row in share]

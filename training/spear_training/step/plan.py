@@ -1,0 +1,134 @@
+"""From episodes to the rows of an update: rewards, filters, groups (``alg:sal``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from spear_training.algorithms import (
+    FormatMode,
+    RowTable,
+    SpearSettings,
+    ToolCount,
+    compose_reward,
+    filter_rows,
+    group_statistics,
+    keep_high_variance_groups,
+    tool_call_reward,
+)
+from spear_training.algorithms.settings import RewardSettings
+from spear_training.step.records import EpisodeRecord, Rollout
+
+MALFORMED_PENALTY = -0.1
+
+
+@dataclass(frozen=True)
+class EpisodeReward:
+    """R of one episode and the terms it is made of (``eq:rewardtotal``); ``tool_call`` is before mu."""
+
+    outcome: float
+    tool_call: float
+    format: float
+    total: float
+
+
+def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -> EpisodeReward:
+    """Compose the reward of an episode from its raw terms, with the trainer's own mu and scales."""
+    calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns
+    if settings.format is FormatMode.BONUS:
+        form = record.terms.get("format", 0.0)  # an episode that could not begin has no terms
+    elif settings.format is FormatMode.PENALTY_PER_TURN:
+        form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
+    else:
+        form = 0.0
+    terms = {
+        "outcome": settings.success if record.terms.get("outcome", 0.0) > 0 else settings.failure,
+        "tool_call": tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won),
+        "format": form,
+    }
+    return EpisodeReward(**terms, total=compose_reward(terms, mu))
+
+
+def find_differing_groups(records: Sequence[EpisodeRecord], settings: RewardSettings, mu: float) -> list[str]:
+    """Groups whose valid episodes do not all earn the same, in the order of the records."""
+    totals: dict[str, set[float]] = {}
+    for record in records:
+        if record.rows:
+            totals.setdefault(record.group, set()).add(reward_episode(record, settings, mu).total)
+    return [group for group, found in totals.items() if len(found) > 1]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the episodes of a step amount to.
+
+    Attributes:
+        rewards: one an episode, in the order of the records.
+        rows: all rows that count in their group, with ``reward`` and ``kept``: no filter took the row out.
+        baselines: mean reward of each kept group (extends D_R).
+        masked: number of rows each filter took out; a row that two filters hit counts in both.
+        total_rows: rows of valid episodes before any filter.
+        equal_groups: share of the groups in which all episodes earned the same.
+    """
+
+    rewards: tuple[EpisodeReward, ...]
+    rows: RowTable
+    baselines: tuple[float, ...]
+    masked: dict[str, int]
+    total_rows: int
+    equal_groups: float
+
+
+def plan_rows(
+    rollout: Rollout,
+    settings: SpearSettings,
+    *,
+    mu: float,
+    max_response_length: int,
+    chosen: Sequence[str] | None = None,
+) -> StepPlan:
+    """Rewards, loss masks and kept groups of a step.
+
+    An episode with a fault, or without a row, counts nowhere.
+
+    Args:
+        rollout: all episodes of the step and their rows.
+        settings: of the algorithm.
+        mu: weight of the tool-call term at this step.
+        max_response_length: limit of the over-long filter, tokens.
+        chosen: groups that dynamic sampling keeps; None: all.
+    """
+    records, rows = rollout.records, rollout.rows
+    rewards = tuple(reward_episode(record, settings.reward, mu) for record in records)
+    place = {record.trajectory: number for number, record in enumerate(records)}
+    owner = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
+    filters = filter_rows(rows, settings, max_response_length)
+    hit = np.any(list(filters.values()), axis=0)
+
+    counted = np.asarray([record.rows > 0 for record in records], dtype=bool)
+    if settings.filter.exclude_from_baseline:
+        # An episode stays out where nothing of it is trained on; with some rows left it still says how the task went.
+        counted &= np.isin(np.arange(len(records)), owner[~hit])
+    totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
+    groups, flags = [record.group for record in records], torch.from_numpy(counted)
+    statistics = group_statistics(totals, groups, valid=flags)
+    wanted = flags
+    if chosen is not None:
+        wanted = flags & torch.tensor([group in set(chosen) for group in groups], dtype=torch.bool)
+    kept = keep_high_variance_groups(totals, groups, ratio=settings.filter.groups, valid=wanted).tolist()
+    kept_groups = {group for group, keep in zip(groups, kept, strict=True) if keep}
+    means = zip(statistics.ids, statistics.mean.tolist(), strict=True)
+
+    out = np.asarray([name not in kept_groups for name in rows.group.tolist()], dtype=bool)
+    rows = rows.add(reward=totals.numpy()[owner], kept=~hit & ~out & counted[owner] & (rows.loss_tokens > 0))
+    return StepPlan(
+        rewards=rewards,
+        rows=rows.take(counted[owner]),
+        baselines=tuple(mean for group, mean in means if group in kept_groups),
+        masked={name: int(mask.sum()) for name, mask in filters.items()} | {"low_variance": int(out.sum())},
+        total_rows=len(hit),
+        equal_groups=float((statistics.std == 0).double().mean()) if statistics.ids else 0.0,
+    )

@@ -1,0 +1,176 @@
+"""What a rollout leaves for the update: a record of each episode, and the table of their rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from spear_agents.engines.vision import pack_pictures
+from spear_agents.trajectory import Layout, Row, StopReason, Trajectory, Turn
+from spear_training.algorithms import RowTable, has_repetition
+
+NOT_FINITE = "reward"
+"""Kind of fault of an episode whose reward is not a finite number."""
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One episode: which group it belongs to, how it ended, what it earned.
+
+    ``terms`` are the raw reward terms, ``fault`` the kind of fault or None. ``rows`` counts its rows.
+    """
+
+    group: str
+    sample: int
+    task_id: str
+    subtask: str
+    terms: Mapping[str, float]
+    won: bool
+    score: float
+    tool_calls: int
+    stop: str
+    fault: str | None
+    turns: int
+    well_formed_turns: int
+    valid_actions: int
+    rows: int
+
+    @property
+    def trajectory(self) -> str:
+        """Unique within a step."""
+        return f"{self.group}_{self.sample}"
+
+
+def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRecord:
+    """Summarise ``trajectory`` as member ``sample`` of ``group``; a reward that is not finite is a fault."""
+    turns = trajectory.turns
+    fault = trajectory.fault
+    if fault is None and not all(map(math.isfinite, [*trajectory.reward_terms.values(), *(t.reward for t in turns)])):
+        fault = NOT_FINITE
+    rows = 1 if trajectory.layout is Layout.CONVERSATION and turns else len(turns)
+    return EpisodeRecord(
+        group=group,
+        sample=sample,
+        task_id=trajectory.task_id,
+        subtask=trajectory.subtask,
+        terms=dict(trajectory.reward_terms),
+        won=trajectory.won,
+        score=trajectory.score,
+        tool_calls=trajectory.tool_calls,
+        stop=trajectory.stop.value,
+        fault=fault,
+        turns=len(turns),
+        well_formed_turns=sum(turn.format_ok for turn in turns),
+        valid_actions=sum(turn.action_ok for turn in turns),
+        rows=rows if fault is None else 0,
+    )
+
+
+def tabulate(
+    trajectories: Sequence[Trajectory],
+    records: Sequence[EpisodeRecord],
+    *,
+    find_repetition: bool = False,
+    pictures: bool = False,
+) -> RowTable:
+    """Rows of all episodes without a fault, with their tokens; the key of a row is ``<group>_<sample>_<row>``.
+
+    Args:
+        trajectories: episodes.
+        records: of the same episodes.
+        find_repetition: look for responses that repeat themselves.
+        pictures: pack what the model saw.
+    """
+    found = list(_walk_rows(trajectories, records))
+    rows = [row for _, _, row, _ in found]
+    owners = [record for record, _, _, _ in found]
+    members = [turns for _, _, _, turns in found]
+    columns = {
+        "key": [f"{record.trajectory}_{index}" for record, index, _, _ in found],
+        "group": [record.group for record in owners],
+        "trajectory": [record.trajectory for record in owners],
+        "turn": [row.turn_index for row in rows],
+        "anchor": [str(turns[0].anchor) for turns in members],
+        "prompt_length": [len(row.prompt_ids) for row in rows],
+        "response_length": [len(row.response_ids) for row in rows],
+        "loss_tokens": [sum(row.response_mask) for row in rows],
+        "finished": [turns[-1].finish.value != "length" for turns in members],
+        "truncated": [record.stop == StopReason.CONTEXT_LIMIT.value for record in owners],
+        "void": [any(not turn.action for turn in turns) for turns in members],
+        "repetitive": [
+            find_repetition and any(has_repetition(turn.response_ids) for turn in turns) for turns in members
+        ],
+        "won": [record.won for record in owners],
+        "tool_calls": [record.tool_calls for record in owners],
+        "step_reward": [float(sum(turn.reward for turn in turns)) for turns in members],
+        "turns": [len(turns) for turns in members],
+        "turn_end": [end for turns in members for end in _find_ends(turns)],
+        "turn_reward": [turn.reward for turns in members for turn in turns],
+        "ids": _join([ids for row in rows for ids in (row.prompt_ids, row.response_ids)], np.int32),
+        "mask": _join([row.response_mask for row in rows], np.bool_),
+        "rollout_log_probs": _join([row.log_probs for row in rows], np.float32),
+    }
+    if pictures:
+        packed = [pack_pictures(row.pictures) for row in rows]
+        columns["picture_bytes"] = [len(part) for part in packed]
+        columns["pictures"] = np.concatenate(packed) if packed else np.zeros(0, dtype=np.uint8)
+    return RowTable(**columns)
+
+
+def _walk_rows(
+    trajectories: Sequence[Trajectory], records: Sequence[EpisodeRecord]
+) -> Iterator[tuple[EpisodeRecord, int, Row, Sequence[Turn]]]:
+    for trajectory, record in zip(trajectories, records, strict=True):
+        if record.fault is not None:
+            continue
+        whole = trajectory.layout is Layout.CONVERSATION
+        for index, row in enumerate(trajectory.rows()):
+            yield record, index, row, trajectory.turns if whole else trajectory.turns[index : index + 1]
+
+
+def _find_ends(turns: Sequence[Turn]) -> list[int]:
+    """Where the responses of a row's turns end, in tokens of its response: between them lie observations."""
+    ends, at = [], 0
+    for number, turn in enumerate(turns):
+        at += len(turn.response_ids) + (len(turn.prompt_ids) if number else 0)
+        ends.append(at)
+    return ends
+
+
+def _join(parts: Sequence[Sequence[float]], kind: type) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(parts), dtype=kind, count=sum(map(len, parts)))
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a step, or a validation, played.
+
+    Attributes:
+        records: one an episode.
+        rows: of episodes without a fault; their tokens may lie elsewhere.
+        generations: responses that engines were asked for.
+        episodes: those that were to be recorded, for people to look at.
+    """
+
+    records: tuple[EpisodeRecord, ...]
+    rows: RowTable
+    generations: int = 0
+    episodes: tuple[Trajectory, ...] = ()
+
+    @classmethod
+    def join(cls, parts: Sequence[Rollout]) -> Rollout:
+        """All parts as one, sorted by group and sample, so that who played what changes nothing."""
+        records = sorted((r for part in parts for r in part.records), key=lambda record: (record.group, record.sample))
+        rows = RowTable.join([part.rows for part in parts])
+        place = {record.trajectory: number for number, record in enumerate(records)}
+        order = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
+        return cls(
+            tuple(records),
+            rows.take(np.argsort(order, kind="stable")),
+            sum(part.generations for part in parts),
+            tuple(episode for part in parts for episode in part.episodes),
+        )

@@ -1,0 +1,188 @@
+"""The optimiser steps of a training step: how fresh and replayed rows meet (``eq:grpo_sal``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from spear_training.algorithms import Coupling, RowTable, SpearSettings, weigh_rows
+from spear_training.step.dealing import Deal, count_minibatches, deal_rows
+from spear_training.step.state import SpearState
+
+SEED_RANGE = 2**20
+"""Seeds of rows stay whole numbers in float32, also when thousands are added up in float64."""
+Sums = Mapping[str, float]
+"""Fields of :class:`~spear_training.algorithms.objective.SpearLoss` by name, summed over the tokens of a mini-batch and
+averaged over mini-batches, where ``cov_lower`` and ``cov_upper`` are weighted by ``replay_tokens``; and ``grad_norm``,
+``lr`` (where the learning rate ticked), ``seconds``.
+"""
+TRAINED = ("key", "prompt_length", "response_length", "loss_tokens", "advantage", "replayed", "log_probs")
+OPTIONAL = ("token_advantages", "ref_log_probs", "rollout_weights")
+"""Columns of an update."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over rows, in mini-batches.
+
+    Attributes:
+        rows: with ``weight`` and ``seed``, and :data:`OPTIONAL` columns where there are any.
+        deal: which rows make a mini-batch.
+        pieces: micro-batches of each rank's share, so that none has more rows than a mini-batch without replay.
+        gamma: weight of the replayed rows' loss.
+        bounds: of their covariance clip; None: those of each micro-batch itself.
+        hold_learning_rate: a further pass of the same training step follows.
+    """
+
+    rows: RowTable
+    deal: Deal
+    pieces: int
+    gamma: float
+    bounds: tuple[float, float] | None
+    hold_learning_rate: bool
+
+
+class Actor(Protocol):
+    """The policy, as a step sees it. Tables that go in keep their rows and their order; columns are added."""
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks, which share each mini-batch."""
+
+    def collect(self, rows: RowTable, metrics: dict[str, Any]) -> RowTable:
+        """Add ``mask``, ``log_probs`` and, where there are such, ``ref_log_probs`` and ``rollout_weights``."""
+
+    def read_tokens(self, rows: RowTable) -> RowTable:
+        """Add ``ids`` and, with a vision tower, ``pictures``."""
+
+    def write(self, rows: RowTable) -> RowTable:
+        """Bring replayed rows back: add ``key`` and, where there is a reference policy, ``ref_log_probs``."""
+
+    def train(self, update: Pass) -> Sums:
+        """Make an optimiser step of each mini-batch."""
+
+
+@dataclass(frozen=True)
+class UpdateSizes:
+    """Rows of an optimiser step, L of the -norm modes, epochs of a pass, and whether shares are evened out."""
+
+    rows_per_minibatch: int
+    scale_factor: float
+    epochs: int = 1
+    balance: bool = True
+
+
+class Updater:
+    """Makes the optimiser steps of a training step.
+
+    Args:
+        settings: of the algorithm.
+        state: holds covariance bounds and the dealer's stream.
+        actor: the policy.
+        sizes: of an update.
+    """
+
+    def __init__(self, settings: SpearSettings, state: SpearState, actor: Actor, sizes: UpdateSizes) -> None:
+        self._settings = settings
+        self._state = state
+        self._actor = actor
+        self._sizes = sizes
+
+    def update(self, fresh: RowTable, drawn: RowTable | None, gamma: float, metrics: dict[str, Any]) -> None:
+        """Learn from ``fresh`` rows and from those ``drawn`` from the replay buffer.
+
+        Args:
+            fresh: with ``advantage`` and what :meth:`Actor.collect` adds.
+            drawn: written back by the actor, with recalibrated advantages; None: nothing is replayed.
+            gamma: weight of the replayed rows' loss.
+            metrics: takes what is measured.
+        """
+        fresh = fresh.select((*TRAINED, *OPTIONAL)).add(replayed=np.zeros(len(fresh), dtype=bool))
+        count = count_minibatches(len(fresh), self._sizes.rows_per_minibatch)
+        if drawn is None:
+            self._log(self._train(fresh, count, gamma), metrics)
+            replay_steps = 0.0
+        elif self._settings.sil.coupling is Coupling.JOINT:
+            # As many steps as without replay: under Adam every further one would move on-policy directions again.
+            self._log(self._train(RowTable.join([fresh, _match(drawn, fresh)]), count, gamma), metrics)
+            replay_steps = len(drawn) / len(fresh)
+        else:
+            self._log(self._train(fresh, count, gamma, hold_learning_rate=True), metrics)
+            more = count_minibatches(len(drawn), self._sizes.rows_per_minibatch)
+            own: dict[str, Any] = {}
+            self._log(self._train(_match(drawn, fresh), more, gamma), own)
+            shared = ("loss/sil", "clip/cov_fraction", "replay/ess", "actor/lr")
+            metrics.update({name: own[name] for name in shared if name in own})
+            metrics.update({f"sil/{name}": own[name] for name in ("actor/grad_norm", "clip/ppo_fraction")})
+            metrics["timing_s/train_replayed_rows"] = own["timing_s/train_rows"]
+            replay_steps = more / count
+        replayed = 0 if drawn is None else len(drawn)
+        metrics["replay/n_sil"] = replay_steps
+        metrics["replay/share"] = replayed / (len(fresh) + replayed)
+        metrics["actor/optimizer_steps"] = float(count * self._sizes.epochs)
+
+    def _train(
+        self, rows: RowTable, count: int, gamma: float, *, hold_learning_rate: bool = False
+    ) -> tuple[Pass, Sums]:
+        replayed, sizes, rng = rows.replayed, self._sizes, self._state.rng
+        pieces = -(-len(rows) // (count * sizes.rows_per_minibatch)) if replayed.any() else 1
+        lengths = rows.prompt_length + rows.response_length
+        deal = deal_rows(
+            [np.flatnonzero(~replayed), np.flatnonzero(replayed)],
+            lengths,
+            count=count,
+            shares=self._actor.ranks * pieces,
+            rng=rng,
+            balance=sizes.balance,
+        )
+        weights = np.zeros(len(rows))
+        for part in deal.minibatches:
+            members = np.asarray([row for row in part if row >= 0], dtype=np.int64)
+            weights[members] = weigh_rows(
+                rows.loss_tokens[members],
+                replayed[members],
+                mode=self._settings.loss.aggregation.value,
+                loss_scale_factor=sizes.scale_factor,
+            )
+        rows = rows.add(weight=weights, seed=rng.integers(SEED_RANGE, size=len(rows)))
+        update = Pass(rows, deal, pieces, gamma, self._state.bounds, hold_learning_rate)
+        sums = self._actor.train(update)
+        replay_tokens = sums["replay_tokens"]
+        if replay_tokens and self._settings.cov.ratio > 0:
+            self._state.move_bounds((sums["cov_lower"] / replay_tokens, sums["cov_upper"] / replay_tokens))
+        return update, sums
+
+    def _log(self, trained: tuple[Pass, Sums], metrics: dict[str, Any]) -> None:
+        update, sums = trained
+        rows, tokens, replay_tokens = update.rows, max(1.0, sums["tokens"]), sums["replay_tokens"]
+        metrics["loss/on_policy"] = sums["on_policy"]
+        metrics["clip/ppo_fraction"] = sums["clipped"] / tokens
+        metrics["clip/dual_fraction"] = sums["dual_clipped"] / tokens
+        metrics["kl/old"] = sums["kl_old"] / max(1.0, sums["tokens"] - replay_tokens)
+        if self._settings.kl.coefficient > 0:
+            metrics["kl/reference"] = sums["kl"] / tokens
+        if replay_tokens:
+            metrics["loss/sil"] = sums["self_imitation"]
+            metrics["clip/cov_fraction"] = sums["covariance_clipped"] / replay_tokens
+            squared = replay_tokens * sums["replay_ratio_squared"]
+            metrics["replay/ess"] = sums["replay_ratio"] ** 2 / squared if squared else 0.0
+        metrics["actor/grad_norm"] = sums["grad_norm"]
+        metrics.setdefault("actor/lr", float("nan"))
+        if "lr" in sums:
+            metrics["actor/lr"] = sums["lr"]
+        lengths = rows.prompt_length + rows.response_length
+        metrics["perf/rank_balance"] = update.deal.measure_balance(lengths, self._actor.ranks)
+        metrics["timing_s/train_rows"] = sums["seconds"]
+
+
+def _match(drawn: RowTable, fresh: RowTable) -> RowTable:
+    """Replayed rows with the columns of ``fresh``: one advantage for all tokens of a row, no rollout to correct for."""
+    columns: dict[str, Any] = {"replayed": np.ones(len(drawn), dtype=bool)}
+    if "token_advantages" in fresh:
+        columns["token_advantages"] = drawn.spread(drawn.advantage)
+    if "rollout_weights" in fresh:
+        columns["rollout_weights"] = np.ones(int(drawn.response_length.sum()), dtype=np.float32)
+    return drawn.add(**columns).select(fresh.columns)

@@ -1,0 +1,192 @@
+"""The policy on verl's workers: log-probs of rows, and optimiser steps over them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+
+from spear_training.algorithms import RowTable, SpearSettings, sequence_entropy
+from spear_training.algorithms.rows import Array
+from spear_training.rollout_correction import RolloutCorrection
+from spear_training.step.update import Pass, Sums
+from spear_training.verl_plugin.columns import build_columns, find_predictions, nest_flat, pad_rows
+from spear_training.verl_plugin.correction import correct_rows
+from spear_training.verl_plugin.loss import STEERING, TOKEN_COLUMNS
+from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
+from spear_training.verl_plugin.vision import PICTURES
+
+STEERING_WIDTH = 4
+
+
+class VerlActor:
+    """:class:`spear_training.step.update.Actor` over verl's actor worker group and TransferQueue.
+
+    Args:
+        worker_group: verl's actor worker group, which holds the reference policy too.
+        config: whole configuration.
+        settings: of the algorithm.
+        queue: the step's rows.
+        reference_in_actor: the reference is the actor without its LoRA adapter.
+    """
+
+    def __init__(
+        self,
+        worker_group: Any,
+        config: DictConfig,
+        settings: SpearSettings,
+        queue: StepQueue,
+        *,
+        reference_in_actor: bool = False,
+    ) -> None:
+        self._workers = worker_group
+        self._actor, self._rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        self._has_reference = settings.kl.coefficient > 0
+        self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
+        self._queue = queue
+        self._reference_in_actor = reference_in_actor
+        correction: Any = OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True)
+        self._bypass = bool(correction["bypass_mode"])
+        self._correction = RolloutCorrection.from_mapping(correction)
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return count_ranks(self._workers, "actor")
+
+    # ---- log-probs ---------------------------------------------------------------------------------------------------
+    def collect(self, rows: RowTable, metrics: dict[str, Any]) -> RowTable:
+        """Add ``mask`` and old log-probs to rows that lie in the queue; log the entropy.
+
+        Old log-probs come from a forward pass of the actor, and metrics tell how far the rollout's are off. With
+        ``algorithm.rollout_correction.bypass_mode`` they are the rollout's own: there is no forward pass, and the
+        entropy is estimated from the log-probs of the sampled tokens. Without it the other keys of that node
+        (:class:`RolloutCorrection`) weigh tokens, or take them out of the loss, where the two disagree.
+        """
+        keys, lengths = rows.key.tolist(), rows.response_length
+        if self._bypass:
+            data = self._queue.get(keys, ["loss_mask", "rollout_log_probs"])
+            log_probs = data["rollout_log_probs"].values().float()
+            entropy = -log_probs
+        else:
+            fields = ["loss_mask", "rollout_log_probs", "log_probs", "entropy"]
+            data = self._forward(rows, fields, calculate_entropy=True)
+            where = find_predictions(rows.prompt_length, lengths)
+            log_probs, entropy = (data[name].values()[where].float() for name in ("log_probs", "entropy"))
+        mask, rollout = data["loss_mask"].values().bool(), data["rollout_log_probs"].values()
+        if not self._bypass:
+            metrics.update(_compare_log_probs(log_probs[mask], rollout[mask]))
+        norm = sequence_entropy(
+            pad_rows(entropy, lengths), pad_rows(mask, lengths), loss_scale_factor=self._scale_factor
+        )
+        metrics["entropy/seq-mean-token-sum-norm"] = float(norm)
+        metrics["entropy/seq-mean-token-sum"] = float(norm) * self._scale_factor
+        metrics["entropy/token-mean"] = float(entropy[mask].mean())
+        if self._correction is not None:
+            corrected = correct_rows(self._correction, log_probs, rollout, mask, lengths)
+            metrics.update(corrected.metrics)
+            mask = corrected.mask
+            self._queue.put(keys, TensorDict({"loss_mask": nest_flat(mask.long(), lengths)}, len(keys)))
+            rows = rows.add(rollout_weights=corrected.weights, loss_tokens=corrected.loss_tokens)
+        return self._add_reference(rows.add(mask=mask.numpy(), log_probs=log_probs.numpy()))
+
+    def _forward(
+        self, rows: RowTable, fields: list[str], *, calculate_entropy: bool = False, reference: bool = False
+    ) -> TensorDict:
+        """One forward pass over ``rows``; returns ``fields`` of them, in their order."""
+        keys, lengths, ranks = rows.key.tolist(), rows.prompt_length + rows.response_length, self.ranks
+        padding = self._queue.add_padding(-len(keys) % ranks)
+        info: dict[str, Any] = {
+            "calculate_entropy": calculate_entropy,
+            "compute_loss": False,
+            "temperature": self._rollout.temperature,
+            **cut_rows(int(lengths.max()), len(keys), ranks, self._rollout.log_prob_max_token_len_per_gpu),
+        }
+        ask = self._workers.compute_log_prob
+        if reference and self._reference_in_actor:
+            info["no_lora_adapter"] = True
+        elif reference:
+            ask = self._workers.compute_ref_log_prob
+        ask(name_rows([*keys, *padding], self._queue.forward_columns, info))
+        return self._queue.get(keys, fields)
+
+    def _add_reference(self, rows: RowTable) -> RowTable:
+        """Add log-probs of response tokens under the reference policy, where there is a KL term."""
+        if not self._has_reference:
+            return rows
+        data = self._forward(rows, ["log_probs"], reference=True)
+        where = find_predictions(rows.prompt_length, rows.response_length)
+        return rows.add(ref_log_probs=data["log_probs"].values()[where].float().numpy())
+
+    # ---- rows of the replay buffer -----------------------------------------------------------------------------------
+    def read_tokens(self, rows: RowTable) -> RowTable:
+        """Add the ids of rows in the queue, and their pictures if the model sees any."""
+        pictures = [PICTURES] if self._queue.vision else []
+        data = self._queue.get(rows.key.tolist(), ["input_ids", *pictures])
+        columns: dict[str, Any] = {"ids": data["input_ids"].values().numpy()}
+        if pictures:
+            column = data[PICTURES]
+            columns |= {"picture_bytes": column.offsets().diff().numpy(), PICTURES: column.values().numpy()}
+        return rows.add(**columns)
+
+    def write(self, rows: RowTable) -> RowTable:
+        """Write replayed rows into the queue; add their keys, and log-probs under the reference policy."""
+        rows = rows.add(key=[f"replay_{number}_0" for number in range(len(rows))])
+        self._queue.put(rows.key.tolist(), build_columns(rows))
+        return self._add_reference(rows)
+
+    # ---- optimiser steps ---------------------------------------------------------------------------------------------
+    def train(self, update: Pass) -> Sums:
+        """One ``update_actor`` call: an optimiser step of each mini-batch."""
+        rows, deal, ranks = update.rows, update.deal, self.ranks
+        columns = [name for name in TOKEN_COLUMNS if name in rows]
+        self._write_columns(rows, columns)
+        names = [TOKEN_COLUMNS[name] for name in columns]
+        padding = iter(self._queue.add_padding(deal.padding, names, {STEERING: STEERING_WIDTH}))
+        keys = [rows.key[row] if row >= 0 else next(padding) for row in deal.order(ranks)]
+        longest = int((rows.prompt_length + rows.response_length).max())
+        lower, upper = update.bounds or (float("nan"), float("nan"))
+        info = {
+            **cut_rows(longest, deal.size, ranks * update.pieces, self._actor.ppo_max_token_len_per_gpu),
+            "calculate_entropy": False,
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            "global_batch_size": deal.size,
+            "mini_batch_size": deal.size,
+            "epochs": self._actor.ppo_epochs,
+            "seed": self._actor.data_loader_seed,
+            "dataloader_kwargs": {"shuffle": False},  # the driver has shuffled
+            "temperature": self._rollout.temperature,
+            "gamma": update.gamma,
+            "cov_lower": lower,
+            "cov_upper": upper,
+            "hold_learning_rate": update.hold_learning_rate,
+        }
+        start = time.perf_counter()
+        answer = self._workers.update_actor(name_rows(keys, (*self._queue.forward_columns, *names, STEERING), info))
+        reduced = reduce_metrics(dict(tu.get(answer, "metrics")))
+        return {name: float(np.max(value)) for name, value in reduced.items()} | {
+            "seconds": time.perf_counter() - start
+        }
+
+    def _write_columns(self, rows: RowTable, columns: Sequence[str]) -> None:
+        steering = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], axis=1)
+        tokens: dict[str, Array] = {TOKEN_COLUMNS[name]: getattr(rows, name) for name in columns}
+        self._queue.put_tokens(rows.key.tolist(), rows.response_length, tokens, {STEERING: steering})
+
+
+def _compare_log_probs(actor: torch.Tensor, rollout: torch.Tensor) -> dict[str, float]:
+    """How far the rollout engine's log-probs are off the actor's."""
+    difference = (actor - rollout).abs()
+    return {
+        "training/rollout_log_probs_diff_max": float(difference.max()),
+        "training/rollout_log_probs_diff_mean": float(difference.mean()),
+        "training/rollout_probs_diff_max": float((actor.exp() - rollout.exp()).abs().max()),
+    }

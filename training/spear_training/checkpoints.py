@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
 
-FORMAT = 2
+FORMAT = 3
 STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
 BEST = "best"
 HASHED_BYTES = 2**26

@@ -7,7 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_training.algorithms import Aggregation, aggregate_loss, kl_divergence, policy_loss, spear_loss
+from spear_training.algorithms import (
+    POLICY_LOSSES,
+    PolicyLoss,
+    SettingsError,
+    SpearSettings,
+    bind_policy_loss,
+    cispo_loss,
+    gspo_loss,
+    kl_cov_loss,
+    kl_divergence,
+    policy_loss,
+)
 
 
 def tensor(values) -> torch.Tensor:
@@ -64,19 +75,6 @@ def test_gradient_is_zero_where_masked_clipped_or_taken_out(seed, low, high, dua
     assert not (got.clipped & ~mask).any() and not (got.dual_clipped & ~mask).any()
 
 
-def test_what_stands_off_the_mask_does_no_harm() -> None:
-    log_probs = tensor([[-1.0, float("inf"), -1e6]]).requires_grad_(True)
-    old = tensor([[-1.0, 0.0, 1e6]])
-    mask = tensor([[1, 0, 0]])
-    reference = tensor([[-1.0, 0.0, 1e6]])
-    got = spear_loss(
-        log_probs, old, tensor([1.0]), mask, torch.tensor([0]), gamma=1.0, ref_log_probs=reference, kl_coefficient=0.1
-    )
-    got.loss.backward()
-    assert math.isfinite(float(got.loss.detach()))
-    assert log_probs.grad[0].tolist() == pytest.approx([-1 / 3, 0.0, 0.0])
-
-
 def test_policy_loss_refuses() -> None:
     log_probs, old, advantages, mask = random_batch(0)
     with pytest.raises(ValueError, match="above 1"):
@@ -93,133 +91,92 @@ def test_kl_estimate_is_not_negative(a: float, b: float) -> None:
     assert got == pytest.approx(math.exp(b - a) - (b - a) - 1, abs=1e-9) and got >= -1e-12
 
 
-LOSS = [[1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]]
-MASK = [[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+# ---- the others of the registry --------------------------------------------------------------------------------------
+CLIP = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None, "max_log_ratio": 20.0}
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "want"),
-    [
-        ("seq-mean-token-sum-norm", {}, 10 / 2 / 4),
-        ("seq-mean-token-sum-norm", {"loss_scale_factor": 512}, 10 / 2 / 512),
-        ("seq-mean-token-sum-norm", {"num_sequences": 3}, 10 / 3 / 4),
-        ("seq-mean-token-sum", {}, 5.0),
-        ("seq-mean-token-mean", {}, 2.0),
-        ("seq-mean-token-mean", {"num_sequences": 4}, 1.0),
-        ("token-mean", {}, 2.0),
-        ("token-mean", {"num_tokens": 10}, 1.0),
-        ("sum-norm", {"loss_scale_factor": 5}, 2.0),
-    ],
-)
-def test_aggregation_by_hand(mode: str, options: dict, want: float) -> None:
-    assert float(aggregate_loss(tensor(LOSS), tensor(MASK), mode=mode, **options)) == pytest.approx(want)
+def test_gspo_by_hand() -> None:
+    # Two tokens of log ratio 0.1 and 0.3: the sequence's ratio is e^0.2 in both; a third is off the mask.
+    log_probs = tensor([[0.1, 0.3, 9.0]]).requires_grad_(True)
+    mask = tensor([[1, 1, 0]])
+    got = gspo_loss(log_probs, torch.zeros(1, 3), tensor([2.0]), mask, clip_low=0.2, clip_high=0.28)
+    assert got.loss[0].tolist() == pytest.approx([-2 * math.exp(0.2)] * 2 + [0.0])
+    got.loss.sum().backward()
+    assert log_probs.grad[0].tolist() == pytest.approx([-2 * math.exp(0.2)] * 2 + [0.0])
+    narrow = gspo_loss(log_probs, torch.zeros(1, 3), tensor([2.0]), mask, clip_low=3e-4, clip_high=4e-4)
+    assert narrow.loss[0].tolist() == pytest.approx([-2 * 1.0004] * 2 + [0.0])
+    assert narrow.clipped[0].tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("mode", [member.value for member in Aggregation])
-def test_an_empty_batch_gives_zero_with_a_gradient(mode: str) -> None:
-    loss = torch.full((2, 3), float("nan"), requires_grad=True)
-    got = aggregate_loss(loss, torch.zeros(2, 3), mode=mode)
-    got.backward()
-    assert float(got.detach()) == 0.0 and not loss.grad.any()
+def test_cispo_by_hand() -> None:
+    log_probs = tensor([[math.log(0.5), math.log(0.9)]]).requires_grad_(True)
+    old = tensor([[math.log(0.25), math.log(0.9)]])
+    got = cispo_loss(log_probs, old, tensor([2.0]), torch.ones(1, 2), clip_low=0.2, clip_high=0.28)
+    assert got.loss[0].tolist() == pytest.approx([-1.28 * 2 * math.log(0.5), -2 * math.log(0.9)])
+    got.loss.sum().backward()
+    assert log_probs.grad[0].tolist() == pytest.approx([-2.56, -2.0]), "a clipped token keeps its gradient"
+    assert got.clipped[0].tolist() == [True, False]
 
 
-@given(st.integers(0, 1000), st.lists(st.integers(1, 4), min_size=1, max_size=6))
-def test_aggregation_does_not_depend_on_the_micro_batches(seed: int, sizes: list[int]) -> None:
-    loss, mask = (x.detach() for x in random_batch(seed, sum(sizes))[0::3])
-    for mode in Aggregation:
-        counts = {"num_sequences": int((mask.sum(1) > 0).sum()), "num_tokens": int(mask.sum())}
-        parts = zip(loss.split(sizes), mask.split(sizes), strict=True)
-        total = sum(float(aggregate_loss(a, m, mode=mode, loss_scale_factor=9, **counts)) for a, m in parts)
-        whole = float(aggregate_loss(loss, mask, mode=mode, loss_scale_factor=9))
-        assert total == pytest.approx(whole, abs=1e-12)
+def test_kl_cov_by_hand() -> None:
+    # Covariances with means -1 and 1: (0 - -1)(2 - 1) = 1 is the largest; that token alone pays |log r| = 0.5.
+    log_probs, old = tensor([[0.0], [-2.0]]).requires_grad_(True), tensor([[-0.5], [-2.0]])
+    got = kl_cov_loss(log_probs, old, tensor([2.0, 0.0]), torch.ones(2, 1), share=0.5, coefficient=3.0)
+    assert got.loss.flatten().tolist() == pytest.approx([-2 * math.exp(0.5) + 1.5, 0.0])
+    got.loss.sum().backward()
+    assert log_probs.grad.flatten().tolist() == pytest.approx([-2 * math.exp(0.5) + 3.0, 0.0])
 
 
-def test_aggregation_refuses() -> None:
-    with pytest.raises(ValueError, match="loss_scale_factor"):
-        aggregate_loss(tensor(LOSS), tensor(MASK), loss_scale_factor=0)
-    with pytest.raises(ValueError, match="num_sequences"):
-        aggregate_loss(tensor(LOSS), tensor(MASK), num_sequences=-1)
-    with pytest.raises(ValueError):
-        aggregate_loss(tensor(LOSS), tensor(MASK), mode="mean")
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "kl_cov"])
+@pytest.mark.parametrize("seed", range(5))
+def test_policy_losses_are_verls_under_its_names(name: str, seed: int) -> None:
+    core = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs the extra 'train'")
+    from verl.trainer.config import AlgoConfig  # noqa: F401 - verl's configuration registers its losses
+    from verl.workers.config import ActorConfig, PolicyLossConfig
 
-
-@settings(deadline=None)
-@given(st.integers(0, 2000), st.floats(0, 1))
-def test_spear_loss_is_both_terms_each_by_its_own_count(seed: int, gamma: float) -> None:
     log_probs, old, advantages, mask = random_batch(seed)
-    replay = torch.arange(6) % 2 == 1
-    got = spear_loss(log_probs, old, advantages, mask, replay, gamma=gamma, cov_ratio=0.0, loss_scale_factor=9)
-    tokens = policy_loss(log_probs, old, advantages, mask).loss
-    fresh, replayed = (aggregate_loss(tokens[r], mask[r], loss_scale_factor=9) for r in (~replay, replay))
-    assert float(got.on_policy) == pytest.approx(float(fresh.detach()))
-    assert float(got.self_imitation) == pytest.approx(float(replayed.detach()))
-    assert float(got.loss.detach()) == pytest.approx(float((fresh + gamma * replayed).detach()))
-
-
-def test_spear_loss_does_not_depend_on_the_micro_batches() -> None:
-    log_probs, old, advantages, mask = random_batch(11)
-    replay = torch.tensor([0, 1, 1, 0, 1, 0])
-    alive = mask.any(1)
-    options = {
-        "gamma": 0.5,
-        "cov_ratio": 0.0,
-        "loss_scale_factor": 9,
-        "num_on_policy": int((alive & (replay == 0)).sum()),
-        "num_replay": int((alive & (replay == 1)).sum()),
-    }
-    spear_loss(log_probs, old, advantages, mask, replay, **options).loss.backward()
-    whole, log_probs.grad = log_probs.grad.clone(), None
-    for rows in ([0], [1, 2], [3, 4, 5]):
-        spear_loss(log_probs[rows], old[rows], advantages[rows], mask[rows], replay[rows], **options).loss.backward()
-    assert torch.allclose(whole, log_probs.grad)
-
-
-def test_the_covariance_clip_touches_replayed_rows_alone_unless_told() -> None:
-    log_probs, old, advantages, mask = random_batch(5, rows=40, tokens=10)
-    replay = torch.arange(40) >= 20
-    options = {"gamma": 1.0, "cov_ratio": 0.1, "cov_lower": -9.0, "cov_upper": 9.0}
-
-    def gradient(**more) -> tuple[torch.Tensor, float]:
-        log_probs.grad = None
-        generator = torch.Generator().manual_seed(0)
-        got = spear_loss(log_probs, old, advantages, mask, replay, generator=generator, **{**options, **more})
-        got.loss.backward()
-        return log_probs.grad.clone(), float(got.cov_fraction)
-
-    plain, none = gradient(cov_ratio=0.0)
-    clipped, share = gradient()
-    both, _ = gradient(on_policy_cov=(0.1, -9.0, 9.0))
-    assert none == 0.0
-    taken = (plain != 0) & (clipped == 0)
-    budget = math.floor(0.1 * int(mask[20:].sum()))
-    assert not taken[:20].any() and int(taken[20:].sum()) == budget
-    assert share == pytest.approx(budget / int(mask[20:].sum()))
-    assert int(((plain != 0) & (both == 0))[:20].sum()) == math.floor(0.1 * int(mask[:20].sum()))
-
-
-def test_spear_loss_counts_fractions_and_refuses() -> None:
-    log_probs, old = tensor([[0.5, 0.0]]), torch.zeros(1, 2, dtype=torch.float64)
-    mask, none = torch.ones(1, 2), torch.zeros(1)
-    assert float(spear_loss(log_probs, old, tensor([1.0]), mask, none, gamma=0.0).clip_fraction) == 0.5
-    assert float(spear_loss(log_probs * 9, old, tensor([-1.0]), mask, none, gamma=0.0).dual_fraction) == 0.5
-    with pytest.raises(ValueError, match="ref_log_probs"):
-        spear_loss(log_probs, old, tensor([1.0]), mask, none, gamma=0.0, kl_coefficient=0.1)
-    with pytest.raises(ValueError, match="replay must be"):
-        spear_loss(log_probs, old, tensor([1.0]), mask, torch.zeros(2), gamma=0.0)
-
-
-def test_the_kl_term_is_added_in_both_terms() -> None:
-    log_probs, mask = tensor([[0.0], [0.0]]), torch.ones(2, 1)
-    reference = tensor([[1.0], [1.0]])
-    got = spear_loss(
-        log_probs,
-        log_probs,
-        tensor([0.0, 0.0]),
-        mask,
-        tensor([0, 1]),
-        gamma=0.5,
-        ref_log_probs=reference,
-        kl_coefficient=2.0,
+    mask = mask | (torch.arange(7) == 0)
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio=0.2,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
+        clip_ratio_c=10.0,
+        policy_loss=PolicyLossConfig(loss_mode=name, kl_cov_ratio=0.1, ppo_kl_coef=1.0),
     )
-    k3 = math.e - 2
-    assert float(got.loss) == pytest.approx(2 * k3 + 0.5 * 2 * k3)
+    spread = advantages[:, None].expand_as(log_probs)
+    theirs = log_probs.detach().clone().requires_grad_(True)
+    mode = "seq-mean-token-mean" if name == "gspo" else "token-mean"
+    core.get_policy_loss_fn(name)(old, theirs, spread, mask.double(), mode, config)[0].backward()
+    options = {"share": 0.1} if name == "kl_cov" else {}
+    got = POLICY_LOSSES.find(name)(
+        log_probs, old, advantages, mask, **{**CLIP, "dual_clip": 10.0 if name == "vanilla" else None}, **options
+    )
+    if name == "gspo":
+        (got.loss.sum(1) / mask.sum(1)).mean().backward()
+    else:
+        (got.loss.sum() / mask.sum()).backward()
+    assert torch.allclose(log_probs.grad, theirs.grad, atol=1e-12)
+
+
+def half(log_probs, old_log_probs, advantages, mask, *, factor=0.5, **clip):
+    return -factor * torch.exp(log_probs - old_log_probs) * advantages[:, None]
+
+
+def broken(log_probs, old_log_probs, advantages, mask, **clip):
+    return log_probs.sum()
+
+
+def test_a_loss_of_ones_own_gives_token_losses_and_no_more() -> None:
+    log_probs, old, advantages, mask = random_batch(3)
+    chosen = {"policy": f"{__name__}:half", "policy_options": {"factor": 2.0}}
+    got = bind_policy_loss(SpearSettings.from_mapping({"loss": chosen}))(log_probs, old, advantages, mask)
+    assert isinstance(got, PolicyLoss)
+    ratio = torch.exp(log_probs - old)
+    assert torch.allclose(got.loss, torch.where(mask, -2.0 * ratio * advantages[:, None], 0.0))
+    assert torch.allclose(got.ratio, torch.where(mask, ratio.detach(), 1.0))
+    wrong = SpearSettings.from_mapping({"loss": {"policy": f"{__name__}:broken"}})
+    with pytest.raises(SettingsError, match="must give token losses"):
+        bind_policy_loss(wrong)(log_probs, old, advantages, mask)

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_training.algorithms import BaselineBuffer, ReplayBuffer, ReplayEntry, StateMismatchError
+from spear_training.algorithms.replay import tabulate_entries
 
 
-def entry(
-    name="t", *, reward=1.0, advantage=1.0, step=1, mask=(1, 1, 0), calls=0, extra=None, terms=None
-) -> ReplayEntry:
+def entry(name="t", *, reward=1.0, advantage=1.0, step=1, mask=(1, 1, 0), calls=0, first=100) -> ReplayEntry:
     n = len(mask)
     return ReplayEntry(
         prompt_ids=[5, 6],
-        response_ids=np.arange(n) + 100,
+        response_ids=np.arange(n) + first,
         response_mask=list(mask),
         old_log_probs=-np.arange(1, n + 1, dtype=np.float32),
         reward=reward,
@@ -25,8 +24,6 @@ def entry(
         step=step,
         trajectory_id=name,
         tool_calls=calls,
-        terms=terms,
-        extra=extra,
     )
 
 
@@ -42,7 +39,7 @@ def names(draw) -> list:
 
 def test_an_entry_comes_back_as_it_went_in() -> None:
     buffer = ReplayBuffer(1)
-    given_entry = entry("x", reward=0.3, extra={"anchor": "s0"}, terms={"outcome": 1.0}, calls=2, step=7)
+    given_entry = entry("x", reward=0.3, calls=2, step=7)
     buffer.add([given_entry])
     (got,) = buffer.draw(None).entries
     assert got.prompt_ids.tolist() == [5, 6] and got.prompt_ids.dtype == np.int32
@@ -50,7 +47,6 @@ def test_an_entry_comes_back_as_it_went_in() -> None:
     assert got.response_mask.tolist() == [1, 1, 0]
     assert got.old_log_probs.tolist() == [-1.0, -2.0, 0.0] and got.old_log_probs.dtype == np.float32
     assert (got.reward, got.advantage, got.step, got.trajectory_id, got.tool_calls) == (0.3, 1.0, 7, "x", 2)
-    assert (got.terms, got.extra) == ({"outcome": 1.0}, {"anchor": "s0"})
     got.response_ids[0] = 1  # an array of its own, to be written to
 
 
@@ -63,24 +59,21 @@ def test_add_keeps_what_may_be_replayed_and_says_why_the_rest_was_dropped() -> N
         entry("masked", mask=(0, 0), calls=1),
         entry("toolless"),
     ]
-    assert buffer.add(rows) == 1
-    assert (buffer.last_addition.kept, buffer.last_addition.dropped_nonpositive) == (1, 2)
-    assert buffer.last_addition.dropped_other == 2
-    assert len(ReplayBuffer(10)) == 0
+    gate = buffer.check(tabulate_entries(rows))
+    assert gate.open.tolist() == [True, False, False, False, False]
+    assert (gate.nonpositive, gate.other) == (2, 2)
+    assert len(buffer) == 0, "to look is not to take"
+    assert buffer.add(rows) == len(buffer) == 1
 
 
 def test_add_copies() -> None:
     ids, mask, probs = np.arange(3), np.ones(3), np.zeros(3, np.float32)
-    extra, terms = {"anchors": ["a"]}, {"outcome": 1.0}
     buffer = ReplayBuffer(1)
-    buffer.add([ReplayEntry(ids, ids, mask, probs, 1.0, 1.0, 1, "x", terms=terms, extra=extra)])
+    buffer.add([ReplayEntry(ids, ids, mask, probs, 1.0, 1.0, 1, "x")])
     ids[:], mask[:], probs[:] = 9, 0, 9.0
-    extra["anchors"].append("b")
-    terms["outcome"] = -1.0
     (got,) = buffer.draw(None).entries
     assert got.prompt_ids.tolist() == got.response_ids.tolist() == [0, 1, 2]
     assert got.response_mask.tolist() == [1, 1, 1] and not got.old_log_probs.any()
-    assert (got.extra, got.terms) == ({"anchors": ["a"]}, {"outcome": 1.0})
 
 
 def test_a_bad_row_is_refused_and_leaves_the_buffer_alone() -> None:
@@ -189,11 +182,10 @@ def test_any_history_keeps_the_rules(data) -> None:
             twin.load_state_dict(torch.load(file))
             assert (len(twin), twin.nbytes) == (len(buffer), buffer.nbytes)
             draw, again = buffer.draw(level), twin.draw(level)
-            assert [row.extra for row in draw.entries] == [row.extra for row in again.entries]
             for row, other in zip(draw.entries, again.entries, strict=True):
                 assert np.array_equal(row.response_ids, other.response_ids)
                 assert np.array_equal(row.old_log_probs, other.old_log_probs)
-            assert len({row.extra for row in draw.entries}) == len(draw.entries)
+            assert len({row.response_ids[0] for row in draw.entries}) == len(draw.entries)
             assert draw.drawn == min(draw.eligible, capacity)
             assert all(
                 a == row.reward - 0.25 > 0 for a, row in zip(draw.advantages.tolist(), draw.entries, strict=True)
@@ -201,7 +193,7 @@ def test_any_history_keeps_the_rules(data) -> None:
             assert all(options["max_age"] is None or step - row.step <= options["max_age"] for row in draw.entries)
             assert len(buffer) == len(twin) == 0
         batch = data.draw(st.lists(st.tuples(st.sampled_from([-1.0, 0.25, 0.5, 1.0]), st.integers(0, 3)), max_size=7))
-        rows = [entry(f"t{name}", reward=reward, step=step, extra=(serial := serial + 1)) for reward, name in batch]
+        rows = [entry(f"t{name}", reward=reward, step=step, first=(serial := serial + 9)) for reward, name in batch]
         assert buffer.add(rows) == len(rows)
         assert len(buffer) <= capacity - 1 + len(rows)
 

@@ -10,7 +10,6 @@ from spear_training.algorithms import (
     BoundsMode,
     Coupling,
     CovarianceSettings,
-    Curriculum,
     SettingsError,
     SilSettings,
     SpearSettings,
@@ -22,9 +21,9 @@ from spear_training.algorithms import (
 
 def test_a_mapping_round_trips_through_json() -> None:
     settings = SpearSettings.from_mapping(
-        {"sil": {"coupling": "joint", "warmup_steps": 30}, "replay": {"max_age": None}}
+        {"sil": {"coupling": "sequential", "warmup_steps": 30}, "replay": {"max_age": None}}
     )
-    assert settings.sil.coupling is Coupling.JOINT
+    assert settings.sil.coupling is Coupling.SEQUENTIAL
     assert settings.replay.max_age is None
     assert SpearSettings.from_mapping(json.loads(json.dumps(settings.to_mapping()))) == settings
     assert SpearSettings.from_mapping(None) == SpearSettings.from_mapping({}) == SpearSettings()
@@ -66,7 +65,14 @@ def test_settings_are_frozen_and_overridden_by_copies() -> None:
         ({"advantage": {"estimator": "rloo", "normalize_std": True}}, "no meaning"),
         ({"advantage": {"estimator": "gae", "normalize_std": True}}, "no meaning"),
         ({"critic": {"clip": 0}}, "above 0"),
-        ({"kl": {"coefficient": 0.01}, "sil": {"coupling": "folded"}}, "cannot weigh the KL term"),
+        ({"advantage": {"estimator": "gigpoo"}}, r"estimator cannot be 'gigpoo'; did you mean gigpo\?"),
+        ({"advantage": {"estimator": "nowhere.mine:f"}}, "cannot be imported .*PYTHONPATH"),
+        ({"advantage": {"estimator": "math:nothing"}}, "cannot be imported"),
+        ({"advantage": {"estimator": "math:pi"}}, "is no function"),
+        ({"loss": {"policy": "nonsense"}}, r"spear\.loss\.policy cannot be 'nonsense'; choose vanilla, gspo"),
+        ({"sil": {"gamma": "cosin"}}, "did you mean cosine"),
+        ({"reward": {"mu": "entropy"}}, r"spear\.reward\.mu cannot be 'entropy'"),
+        ({"filter": {"custom": ["mine"]}}, r"spear\.filter\.custom cannot be 'mine'"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(mapping, message: str) -> None:
@@ -84,7 +90,7 @@ def test_direct_construction_is_checked_too() -> None:
 
 def test_yaml_words_mean_what_they_say() -> None:
     got = SpearSettings.from_mapping({"filter": {"void": False, "overlong": "off"}, "reward": {"mu": None}})
-    assert (got.filter.void, got.filter.overlong, got.reward.mu) == (VoidFilter.OFF, False, Curriculum.NONE)
+    assert (got.filter.void, got.filter.overlong, got.reward.mu) == (VoidFilter.OFF, False, "none")
 
 
 def test_weights_follow_their_schedules() -> None:

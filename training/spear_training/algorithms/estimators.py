@@ -27,8 +27,8 @@ Estimator = Callable[[RowTable, "SpearSettings"], "Tensor | Array"]
 """``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens, concatenated.
 
 It is given all rows of the step that count, those too that a filter keeps out of the loss, with ``reward``, ``group``,
-``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. An estimator that :func:`needs_critic` has
-also ``mask`` and ``values``, and only episodes with a row in the loss.
+``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. One that :func:`needs_critic` also has
+``mask`` and ``values``, and only the episodes with a row in the loss.
 """
 ESTIMATORS: Registry[Estimator] = Registry("spear.advantage.estimator")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -35,8 +35,8 @@ class PolicyLoss:
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry("spear.loss.policy")
 """``f(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high, dual_clip, max_log_ratio, **options)``.
 
-All tensors are [B, T] (advantages also [B]), a row is a sequence; the answer is a :class:`PolicyLoss`, or its loss [B, T]
-alone. ``options`` are ``spear.loss.policy_options``. Sums over rows and tokens are the trainer's.
+All tensors are [B, T] (advantages also [B]), and a row is a sequence. The answer is a :class:`PolicyLoss`, or its loss
+[B, T] alone. ``options`` are ``spear.loss.policy_options``. Sums over rows and tokens are the trainer's.
 """
 
 
@@ -196,7 +196,8 @@ def kl_cov_loss(
 ) -> PolicyLoss:
     """KL-Cov: no clip, but a KL penalty on the ``share`` of tokens of largest covariance, at least one.
 
-    The loss is -r A, and -r A + ``coefficient`` |log r| on those tokens. Arguments and result as in :func:`policy_loss`.
+    The loss is -r A, and -r A + ``coefficient`` |log r| on those tokens. Arguments and result are those of
+    :func:`policy_loss`.
     """
     on = check_tokens(log_probs, mask)
     weights = expand_advantages(advantages, log_probs).detach()

@@ -104,7 +104,7 @@ def weigh_rows(loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_fac
 
 @dataclass(frozen=True)
 class CovarianceClip:
-    """The covariance clip of one of the two terms; see :func:`~spear_training.algorithms.covariance.covariance_clip_mask`.
+    """Options of :func:`~spear_training.algorithms.covariance.covariance_clip_mask` for one of the two terms.
 
     Without ``lower`` and ``upper`` the bounds are those of the batch itself, measured as ``bounds`` says.
     """

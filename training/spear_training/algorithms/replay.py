@@ -100,8 +100,8 @@ class ReplayDraw:
     """Rows drawn for self-imitation.
 
     ``rows`` are K rows as they were stored, and ``advantages`` [K] float64 their recalibrated advantages, all above 0.
-    ``considered`` (size before the draw), ``eligible`` (of these, above the baseline) and ``drawn`` count in the unit of
-    the buffer.
+    ``considered`` (size before the draw), ``eligible`` (of these, above the baseline) and ``drawn`` count in the unit
+    of the buffer.
     """
 
     rows: RowTable
@@ -215,8 +215,9 @@ class ReplayBuffer:
         return sum(part.nbytes for part in self._slices)
 
     def check(self, rows: RowTable) -> ReplayGate:
-        """Which rows :meth:`add` takes: an advantage above 0 (the gate A_j > 0 of ``eq:silvanilla``), a loss token, and a
-        tool call where one is required.
+        """Which rows :meth:`add` takes (the gate A_j > 0 of ``eq:silvanilla``).
+
+        They have an advantage above 0, a loss token, and a tool call where one is required.
         """
         positive = rows.advantage > 0
         usable = rows.loss_tokens > 0
@@ -312,18 +313,15 @@ class ReplayBuffer:
         return RowTable.join(parts).take(np.argsort(np.concatenate(order), kind="stable"))
 
     def state_dict(self) -> dict[str, Any]:
-        """A snapshot: arrays and lists, with the generator's state."""
+        """A snapshot: tensors and lists, with the generator's state."""
         return {
             "capacity": self.capacity,
             "unit": self.unit.value,
             "slices": [
                 {
-                    **{
-                        name: values.tolist() if (values := getattr(part.rows, name)).dtype == object else values.copy()
-                        for name in part.rows.columns
-                    },
-                    "mask_bits": part.bits.copy(),
-                    "loss_log_probs": part.log_probs.copy(),
+                    **{name: _write_column(getattr(part.rows, name)) for name in part.rows.columns},
+                    "mask_bits": _write_column(part.bits),
+                    "loss_log_probs": _write_column(part.log_probs),
                 }
                 for part in self._slices
             ],
@@ -344,15 +342,19 @@ class ReplayBuffer:
                 )
         slices = []
         for saved in state["slices"]:
-            columns = {name: _copy_column(values) for name, values in saved.items()}
+            columns = {name: _read_column(values) for name, values in saved.items()}
             bits, log_probs = columns.pop("mask_bits"), columns.pop("loss_log_probs")
             slices.append(_Slice(RowTable(**columns), bits, log_probs))
         self._slices = slices
         self._generator.set_state(state["generator"])
 
 
-def _copy_column(values: Any) -> Any:
-    return list(values) if isinstance(values, list) else np.array(values)
+def _write_column(values: Array) -> Any:
+    return values.tolist() if values.dtype == object else torch.from_numpy(values.copy())
+
+
+def _read_column(values: Any) -> Any:
+    return list(values) if isinstance(values, list) else values.numpy().copy()
 
 
 def _name_trajectories(rows: RowTable) -> list[Hashable]:

@@ -8,6 +8,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import torch
 
 from spear_agents.engines.base import derive_seed
 from spear_envs.core.errors import SpearError
@@ -78,7 +79,7 @@ class SpearState:
             "rng": self.rng.bit_generator.state,
             "bounds": self.bounds,
             "metrics": self.metrics,
-            "anchors": np.asarray(list(self._anchors), dtype=np.int64),
+            "anchors": torch.tensor(list(self._anchors), dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ TOKEN_COLUMNS = {
     "ref_log_probs": "ref_log_probs",
     "rollout_weights": "rollout_weights",
 }
-"""Columns of response tokens that an update writes, as far as its rows have them: their names there and in the queue."""
+"""Columns of response tokens that an update writes, as far as its rows have them: names of the table and the queue."""
 
 
 def compute_loss(

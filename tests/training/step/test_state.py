@@ -3,18 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("verl", reason="needs the extra 'train'")
-
 import numpy as np
+import pytest
 import torch
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import ReplayEntry, SpearSettings
+from spear_training.algorithms.replay import tabulate_entries
 from spear_training.checkpoints import STATE, TENSORS
-from spear_training.verl_plugin.batch import deal_rows
-from spear_training.verl_plugin.state import SpearState
+from spear_training.step.dealing import deal_rows
+from spear_training.step.state import SpearState
 
 
 def choose(**nodes: Any) -> SpearSettings:
@@ -39,14 +37,16 @@ def fill(state: SpearState, count: int = 12) -> SpearState:
         )
         for n in range(count)
     )
-    deal_rows([range(20)], 4, 1, state.rng)
+    deal_rows([range(20)], np.ones(20), count=5, shares=1, rng=state.rng)
+    state.meet(["here", "there"])
+    state.remember({"success/all": 0.25, "perf/step_seconds": 9.0})
     state.bounds = (0.25, 1.5)
     return state
 
 
 def draw(state: SpearState) -> Any:
     """Everything that the next step would decide by chance."""
-    deal = deal_rows([range(30), range(30, 40)], 8, 2, state.rng)
+    deal = deal_rows([range(30), range(30, 40)], np.arange(40), count=5, shares=2, rng=state.rng)
     seeds = state.rng.integers(2**20, size=5).tolist()
     replay = state.replay.draw(state.baseline)
     rows = [(entry.trajectory_id, entry.response_ids.tolist()) for entry in replay.entries]
@@ -66,6 +66,8 @@ def test_a_resumed_run_draws_what_the_other_would_have_drawn(tmp_path: Path, nod
     if state.baseline is not None and resumed.baseline is not None:
         assert resumed.baseline.values == state.baseline.values
     assert len(resumed.replay) == len(state.replay) == 12
+    assert resumed.metrics == {"success/all": 0.25}
+    assert resumed.meet(["there", "beyond"]) == state.meet(["there", "beyond"]) == 0.5
     assert draw(resumed) == draw(state)
     assert {path.name for path in (tmp_path / "global_step_4").iterdir()} == {STATE, TENSORS}
 
@@ -122,15 +124,13 @@ def test_a_torn_file_is_told(tmp_path: Path, name: str) -> None:
 def test_pictures_of_replayed_rows_come_back(tmp_path: Path) -> None:
     state = SpearState(choose(), 0)
     picture = np.arange(9, dtype=np.uint8)
-    entry = ReplayEntry([1], [2], [1], [-0.5], 1.0, 0.5, 0, "t", extra={"pictures": picture})
-    state.replay.add([entry, entry])
+    rows = tabulate_entries([ReplayEntry([1], [2], [1], [-0.5], 1.0, 0.5, 0, "t")] * 2)
+    state.replay.add(rows.add(picture_bytes=[9, 9], pictures=np.tile(picture, 2)))
     state.save(tmp_path, {})
     resumed = SpearState(choose(), 0)
     resumed.load(tmp_path)
-    drawn = resumed.replay.draw(None).entries
-    assert len(drawn) == 2
-    for row in drawn:
-        assert row.extra is not None and np.array_equal(row.extra["pictures"], picture)
+    drawn = resumed.replay.draw(None).rows
+    assert [part.tolist() for part in drawn.split("pictures")] == [picture.tolist()] * 2
 
 
 @pytest.mark.parametrize("capacities", [(16, 0), (0, 16)])
@@ -183,3 +183,22 @@ def test_the_state_is_plain_data() -> None:
 
     kinds = walk(fill(SpearState(choose(), 0)).state_dict())
     assert kinds <= {int, float, str, bool, type(None), torch.Tensor}
+
+
+def test_running_bounds_follow_and_frozen_ones_stay() -> None:
+    running = SpearState(choose(cov={"momentum": 0.5}), 0)
+    frozen = SpearState(choose(cov={"bounds": "percentile"}), 0)
+    fixed = SpearState(choose(cov={"bounds": "fixed", "lower": 1, "upper": 40}), 0)
+    for state in (running, frozen, fixed):
+        state.move_bounds((0.2, 2.0))
+        state.move_bounds((0.4, 1.0))
+    assert running.bounds == pytest.approx((0.3, 1.5))
+    assert frozen.bounds == (0.2, 2.0) and fixed.bounds == (1.0, 40.0)
+
+
+def test_states_are_new_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SpearState(choose(), 0)
+    assert state.meet([]) == 0.0 and state.meet(["a", "a", "b"]) == 1.0 and state.meet(["a", "c"]) == 0.5
+    monkeypatch.setattr("spear_training.step.state.REMEMBERED_ANCHORS", 2)
+    state.meet(["d"])
+    assert state.meet(["a"]) == 1.0, "the first of them was forgotten"

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from spear_training.algorithms import (
+    SpearSettings,
+    compose_reward,
+    estimate,
+    gigpo_advantages,
+    group_advantages,
+    rloo_advantages,
+    tool_call_reward,
+)
+from spear_training.step.plan import EpisodeReward, StepPlan, find_differing_groups, plan_rows, reward_episode
+from tests.training.episodes import Episode, make_episode, play, without_rows
+
+LIMIT = 8
+
+
+def choose(**nodes: Any) -> SpearSettings:
+    """Settings without filters unless given, so that a test sees one thing at a time."""
+    plain = {"groups": 1.0, "overlong": False, "void": "off", "repetition": False}
+    return SpearSettings.from_mapping(nodes | {"filter": plain | nodes.get("filter", {})})
+
+
+def plan(episodes: list[Episode], settings: SpearSettings | None = None, *, mu: float = 0.0, **more: Any) -> StepPlan:
+    return plan_rows(play(episodes), settings or choose(), mu=mu, max_response_length=LIMIT, **more)
+
+
+def find_keys(made: StepPlan) -> set[str]:
+    return set(made.rows.key[made.rows.kept])
+
+
+def find_groups(made: StepPlan) -> set[str]:
+    return set(made.rows.group[made.rows.kept])
+
+
+def find_advantages(made: StepPlan, settings: SpearSettings | None = None) -> dict[str, float]:
+    """Of the rows that are trained on."""
+    found = estimate(made.rows, settings or choose())
+    kept = made.rows.kept
+    return dict(zip(made.rows.key[kept], found[kept].tolist(), strict=True))
+
+
+# ---- rewards ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("won", [True, False])
+@pytest.mark.parametrize(
+    ("format_mode", "expected"),
+    [("bonus", 0.1), ("penalty_per_turn", -0.1 * 2), ("none", 0.0)],
+)
+def test_format_is_paid_by_the_mode(won: bool, format_mode: str, expected: float) -> None:
+    record = make_episode("g", 0, won=won, turns=5, well_formed_turns=3).record
+    reward = reward_episode(record, choose(reward={"format": format_mode}).reward, mu=0.0)
+    assert reward.format == pytest.approx(expected)
+    assert reward.outcome == (1.0 if won else -1.0)
+    assert reward.total == pytest.approx(reward.outcome + expected)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("shape", ["linear", "any_if_correct"])
+@pytest.mark.parametrize(("count", "calls"), [("valid", 3), ("steps", 7)])
+@pytest.mark.parametrize("won", [True, False])
+def test_tool_calls_are_paid_by_count_and_shape(mu: float, shape: str, count: str, calls: int, won: bool) -> None:
+    record = make_episode("g", 0, won=won, turns=7, tool_calls=3).record
+    settings = choose(reward={"tool_count": count, "tool_shape": shape})
+    reward = reward_episode(record, settings.reward, mu)
+    assert reward.tool_call == tool_call_reward(calls, shape=shape, correct=won)
+    terms = {"outcome": reward.outcome, "tool_call": reward.tool_call, "format": reward.format}
+    assert reward.total == compose_reward(terms, mu)
+    assert reward.total == pytest.approx(reward.outcome + mu * reward.tool_call + 0.1)
+
+
+def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
+    settings = choose(reward={"success": 10, "failure": 0, "format": "none"}).reward
+    assert reward_episode(make_episode("g", 0, won=True).record, settings, 0.0).total == 10.0
+    assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
+
+
+def test_an_episode_that_could_not_begin_has_no_terms() -> None:
+    record = make_episode("g", 0, turns=0, terms={}, fault="bug", stop="fault").record
+    reward = reward_episode(record, choose().reward, 1.0)
+    assert reward == EpisodeReward(outcome=-1.0, tool_call=0.0, format=0.0, total=-1.0)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+def test_a_fault_enters_no_statistic_and_no_row() -> None:
+    good = [make_episode("g", 0, won=True), make_episode("g", 1), make_episode("g", 2)]
+    broken = make_episode("g", 3, won=True, fault="timeout", stop="fault", terms={"outcome": 1.0, "format": 0.1})
+    without, with_fault = plan(good), plan([*good, broken])
+    assert with_fault.rows.key.tolist() == without.rows.key.tolist()
+    assert with_fault.baselines == without.baselines == pytest.approx((-1 / 3 + 0.1,))
+    assert with_fault.total_rows == without.total_rows == 6
+    assert len(with_fault.rewards) == 4, "one reward an episode, in their order"
+
+
+def test_a_group_of_faults_alone_is_no_group() -> None:
+    episodes = [make_episode("a", n, fault="bug", stop="fault") for n in range(2)]
+    episodes += [make_episode("b", 0, won=True), make_episode("b", 1)]
+    made = plan(episodes, choose(filter={"groups": 0.5}))
+    assert made.baselines == pytest.approx((0.1,))
+    assert find_groups(made) == {"b"}
+    assert made.masked["low_variance"] == 0, "no group of mere faults takes the place of one to keep"
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "gigpo"])
+def test_a_step_of_faults_alone_has_no_rows(estimator: str) -> None:
+    episodes = [make_episode(group, n, fault="bug", stop="fault") for group in "ab" for n in range(2)]
+    made = plan(episodes, choose(advantage={"estimator": estimator}))
+    assert not len(made.rows) and made.baselines == () and made.total_rows == 0
+    assert made.masked == {"overlong": 0, "void": 0, "repetition": 0, "low_variance": 0}
+    assert len(made.rewards) == 4
+
+
+def test_a_step_without_episodes_has_an_empty_plan() -> None:
+    made = plan([])
+    assert (made.rewards, len(made.rows), made.baselines, made.total_rows) == ((), 0, (), 0)
+
+
+def test_an_episode_without_a_row_counts_in_no_mean() -> None:
+    begun = [make_episode("g", 1, won=True), make_episode("g", 2)]
+    made = plan([without_rows(make_episode("g", 0, stop="context_limit")), *begun])
+    assert find_keys(made) == {"g_1_0", "g_1_1", "g_2_0", "g_2_1"}
+    assert made.baselines == plan(begun).baselines == pytest.approx((0.1,))
+    assert find_advantages(made) == find_advantages(plan(begun))
+
+
+# ---- filters ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "filters", "change"),
+    [
+        ("overlong", {"overlong": True}, {"response_length": LIMIT, "finished": False}),
+        ("overlong", {"overlong": True}, {"response_length": LIMIT + 1, "finished": True}),
+        ("void", {"void": "turn"}, {"void": True}),
+        ("repetition", {"repetition": True}, {"repetitive": True}),
+    ],
+)
+def test_a_masked_row_is_not_trained_on_but_counts_in_the_mean(
+    name: str, filters: dict[str, Any], change: dict[str, Any]
+) -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[change]), make_episode("g", 1)]
+    made, unfiltered = plan(episodes, choose(filter=filters)), plan(episodes)
+    assert find_keys(made) == {"g_0_1", "g_1_0", "g_1_1"}
+    assert made.masked[name] == 1 and sum(made.masked.values()) == 1
+    assert made.baselines == unfiltered.baselines
+    others = {key: advantage for key, advantage in find_advantages(unfiltered).items() if key != "g_0_0"}
+    assert find_advantages(made) == others
+
+
+def test_at_the_limit_a_finished_response_stays() -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[{"response_length": LIMIT}]), make_episode("g", 1)]
+    assert len(find_keys(plan(episodes, choose(filter={"overlong": True})))) == 4
+
+
+def test_an_episode_that_outgrew_the_context_is_overlong_however_short_its_rows_are() -> None:
+    episodes = [make_episode("g", 0, stop="context_limit"), make_episode("g", 1, won=True)]
+    made = plan(episodes, choose(filter={"overlong": True}))
+    assert find_keys(made) == {"g_1_0", "g_1_1"} and made.masked["overlong"] == 2
+    assert made.baselines == plan(episodes).baselines, "its failure still counts in the mean"
+
+
+def flag_even_turns(rows: Any, settings: Any) -> Any:
+    return rows.turn % 2 == 0
+
+
+def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
+    name = f"{__name__}:flag_even_turns"
+    episodes = [make_episode("g", 0, won=True), make_episode("g", 1)]
+    made = plan(episodes, choose(filter={"custom": [name]}))
+    assert find_keys(made) == {"g_0_1", "g_1_1"} and made.masked[name] == 2
+
+
+def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[{"void": True}]), make_episode("g", 1)]
+    made = plan(episodes, choose(filter={"void": "trajectory"}))
+    assert find_keys(made) == {"g_1_0", "g_1_1"}
+    assert made.masked["void"] == 2
+    assert made.baselines == pytest.approx((0.1,)), "the mean still knows the episode that won"
+
+
+def test_a_row_without_a_loss_token_is_not_trained_on() -> None:
+    episodes = [make_episode("g", 0, won=True, rows=[{"loss_tokens": 0}]), make_episode("g", 1)]
+    assert find_keys(plan(episodes)) == {"g_0_1", "g_1_0", "g_1_1"}
+
+
+def test_excluded_from_the_baseline_is_what_is_not_trained_on() -> None:
+    episodes = [
+        make_episode("g", 0, won=True, rows=[{"void": True}, {"void": True}]),
+        make_episode("g", 1, won=True, rows=[{"void": True}]),
+        make_episode("g", 2),
+    ]
+    counted = plan(episodes, choose(filter={"void": "turn"}))
+    excluded = plan(episodes, choose(filter={"void": "turn", "exclude_from_baseline": True}))
+    assert counted.baselines == pytest.approx((1 / 3 + 0.1,))
+    assert excluded.baselines == pytest.approx((0.1,))
+    # The turn that is left of the second episode is trained on either way.
+    assert find_keys(counted) == find_keys(excluded) == {"g_1_1", "g_2_0", "g_2_1"}
+    assert find_advantages(excluded) == pytest.approx({"g_1_1": 1.0, "g_2_0": -1.0, "g_2_1": -1.0})
+
+
+def test_everything_excluded_leaves_no_baseline() -> None:
+    episodes = [make_episode("g", n, won=n == 0, rows=[{"void": True}, {"void": True}]) for n in range(2)]
+    made = plan(episodes, choose(filter={"void": "turn", "exclude_from_baseline": True}))
+    assert not len(made.rows) and made.baselines == ()
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+def test_groups_of_little_variance_go_out_by_id_not_by_place() -> None:
+    split = [make_episode("split", n, won=n == 0) for n in range(2)]
+    same = [make_episode("same", n) for n in range(2)]
+    mixed = [split[0], same[0], same[1], split[1]]
+    made = plan(mixed, choose(filter={"groups": 0.5}))
+    assert find_groups(made) == {"split"}
+    assert made.masked["low_variance"] == 4
+    assert made.baselines == pytest.approx((0.1,)), "only kept groups extend the baseline buffer"
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 1.0])
+def test_the_share_of_kept_groups_is_as_set(ratio: float) -> None:
+    episodes = [make_episode(f"g{g}", n, won=n < g) for g in range(1, 5) for n in range(8)]
+    made = plan(episodes, choose(filter={"groups": ratio}))
+    assert len(find_groups(made)) == len(made.baselines) == math.floor(4 * ratio)
+
+
+def test_baselines_count_each_episode_once_however_long_it_was() -> None:
+    episodes = [make_episode("g", 0, won=True, turns=1), make_episode("g", 1, turns=9)]
+    for weight in ("trajectory", "row"):
+        assert plan(episodes, choose(advantage={"weight": weight})).baselines == pytest.approx((0.1,))
+
+
+# ---- advantages ------------------------------------------------------------------------------------------------------
+def draw_episodes() -> list[Any]:
+    """Three groups of unlike episodes with shared anchors, their members apart from each other, one of them a fault."""
+    random = torch.Generator().manual_seed(0)
+    episodes = []
+    for sample in range(4):
+        for group in "abc":
+            turns = int(torch.randint(1, 6, (1,), generator=random))
+            rows = [
+                {"anchor": f"s{int(torch.randint(3, (1,), generator=random))}", "step_reward": -0.1 * turn}
+                for turn in range(turns)
+            ]
+            won = bool(torch.rand(1, generator=random) < 0.5)
+            fault = {"fault": "bug", "stop": "fault"} if (group, sample) == ("b", 2) else {}
+            episodes.append(make_episode(group, sample, won=won, turns=turns, tool_calls=turns, rows=rows, **fault))
+    return episodes
+
+
+@pytest.mark.parametrize("weight", ["trajectory", "row"])
+@pytest.mark.parametrize(
+    ("estimator", "normalize"), [("grpo", False), ("grpo", True), ("rloo", False), ("gigpo", False), ("gigpo", True)]
+)
+def test_advantages_are_those_of_the_algorithms(estimator: str, normalize: bool, weight: str) -> None:
+    episodes = draw_episodes()
+    settings = choose(
+        advantage={"estimator": estimator, "normalize_std": normalize, "weight": weight, "step_weight": 0.7}
+    )
+    made = plan(episodes, settings, mu=0.5)
+    pairs = [(n, row) for n, episode in enumerate(episodes) for row in range(len(episode.rows))]
+    keys = [f"{episodes[n].record.trajectory}_{row}" for n, row in pairs]
+    rewards = torch.tensor([made.rewards[n].total for n, _ in pairs], dtype=torch.float64)
+    groups = [episodes[n].record.group for n, _ in pairs]
+    trajectories = [episodes[n].record.trajectory for n, _ in pairs]
+    valid = [episodes[n].record.fault is None for n, _ in pairs]
+    if estimator == "grpo":
+        expected = group_advantages(
+            rewards, groups, trajectory_ids=trajectories, normalize_std=normalize, weight=weight, valid=valid
+        )
+    elif estimator == "rloo":
+        expected = rloo_advantages(rewards, groups, trajectory_ids=trajectories, valid=valid)
+    else:
+        expected = gigpo_advantages(
+            rewards,
+            torch.tensor([episodes[n].rows[row]["step_reward"] for n, row in pairs], dtype=torch.float64),
+            groups,
+            trajectories,
+            [episodes[n].rows[row]["anchor"] for n, row in pairs],
+            gamma=settings.advantage.gamma,
+            step_weight=0.7,
+            normalize_std=normalize,
+            weight=weight,
+            valid=valid,
+        ).total
+    wanted = {key: value for key, value, ok in zip(keys, expected.tolist(), valid, strict=True) if ok}
+    assert find_advantages(made, settings) == pytest.approx(wanted, abs=1e-12)
+    assert dict(zip(made.rows.key, made.rows.reward, strict=True)) == {
+        key: made.rewards[n].total for key, (n, _), ok in zip(keys, pairs, valid, strict=True) if ok
+    }
+
+
+def test_the_order_of_episodes_does_not_matter() -> None:
+    episodes = draw_episodes()
+    settings = choose(advantage={"estimator": "gigpo"})
+    there, back = plan(episodes, settings), plan(episodes[::-1], settings)
+    assert find_advantages(there, settings) == pytest.approx(find_advantages(back, settings))
+    assert sorted(there.baselines) == pytest.approx(sorted(back.baselines))
+
+
+@pytest.mark.parametrize(("singleton", "expected"), [("zero", 0.0), ("raw", 1.1)])
+def test_a_lone_member_gets_what_the_settings_say(singleton: str, expected: float) -> None:
+    settings = choose(advantage={"singleton": singleton})
+    found = find_advantages(plan([make_episode("g", 0, won=True)], settings), settings)
+    assert list(found.values()) == pytest.approx([expected] * 2)
+
+
+def test_equal_rewards_give_advantages_of_exactly_zero() -> None:
+    # Rounding noise would pass for a positive advantage and enter the replay buffer.
+    episodes = [make_episode("g", n, tool_calls=3, turns=n + 1) for n in range(7)]
+    made = plan(episodes, mu=1 / 3)
+    assert set(find_advantages(made).values()) == {0.0}
+
+
+# ---- dynamic sampling ------------------------------------------------------------------------------------------------
+def test_groups_differ_by_what_they_earn_in_all() -> None:
+    same = [make_episode("same", n, won=True) for n in range(2)]
+    tools = [make_episode("tools", n, tool_calls=n) for n in range(2)]
+    fault = [make_episode("fault", 0, won=True), make_episode("fault", 1, fault="bug")]
+    won = [make_episode("won", n, won=n == 0) for n in range(2)]
+    records = [episode.record for episode in [*same, *tools, *fault, *won]]
+    assert find_differing_groups(records, choose().reward, mu=0.0) == ["won"]
+    assert find_differing_groups(records, choose().reward, mu=1.0) == ["tools", "won"]
+
+
+def test_groups_that_were_not_chosen_are_not_trained_on_and_leave_no_mean() -> None:
+    episodes = [make_episode(group, n, won=n == 0) for group in "ab" for n in range(2)]
+    made = plan(episodes, chosen=["b"])
+    assert find_groups(made) == {"b"} and len(made.baselines) == 1
+    assert plan(episodes, chosen=[]).baselines == ()

@@ -32,9 +32,8 @@ from spear_training.algorithms.covariance import (
 from spear_training.algorithms.critic import episode_advantages, gae_advantages, value_loss, whiten_advantages
 from spear_training.algorithms.entropy import sequence_entropy, token_entropy
 from spear_training.algorithms.errors import SettingsError, StateMismatchError
-from spear_training.algorithms.estimators import ESTIMATORS, average_tokens, estimate, needs_critic
+from spear_training.algorithms.estimators import average_tokens, estimate, needs_critic
 from spear_training.algorithms.filters import (
-    FILTERS,
     filter_rows,
     has_repetition,
     keep_high_variance_groups,
@@ -43,7 +42,6 @@ from spear_training.algorithms.filters import (
 )
 from spear_training.algorithms.groups import GroupStatistics, group_statistics
 from spear_training.algorithms.losses import (
-    POLICY_LOSSES,
     PolicyLoss,
     bind_policy_loss,
     cispo_loss,
@@ -53,10 +51,10 @@ from spear_training.algorithms.losses import (
     policy_loss,
 )
 from spear_training.algorithms.objective import CovarianceClip, SpearLoss, aggregate_loss, spear_loss, weigh_rows
-from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Registry
 from spear_training.algorithms.replay import ReplayBuffer, ReplayDraw, ReplayEntry, ReplayGate
 from spear_training.algorithms.rows import COLUMNS, RowTable, Span
-from spear_training.algorithms.schedules import GAMMA, MU
+from spear_training.algorithms.schedules import follow_entropy, follow_novelty, follow_success
 from spear_training.algorithms.settings import (
     AdvantageSettings,
     BaselineSettings,
@@ -135,6 +133,9 @@ __all__ = [
     "estimate",
     "filter_rows",
     "find_covariance_quantiles",
+    "follow_entropy",
+    "follow_novelty",
+    "follow_success",
     "gae_advantages",
     "gigpo_advantages",
     "group_advantages",

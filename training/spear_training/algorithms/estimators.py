@@ -1,9 +1,15 @@
-"""Advantage estimators over the table of rows: what ``spear.advantage.estimator`` may name."""
+"""Advantage estimators over the table of rows: what ``spear.advantage.estimator`` may name.
+
+One is a function ``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens, concatenated. It is
+given all rows of the step that count, those too that a filter keeps out of the loss, with ``reward``, ``group``,
+``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. One that :func:`needs_critic` also has
+``mask`` and ``values``, and only the episodes with a row in the loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,20 +23,10 @@ from spear_training.algorithms.advantages import (
 )
 from spear_training.algorithms.critic import episode_advantages
 from spear_training.algorithms.errors import SettingsError
-from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.registry import ESTIMATORS
 from spear_training.algorithms.rows import Array, RowTable
+from spear_training.algorithms.settings import SpearSettings
 
-if TYPE_CHECKING:
-    from spear_training.algorithms.settings import SpearSettings
-
-Estimator = Callable[[RowTable, "SpearSettings"], "Tensor | Array"]
-"""``f(rows, settings) -> advantages``: [N] of the rows, or of their response tokens, concatenated.
-
-It is given all rows of the step that count, those too that a filter keeps out of the loss, with ``reward``, ``group``,
-``trajectory``, ``turn``, ``anchor``, ``step_reward`` and the columns of turns. One that :func:`needs_critic` also has
-``mask`` and ``values``, and only the episodes with a row in the loss.
-"""
-ESTIMATORS: Registry[Estimator] = Registry("spear.advantage.estimator")
 F = TypeVar("F", bound=Callable[..., Any])
 
 

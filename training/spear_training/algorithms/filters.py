@@ -1,11 +1,15 @@
-"""Filters of Dr.BoT (``sec:botdetails``): low-variance groups, over-long, void and repetitive responses."""
+"""Filters of Dr.BoT (``sec:botdetails``): low-variance groups, over-long, void and repetitive responses.
+
+``spear.filter.custom`` names further ones: ``f(rows, settings) -> flags`` [N], True to keep the row out of the loss.
+Its reward still counts in its group.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +18,9 @@ from torch import Tensor
 from spear_training.algorithms.choices import VoidFilter
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.groups import Ids, encode_ids, gather_groups
-from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.registry import FILTERS
 from spear_training.algorithms.rows import Array, RowTable
-
-if TYPE_CHECKING:
-    from spear_training.algorithms.settings import SpearSettings
-
-RowFilter = Callable[[RowTable, "SpearSettings"], Any]
-"""``f(rows, settings) -> flags`` [N], True to keep the row out of the loss. Its reward still counts in its group."""
-FILTERS: Registry[RowFilter] = Registry("spear.filter.custom")
+from spear_training.algorithms.settings import SpearSettings
 
 
 def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str, Array]:

@@ -1,22 +1,26 @@
-"""Policy losses of tokens: what ``spear.loss.policy`` may name, and the KL term."""
+"""Policy losses of tokens: what ``spear.loss.policy`` may name, and the KL term.
+
+One is a function ``f(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high, dual_clip, max_log_ratio,
+**options)``. All tensors are [B, T] (advantages also [B]), and a row is a sequence. The answer is a
+:class:`PolicyLoss`, or its loss [B, T] alone. ``options`` are ``spear.loss.policy_options``. Sums over rows and tokens
+are the trainer's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spear_training.algorithms.covariance import covariance
 from spear_training.algorithms.errors import SettingsError
-from spear_training.algorithms.registry import Registry
+from spear_training.algorithms.registry import POLICY_LOSSES
+from spear_training.algorithms.settings import SpearSettings
 from spear_training.algorithms.tokens import check_tokens, expand_advantages
-
-if TYPE_CHECKING:
-    from spear_training.algorithms.settings import SpearSettings
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,6 @@ class PolicyLoss:
     """The ratio clip decided the loss."""
     dual_clipped: Tensor
     """The dual clip decided the loss."""
-
-
-POLICY_LOSSES: Registry[Callable[..., Any]] = Registry("spear.loss.policy")
-"""``f(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high, dual_clip, max_log_ratio, **options)``.
-
-All tensors are [B, T] (advantages also [B]), and a row is a sequence. The answer is a :class:`PolicyLoss`, or its loss
-[B, T] alone. ``options`` are ``spear.loss.policy_options``. Sums over rows and tokens are the trainer's.
-"""
 
 
 def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tensor, Tensor], PolicyLoss]:

@@ -227,13 +227,12 @@ def spear_loss(
         mask: [B, T], on for loss tokens.
         replay: [B], on for replayed rows.
         gamma: weight of the self-imitation term.
-        policy: loss of each token, of both terms; see :func:`~spear_training.algorithms.losses.bind_policy_loss`.
-        cov_ratio: lambda of the covariance clip of the replayed rows with its other options at their defaults.
-        cov: that clip with all its options, instead. Tokens that the ratio clip silenced are no candidates.
-        on_policy_cov: a covariance clip of the on-policy rows; None: there is none.
-        mode, loss_scale_factor: as in :func:`aggregate_loss`, of this batch as one mini-batch; each term is divided by
-            its own number of rows (or tokens), so that gamma = 1 gives both equal weight.
-        weights: [B], of the rows in the mini-batch that this is a part of (:func:`weigh_rows`), instead.
+        policy: token losses of both terms (:func:`~spear_training.algorithms.losses.bind_policy_loss`).
+        cov_ratio: lambda of the replayed rows' covariance clip, its other options at their defaults; or
+        cov: that clip with all its options. Tokens that the ratio clip silenced are no candidates.
+        on_policy_cov: a covariance clip of the on-policy rows.
+        mode, loss_scale_factor: as in :func:`aggregate_loss`, of this batch as one mini-batch (:func:`weigh_rows`); or
+        weights: [B], of the rows in the mini-batch that this is a part of.
         ref_log_probs: [B, T], needed where ``kl_coefficient`` (beta of ``eq:grpo_vanilla``) is above 0.
         rollout_weights: [B, T], factors of the policy loss of each token; the KL term has none.
         generator: of the covariance clips.
@@ -244,9 +243,9 @@ def spear_loss(
     on = check_tokens(log_probs, mask)
     if replay.shape != log_probs.shape[:1]:
         raise ValueError(f"replay must be [B] for {tuple(log_probs.shape)}, not {tuple(replay.shape)}")
-    is_replay = (replay > 0)[:, None]
+    is_replay = replay > 0
+    replayed, fresh = on & is_replay[:, None], on & ~is_replay[:, None]
     tokens = policy(log_probs, old_log_probs, advantages, mask)
-    replayed, fresh = on & is_replay, on & ~is_replay
     clips = ((cov or CovarianceClip(cov_ratio), replayed), (on_policy_cov, fresh))
     removed, bounds = _clip_covariances(log_probs, advantages, tokens, clips, generator)
     loss = torch.where(on & ~removed, tokens.loss, 0.0)
@@ -254,19 +253,16 @@ def spear_loss(
         loss = loss * rollout_weights
     divergence = torch.zeros_like(loss)
     if kl_coefficient > 0.0:
-        if ref_log_probs is None:
-            raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
-        # Blank off the mask: what stands there must not overflow, not even in the gradient.
-        current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
-        divergence = kl_divergence(current, reference)
+        divergence = _diverge(log_probs, ref_log_probs, on)
         loss = loss + kl_coefficient * divergence
     if weights is None:
         scale = float(loss_scale_factor) if loss_scale_factor is not None else float(max(1, loss.shape[1]))
-        made = weigh_rows(on.sum(1).cpu().numpy(), (replay > 0).cpu().numpy(), mode=mode, loss_scale_factor=scale)
+        made = weigh_rows(on.sum(1).cpu().numpy(), is_replay.cpu().numpy(), mode=mode, loss_scale_factor=scale)
         weights = torch.from_numpy(made).to(loss)
     summed = loss.sum(1) * weights
-    on_policy, imitation = summed[~is_replay[:, 0]].sum(), summed[is_replay[:, 0]].sum()
-    ratio, log_ratio = tokens.ratio, torch.where(on, log_probs - old_log_probs, 0.0).detach()
+    on_policy, imitation = summed[~is_replay].sum(), summed[is_replay].sum()
+    log_ratio = torch.where(fresh, log_probs - old_log_probs, 0.0).detach()
+    ratio = torch.where(replayed, tokens.ratio, 0.0)
     return SpearLoss(
         loss=on_policy + gamma * imitation,
         on_policy=on_policy.detach(),
@@ -277,11 +273,20 @@ def spear_loss(
         dual_clipped=(tokens.dual_clipped & on).sum(),
         covariance_clipped=(removed & replayed).sum(),
         kl=divergence.detach().sum(),
-        kl_old=torch.where(fresh, torch.expm1(log_ratio.clamp(max=20.0)) - log_ratio, 0.0).sum(),
-        replay_ratio=torch.where(replayed, ratio, 0.0).sum(),
-        replay_ratio_squared=torch.where(replayed, ratio.square(), 0.0).sum(),
+        kl_old=(torch.expm1(log_ratio.clamp(max=20.0)) - log_ratio).sum(),
+        replay_ratio=ratio.sum(),
+        replay_ratio_squared=ratio.square().sum(),
         bounds=bounds,
     )
+
+
+def _diverge(log_probs: Tensor, ref_log_probs: Tensor | None, on: Tensor) -> Tensor:
+    """KL divergence of each token to the reference, 0 off the mask."""
+    if ref_log_probs is None:
+        raise ValueError("a kl_coefficient above 0 needs ref_log_probs")
+    # Blank off the mask: what stands there must not overflow, not even in the gradient.
+    current, reference = (torch.where(on, values, 0.0) for values in (log_probs, ref_log_probs))
+    return kl_divergence(current, reference)
 
 
 def _clip_covariances(

@@ -69,3 +69,15 @@ class Registry(Generic[F]):
         if not callable(found):
             raise SettingsError(f"{self.setting}={name} is no function but {type(found).__name__}")
         return found
+
+
+ESTIMATORS: Registry[Callable[..., Any]] = Registry("spear.advantage.estimator")
+"""``f(rows, settings) -> advantages``; see :mod:`spear_training.algorithms.estimators`."""
+POLICY_LOSSES: Registry[Callable[..., Any]] = Registry("spear.loss.policy")
+"""Losses of tokens; see :mod:`spear_training.algorithms.losses`."""
+FILTERS: Registry[Callable[..., Any]] = Registry("spear.filter.custom")
+"""``f(rows, settings) -> flags``; see :mod:`spear_training.algorithms.filters`."""
+GAMMA: Registry[Callable[..., float]] = Registry("spear.sil.gamma")
+"""Weights of the self-imitation term; see :mod:`spear_training.algorithms.schedules`."""
+MU: Registry[Callable[..., float]] = Registry("spear.reward.mu")
+"""Weights of the tool-call reward; see :mod:`spear_training.algorithms.schedules`."""

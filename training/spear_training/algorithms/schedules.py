@@ -1,24 +1,15 @@
-"""How gamma and mu move: with the training step, or with what the step before measured."""
+"""How gamma and mu move: with the training step, or with what the step before measured.
+
+A schedule is a function ``f(t, steps, metrics, **options) -> weight``. ``t`` is the global step, from 1; ``steps`` the
+setting of the length (``warmup_steps``, ``decay_steps``); ``metrics`` are those of the step before, empty at the first;
+``options`` is the setting of that name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
-from spear_training.algorithms.registry import Registry
-
-Metrics = Mapping[str, float]
-Schedule = Callable[..., float]
-"""``f(t, steps, metrics, **options) -> weight``.
-
-``t`` is the global step, from 1; ``steps`` the setting of the length (``warmup_steps``, ``decay_steps``); ``metrics``
-those of the step before, empty at the first; ``options`` the setting of that name.
-"""
-
-GAMMA: Registry[Schedule] = Registry("spear.sil.gamma")
-"""Weights of the self-imitation term."""
-MU: Registry[Schedule] = Registry("spear.reward.mu")
-"""Weights of the tool-call reward."""
+from spear_training.algorithms.registry import GAMMA, MU
+from spear_training.algorithms.settings import Metrics
 
 
 @GAMMA.register("cosine")

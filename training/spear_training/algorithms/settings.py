@@ -24,12 +24,10 @@ from spear_training.algorithms.choices import (
     VoidFilter,
 )
 from spear_training.algorithms.errors import SettingsError
-from spear_training.algorithms.estimators import ESTIMATORS
-from spear_training.algorithms.filters import FILTERS
-from spear_training.algorithms.losses import POLICY_LOSSES
 from spear_training.algorithms.records import Record, number
-from spear_training.algorithms.schedules import GAMMA, MU, Metrics
+from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES
 
+Metrics = Mapping[str, float]
 NO_METRICS: Metrics = {}
 
 
@@ -42,7 +40,7 @@ class SilSettings(Record):
     enabled: bool = True
     coupling: Coupling = Coupling.JOINT
     gamma: str = "cosine"
-    """Schedule of the weight: one of :data:`~spear_training.algorithms.schedules.GAMMA`, or ``module:function``."""
+    """Schedule of the weight: one of those in :mod:`~spear_training.algorithms.schedules`, or ``module:function``."""
     gamma_options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the schedule."""
     warmup_steps: int = number(200, at_least=0)
@@ -78,7 +76,7 @@ class RewardSettings(Record):
     tool_count: ToolCount = ToolCount.VALID
     tool_shape: ToolShape = ToolShape.LINEAR
     mu: str = "cosine"
-    """Schedule of the weight: one of :data:`~spear_training.algorithms.schedules.MU`, or ``module:function``."""
+    """Schedule of the weight: one of those in :mod:`~spear_training.algorithms.schedules`, or ``module:function``."""
     mu_options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the schedule."""
     decay_steps: int = number(200, at_least=0)
@@ -185,7 +183,7 @@ class AdvantageSettings(Record):
     PATH: ClassVar[str] = "spear.advantage"
 
     estimator: str = "grpo"
-    """One of :data:`~spear_training.algorithms.estimators.ESTIMATORS`, or ``module:function``."""
+    """One of those in :mod:`~spear_training.algorithms.estimators`, or ``module:function``."""
     normalize_std: bool = False
     weight: GroupWeight = GroupWeight.TRAJECTORY
     singleton: Singleton = Singleton.ZERO
@@ -232,7 +230,7 @@ class LossSettings(Record):
     PATH: ClassVar[str] = "spear.loss"
 
     policy: str = "vanilla"
-    """One of :data:`~spear_training.algorithms.losses.POLICY_LOSSES`, or ``module:function``."""
+    """One of those in :mod:`~spear_training.algorithms.losses`, or ``module:function``."""
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the policy loss besides those of ``spear.clip``."""
 

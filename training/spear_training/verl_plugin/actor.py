@@ -16,14 +16,13 @@ from verl.utils.metric import reduce_metrics
 from spear_training.algorithms import RowTable, SpearSettings, sequence_entropy
 from spear_training.algorithms.rows import Array
 from spear_training.rollout_correction import RolloutCorrection
+from spear_training.step.loss import STEERING_WIDTH
 from spear_training.step.update import Pass, Sums
 from spear_training.verl_plugin.columns import build_columns, find_predictions, nest_flat, pad_rows
 from spear_training.verl_plugin.correction import correct_rows
 from spear_training.verl_plugin.loss import STEERING, TOKEN_COLUMNS
 from spear_training.verl_plugin.queue import StepQueue, count_ranks, cut_rows, name_rows
 from spear_training.verl_plugin.vision import PICTURES
-
-STEERING_WIDTH = 4
 
 
 class VerlActor:

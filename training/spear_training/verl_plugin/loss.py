@@ -9,11 +9,12 @@ import torch
 from tensordict import TensorDict
 from verl.utils.metric import AggregationType, Metric
 
-from spear_training.algorithms import CovarianceClip, SpearLoss, SpearSettings, bind_policy_loss, spear_loss
+from spear_training.algorithms import SpearSettings
+from spear_training.step.loss import compute_loss, measure_loss
 from spear_training.verl_plugin.columns import find_predictions, nest_flat
 
 STEERING = "spear_row"
-"""Column [N, 4]: advantage of the row, its weight in the loss, 1 if it is replayed, a seed of the random choice."""
+"""Column [N, 4], see :func:`spear_training.step.loss.compute_loss`."""
 TOKEN_COLUMNS = {
     "log_probs": "old_log_probs",
     "token_advantages": "advantages",
@@ -21,47 +22,6 @@ TOKEN_COLUMNS = {
     "rollout_weights": "rollout_weights",
 }
 """Columns of response tokens that an update writes, as far as its rows have them: names of the table and the queue."""
-
-
-def compute_loss(
-    settings: SpearSettings,
-    log_probs: torch.Tensor,
-    columns: Mapping[str, torch.Tensor],
-    *,
-    gamma: float,
-    bounds: tuple[float, float] | None,
-) -> SpearLoss:
-    """Loss of rows of one micro-batch.
-
-    Args:
-        settings: of the algorithm.
-        log_probs: [B, T].
-        columns: ``loss_mask`` [B, T], :data:`STEERING` [B, 4] and :data:`TOKEN_COLUMNS` [B, T] in the queue's names.
-        gamma: weight of replayed rows.
-        bounds: of their covariance clip; None: those of this micro-batch.
-    """
-    steering, cov = columns[STEERING], settings.cov
-    shared: dict[str, Any] = dict(scope=cov.scope.value, budget=cov.budget.value, floor_one=cov.floor_one)
-    lower, upper = bounds or (None, None)
-    measured: dict[str, Any] = dict(bounds=cov.bounds, lower_top=cov.lower_top, upper_top=cov.upper_top)
-    on_policy = CovarianceClip(cov.on_policy_ratio, cov.on_policy_lower, cov.on_policy_upper, **shared)
-    return spear_loss(
-        log_probs,
-        columns["old_log_probs"],
-        columns.get("advantages", steering[:, 0]),
-        columns["loss_mask"] > 0,
-        steering[:, 2] > 0,
-        gamma=gamma,
-        policy=bind_policy_loss(settings),
-        cov=CovarianceClip(cov.ratio, lower, upper, **shared, **measured),
-        on_policy_cov=on_policy if cov.on_policy else None,
-        weights=steering[:, 1],
-        ref_log_probs=columns.get("ref_log_probs"),
-        kl_coefficient=settings.kl.coefficient,
-        rollout_weights=columns.get("rollout_weights"),
-        # One generator a micro-batch, seeded by the rows in it: no global stream is touched, no two batches share one.
-        generator=torch.Generator().manual_seed(int(steering[:, 3].double().sum().item()) % 2**62),
-    )
 
 
 def actor_loss(
@@ -82,7 +42,8 @@ def actor_loss(
     result = compute_loss(
         settings,
         log_probs,
-        {name: columns[name] for name in ("loss_mask", STEERING, *present)},
+        columns[STEERING],
+        {name: columns[name] for name in ("loss_mask", *present)},
         gamma=float(data["gamma"]),
         bounds=None if bounds[0] != bounds[0] else bounds,
     )
@@ -91,13 +52,3 @@ def actor_loss(
     scale = {"on_policy": data["dp_size"], "self_imitation": data["dp_size"]}
     metrics = {name: Metric(AggregationType.SUM, value * scale.get(name, 1)) for name, value in sums.items()}
     return result.loss * data["dp_size"], metrics
-
-
-def measure_loss(result: SpearLoss) -> dict[str, float]:
-    """What a loss counted, as numbers that add up; covariance bounds are weighted by their tokens."""
-    names = ("on_policy", "self_imitation", "tokens", "replay_tokens", "clipped", "dual_clipped", "covariance_clipped")
-    sums = {
-        name: float(getattr(result, name)) for name in (*names, "kl", "kl_old", "replay_ratio", "replay_ratio_squared")
-    }
-    lower, upper = result.bounds
-    return sums | {"cov_lower": lower * sums["replay_tokens"], "cov_upper": upper * sums["replay_tokens"]}

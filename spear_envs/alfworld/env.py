@@ -167,7 +167,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     def _count_conditions(self) -> None:
         play = self._game.play
-        self._conditions = count_goal_conditions(play.game, play.state)
+        self._conditions = count_goal_conditions(play.game.conditions, play.state)
 
     def _malformed(self, problem: str) -> ActionResult:
         return super()._malformed(problem)._replace(details=self._details())
@@ -209,7 +209,7 @@ class ALFWorldEnv(SpearEnv[str]):
         if self.anchor is Anchor.OBSERVATION:
             return self._said  # not what we say to a malformed response, which changes nothing
         play = self._game.play
-        return f"{self.task.id}:{play.state.digest(play.game)}"
+        return f"{self.task.id}:{play.state.digest(play.game.initial)}"
 
     def _admissible(self) -> list[str]:
         return list(self._game.admissible)

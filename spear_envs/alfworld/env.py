@@ -21,7 +21,7 @@ from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTempl
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat, ResponseParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -94,8 +94,7 @@ class ALFWorldEnv(SpearEnv[str]):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(history, bool) or not isinstance(history, int) or history < 0:
-            raise SpearError(f"history={history!r} is not valid: give a whole number of at least 0.")
+        require_whole("history", history, 0)
         self.history = history
         self.backend = choose_member(BackendName, backend, "backend")
         self.wording = choose_member(WordingChoice, wording, "wording")

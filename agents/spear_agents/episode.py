@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -30,6 +30,7 @@ from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.rewards import compose_reward
+from spear_envs.core.tasks import TaskSet
 
 BLOCKING_ENVIRONMENTS = 128
 """Environments of a process that wait for a service at the same time; further ones queue."""
@@ -50,9 +51,9 @@ async def play_episode(
     """Plays one episode to its end: observe, build the prompt, generate, step, record.
 
     Nothing is generated for an episode that has ended.  Turn ``t`` is sampled with a seed derived from the task,
-    ``seed`` and
-    ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it.  What a policy
-    writes never raises; a fault of the environment or of the engine ends the episode and is recorded.
+    ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it.  What a
+    policy writes never raises; a fault of the environment or of the engine ends the episode and is recorded, with a
+    reward of 0.
 
     Args:
         env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile.  With
@@ -68,97 +69,140 @@ async def play_episode(
         UnknownTaskError: the environment has no such task.
         SpearError: the engine or the environment failed; names the task and the turn.
     """
-    core: Any = env.unwrapped
-    blocking = bool(core.metadata.get("blocking"))
     sampling = replace(sampling, stop_strings=prompts.stop_strings)
-    core.set_text_measure(prompts.measure)
-    try:
-        if blocking:
-            observation, info = await _run_in_thread(env.reset, seed=seed, options={"task": task_id})
-        else:
-            observation, info = env.reset(seed=seed, options={"task": task_id})
-    except EnvFault as fault:
-        return _record_missing(core, prompts, task_id, fault, seed, env_id)
-    record = _Record(info)
-    dialogue = prompts.begin()
-    images: list[np.ndarray] = []
-    stop = StopReason.CONTEXT_LIMIT
-    fault_kind: str | None = None
-    for number in range(1, core.max_turns + 1):
-        text, picture = text_of(observation), image_of(observation)
-        prompt = dialogue.next(
-            instruction=info["instruction"],
+    return await _Episode(env, engine, prompts, task_id, sampling, seed, env_id).play()
+
+
+@dataclass
+class _Episode:
+    """An episode under way."""
+
+    env: gym.Env[Any, Any]
+    engine: Engine
+    prompts: PromptBuilder
+    task_id: str
+    sampling: Sampling
+    seed: int
+    env_id: str
+    observation: Any = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    images: list[np.ndarray] = field(default_factory=list)
+    paid: float = 0.0
+    engine_fault: str | None = None
+
+    def __post_init__(self) -> None:
+        self.core: Any = self.env.unwrapped
+        self.dialogue = self.prompts.begin()
+
+    async def play(self) -> Trajectory:
+        """Plays it to its end."""
+        self.core.set_text_measure(self.prompts.measure)
+        try:
+            self.observation, self.info = await self._call(
+                self.env.reset, seed=self.seed, options={"task": self.task_id}
+            )
+        except EnvFault as fault:
+            self.info = _describe_missing(self.core.tasks, self.task_id, fault)
+            return self._close(StopReason.FAULT)
+        for number in range(1, self.core.max_turns + 1):
+            stop = await self._play_turn(number)
+            if stop is not None:
+                return self._close(stop)
+        # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
+        return self._close(StopReason.TURN_LIMIT)
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``function`` returns, run beside the event loop if the environment waits for a service.
+
+        The loop's own pool has a few threads for each core, which is too few for such episodes.
+        """
+        if not self.core.metadata.get("blocking"):
+            return function(*args, **kwargs)
+        threads = _open_threads(os.getpid())
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+
+    async def _play_turn(self, number: int) -> StopReason | None:
+        """Plays turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
+        text, picture, before = text_of(self.observation), image_of(self.observation), self.info
+        prompt = self.dialogue.next(
+            instruction=before["instruction"],
             observation=text,
-            admissible_actions=info["admissible_actions"],
+            admissible_actions=before["admissible_actions"],
             turn=number,
-            max_turns=core.max_turns,
+            max_turns=self.core.max_turns,
             picture=picture,
         )
         if prompt is None:
-            break
+            return StopReason.CONTEXT_LIMIT
         picture = picture if prompt.shows_image else None
-        images = _show_images(images, picture, prompts.layout)
+        self.images = _show_images(self.images, picture, self.prompts.layout)
         try:
-            generation = await _generate(engine, prompt, sampling, images, task_id, seed, number)
+            generation = await self._generate(prompt, number)
         except ContextExceededError:
-            break
+            return StopReason.CONTEXT_LIMIT
         except EngineFault as broken:
-            stop, fault_kind = StopReason.FAULT, broken.kind.value
-            break
-        response = prompts.decode(generation.token_ids)
-        anchor = info["anchor"]
+            self.engine_fault = broken.kind.value
+            return StopReason.FAULT
+        response = self.prompts.decode(generation.token_ids)
         try:
-            if blocking:
-                observation, reward, terminated, truncated, info = await _run_in_thread(env.step, response)
-            else:
-                observation, reward, terminated, truncated, info = env.step(response)
+            self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)
         except Exception as error:
-            raise SpearError(f"{env_id}, task {task_id}, turn {number}: the environment broke: {error!r}") from error
+            told = f"{self.env_id}, task {self.task_id}, turn {number}: the environment broke: {error!r}"
+            raise SpearError(told) from error
+        self.paid += float(reward)
         # What a local model read belongs to its training rows; other engines leave pictures to the replay.
-        read = picture if prompts.mark_image is not None else None
-        record.add(prompt, generation, response, text, anchor, float(reward), info, read)
+        read = picture if self.prompts.mark_image is not None else None
+        self.turns.append(_record_turn(prompt, generation, response, text, before, self.info, read))
         if terminated or truncated:
-            stop = _find_stop(info, terminated)
-            break
-        dialogue.add(text, info["action"] or UNREAD_ACTION, generation.token_ids, generation.finish)
-    else:
-        # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
-        stop = StopReason.TURN_LIMIT
-    paid = record.paid if fault_kind is None else 0.0
-    if stop is StopReason.CONTEXT_LIMIT and getattr(core, "reward_mode", "spear") == "spear":
-        paid = compose_reward(info["reward_terms"], core.mu(core.training_step))
-    return Trajectory(
-        env_id=env_id,
-        task_id=task_id,
-        subtask=info["subtask"],
-        instruction=info["instruction"],
-        fingerprint=info["task_fingerprint"],
-        layout=prompts.layout,
-        turns=tuple(record.turns),
-        reward_terms=dict(info["reward_terms"]),
-        reward=paid,
-        score=float(info["score"]),
-        won=bool(info["won"]),
-        tool_calls=int(info["tool_calls"]),
-        stop=stop,
-        fault=fault_kind or info["fault"],
-        seed=seed,
-        tokens=_name_tokens(prompts),
-        final_observation=text_of(observation) if record.turns else "",
-    )
+            return _find_stop(self.info, terminated)
+        action = self.info["action"] or UNREAD_ACTION
+        self.dialogue.add(text, action, generation.token_ids, generation.finish)
+        return None
 
+    async def _generate(self, prompt: Prompt, turn: int) -> Generation:
+        """One response, with the seed and the request id of its turn."""
+        limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
+        drawn = replace(self.sampling, seed=derive_seed(self.task_id, self.seed, turn), max_tokens=limit)
+        try:
+            name = name_request(self.task_id, self.seed, turn)
+            generation = await self.engine.generate(prompt.ids, drawn, request_id=name, images=self.images)
+        except (EngineFault, ContextExceededError):
+            raise
+        except Exception as error:
+            raise SpearError(f"task {self.task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
+        served = generation.served.log_probs if generation.served is not None else None
+        if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
+            raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
+        return generation
 
-def _name_tokens(prompts: PromptBuilder) -> TokenKind:
-    return TokenKind.BYTES if isinstance(prompts.tokenizer, ByteTokenizer) else TokenKind.MODEL
-
-
-async def _run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``function`` returns, run beside the event loop.
-
-    The loop's own pool has a few threads for each core, which is too few for episodes that wait for a service.
-    """
-    threads = _open_threads(os.getpid())
-    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+    def _close(self, stop: StopReason) -> Trajectory:
+        """The record of the episode."""
+        info, paid = self.info, self.paid
+        if stop is StopReason.FAULT:
+            paid = 0.0  # also what an environment with its native reward had paid before
+        elif stop is StopReason.CONTEXT_LIMIT and getattr(self.core, "reward_mode", "spear") == "spear":
+            paid = compose_reward(info["reward_terms"], self.core.mu(self.core.training_step))
+        is_bytes = isinstance(self.prompts.tokenizer, ByteTokenizer)
+        return Trajectory(
+            env_id=self.env_id,
+            task_id=self.task_id,
+            subtask=info["subtask"],
+            instruction=info["instruction"],
+            fingerprint=info["task_fingerprint"],
+            layout=self.prompts.layout,
+            turns=tuple(self.turns),
+            reward_terms=dict(info["reward_terms"]),
+            reward=paid,
+            score=float(info["score"]),
+            won=bool(info["won"]),
+            tool_calls=int(info["tool_calls"]),
+            stop=stop,
+            fault=self.engine_fault or info["fault"],
+            seed=self.seed,
+            tokens=TokenKind.BYTES if is_bytes else TokenKind.MODEL,
+            final_observation=text_of(self.observation) if self.turns else "",
+        )
 
 
 @lru_cache(maxsize=1)
@@ -170,31 +214,6 @@ def _open_threads(pid: int) -> ThreadPoolExecutor:
 def name_request(task_id: str, seed: int, turn: int) -> str:
     """The engine's id of one turn's request; ids of an episode sort by turn (from 1)."""
     return f"{task_id}#{seed:010d}#{turn:04d}"
-
-
-async def _generate(
-    engine: Engine,
-    prompt: Prompt,
-    sampling: Sampling,
-    images: Sequence[np.ndarray],
-    task_id: str,
-    seed: int,
-    turn: int,
-) -> Generation:
-    """One response, with the seed and the request id of its turn."""
-    limit = sampling.max_tokens if prompt.room is None else min(sampling.max_tokens, prompt.room)
-    drawn = replace(sampling, seed=derive_seed(task_id, seed, turn), max_tokens=limit)
-    try:
-        name = name_request(task_id, seed, turn)
-        generation = await engine.generate(prompt.ids, drawn, request_id=name, images=images)
-    except (EngineFault, ContextExceededError):
-        raise
-    except Exception as error:
-        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
-    served = generation.served.log_probs if generation.served is not None else None
-    if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
-        raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
-    return generation
 
 
 def _describe(error: Exception) -> str:
@@ -216,68 +235,46 @@ def _find_stop(info: Mapping[str, Any], terminated: bool) -> StopReason:
     return StopReason.FAILED if terminated else StopReason.TURN_LIMIT
 
 
-def _record_missing(
-    core: Any, prompts: PromptBuilder, task_id: str, fault: EnvFault, seed: int, env_id: str
-) -> Trajectory:
-    """An episode that could not begin."""
-    task = core.tasks.get(task_id)
-    return Trajectory(
-        env_id=env_id,
-        task_id=task_id,
-        subtask=task.subtask,
-        instruction=task.instruction,
-        fingerprint=core.tasks.fingerprint,
-        layout=prompts.layout,
-        turns=(),
-        reward_terms={},
-        reward=0.0,
-        score=0.0,
-        won=False,
-        tool_calls=0,
-        stop=StopReason.FAULT,
-        fault=fault.kind,
-        seed=seed,
-        tokens=_name_tokens(prompts),
+def _describe_missing(tasks: TaskSet, task_id: str, fault: EnvFault) -> dict[str, Any]:
+    """The ``info`` of an episode that could not begin."""
+    task = tasks.get(task_id)
+    return {
+        "subtask": task.subtask,
+        "instruction": task.instruction,
+        "task_fingerprint": tasks.fingerprint,
+        "reward_terms": {},
+        "score": 0.0,
+        "won": False,
+        "tool_calls": 0,
+        "fault": fault.kind,
+    }
+
+
+def _record_turn(
+    prompt: Prompt,
+    generation: Generation,
+    response: str,
+    observation: str,
+    before: Mapping[str, Any],
+    info: Mapping[str, Any],
+    picture: np.ndarray | None,
+) -> Turn:
+    """The record of a turn that led from the ``info`` ``before`` it to ``info``."""
+    anchor = before["anchor"]
+    native = float(info["reward_terms"]["native_return"] - before["reward_terms"]["native_return"])
+    return Turn(
+        prompt_ids=prompt.new_ids,
+        response_ids=generation.token_ids,
+        log_probs=generation.log_probs,
+        response=response,
+        action=info["action"],
+        observation=observation,
+        format_ok=bool(info["format_ok"]),
+        action_ok=bool(info["action_ok"]),
+        anchor=anchor if isinstance(anchor, str) else repr(anchor),
+        reward=round(native, 9),
+        finish=generation.finish,
+        served=generation.served,
+        dropped_turns=prompt.dropped_turns,
+        picture=picture,
     )
-
-
-@dataclass
-class _Record:
-    """The turns of an episode under way."""
-
-    info: Mapping[str, Any]
-    turns: list[Turn] = field(default_factory=list)
-    paid: float = 0.0
-
-    def add(
-        self,
-        prompt: Prompt,
-        generation: Generation,
-        response: str,
-        observation: str,
-        anchor: object,
-        reward: float,
-        info: Mapping[str, Any],
-        picture: np.ndarray | None,
-    ) -> None:
-        before = self.info["reward_terms"]["native_return"]
-        self.info = info
-        self.paid += reward
-        self.turns.append(
-            Turn(
-                prompt_ids=prompt.new_ids,
-                response_ids=generation.token_ids,
-                log_probs=generation.log_probs,
-                response=response,
-                action=info["action"],
-                observation=observation,
-                format_ok=bool(info["format_ok"]),
-                action_ok=bool(info["action_ok"]),
-                anchor=anchor if isinstance(anchor, str) else repr(anchor),
-                reward=round(float(info["reward_terms"]["native_return"] - before), 9),
-                finish=generation.finish,
-                served=generation.served,
-                dropped_turns=prompt.dropped_turns,
-                picture=picture,
-            )
-        )

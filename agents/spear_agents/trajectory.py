@@ -111,7 +111,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode.  ``reward`` is the sum of what the environment paid; ``reward_terms`` the raw terms behind it.
+    """One episode.  ``reward`` is the sum of what the environment paid, 0 if a fault ended it; ``reward_terms`` the raw
+    terms behind it.
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
     environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.

@@ -98,11 +98,11 @@ class NativeBackend:
 
     def save(self) -> dict[str, Any]:
         """What differs from the start of the game."""
-        return {"state": self.play.state.to_plain(self.play.game)}
+        return {"state": self.play.state.to_plain(self.play.game.initial)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """See :class:`Backend`."""
-        self.play.go_to(State.from_plain(self.play.game, saved["state"]))
+        self.play.go_to(State.from_plain(self.play.game.initial, saved["state"]))
 
 
 def make_backend(name: BackendName) -> Backend:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from spear_envs.alfworld.goals import FLUENTS
+from spear_envs.alfworld.goals import FLUENTS, Condition
 from spear_envs.alfworld.pddl import Expression, read_typed_list
-
-if TYPE_CHECKING:
-    from spear_envs.alfworld.game import Game
-    from spear_envs.alfworld.state import State
+from spear_envs.alfworld.state import State
 
 __all__ = ["count_goal_conditions", "split_goal"]
 
@@ -19,8 +15,8 @@ _WHOLE = frozenset({"atlocation", "holds", "holdsany"})
 _UNUSUAL = frozenset({"forall", "imply", "or"})
 
 
-def count_goal_conditions(game: Game, state: State) -> tuple[int, int]:
-    """How many goal conditions of a game are met in ``state``, and how many there are.
+def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tuple[int, int]:
+    """How many of the goal conditions of a game are met in ``state``, and how many there are.
 
     The game is won if and only if all of them are met. For the six task types they are those of ALFRED
     (``goal_conditions_met`` in its ``env/tasks.py``):
@@ -38,7 +34,7 @@ def count_goal_conditions(game: Game, state: State) -> tuple[int, int]:
 
     Facts of the start count as well: an object that is cool before anything was done is cool.
     """
-    return sum(one.holds(state) for one in game.conditions), len(game.conditions)
+    return sum(one.holds(state) for one in conditions), len(conditions)
 
 
 @lru_cache(maxsize=512)

@@ -21,7 +21,7 @@ from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTempl
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat, ResponseParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -94,8 +94,7 @@ class ALFWorldEnv(SpearEnv[str]):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(history, bool) or not isinstance(history, int) or history < 0:
-            raise SpearError(f"history={history!r} is not valid: give a whole number of at least 0.")
+        require_whole("history", history, 0)
         self.history = history
         self.backend = choose_member(BackendName, backend, "backend")
         self.wording = choose_member(WordingChoice, wording, "wording")
@@ -167,7 +166,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     def _count_conditions(self) -> None:
         play = self._game.play
-        self._conditions = count_goal_conditions(play.game, play.state)
+        self._conditions = count_goal_conditions(play.game.conditions, play.state)
 
     def _malformed(self, problem: str) -> ActionResult:
         return super()._malformed(problem)._replace(details=self._details())
@@ -209,7 +208,7 @@ class ALFWorldEnv(SpearEnv[str]):
         if self.anchor is Anchor.OBSERVATION:
             return self._said  # not what we say to a malformed response, which changes nothing
         play = self._game.play
-        return f"{self.task.id}:{play.state.digest(play.game)}"
+        return f"{self.task.id}:{play.state.digest(play.game.initial)}"
 
     def _admissible(self) -> list[str]:
         return list(self._game.admissible)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from spear_envs.alfworld.game import Game
-    from spear_envs.alfworld.state import State
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.state import State
 
 __all__ = [
     "NOTHING_HAPPENS",

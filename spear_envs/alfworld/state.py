@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from spear_envs.alfworld.game import Game
+from typing import Any
 
 __all__ = ["PROPERTIES", "State"]
 
@@ -31,7 +28,7 @@ class State:
     """The changing part of a game: a small object of immutable values, cheap to copy.
 
     All ids are those of the PDDL problem in lower case. Commands replace values and never change them in place, so
-    that a copy stays what it is. Made by :meth:`Game.new_state`.
+    that a copy stays what it is. A game has the one at its start, to be copied.
     """
 
     __slots__ = (
@@ -101,13 +98,12 @@ class State:
             return first == self.agent and second == self.held and self.held is not None
         return first == self.agent and second == self.location  # atlocation
 
-    def digest(self, game: Game) -> str:
+    def digest(self, start: State) -> str:
         """Key of all that decides what can happen from here: 32 hex digits, the same in every process.
 
-        Which things were taken out of what is left out, since only the answer to ``look`` hangs on it, and so is what
-        was looked at.
+        ``start`` is the state at the start of the game. Which things were taken out of what is left out, since only
+        the answer to ``look`` hangs on it, and so is what was looked at.
         """
-        start = game.initial
         parts: list[Any] = [self.location, self.held]
         parts.append([(key, ids) for key, ids in self.contents.items() if ids != start.contents[key]])
         parts.append(sorted([(key, ids) for key, ids in self.lying.items() if ids != start.lying.get(key, ())]))
@@ -116,9 +112,8 @@ class State:
             parts.append(sorted(now) if now != getattr(start, name) else None)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
-    def to_plain(self, game: Game) -> dict[str, Any]:
-        """What differs from the start of ``game``, as JSON values; equal states give equal values."""
-        start = game.initial
+    def to_plain(self, start: State) -> dict[str, Any]:
+        """What differs from the state at the start of the game, as JSON values; equal states give equal values."""
         plain: dict[str, Any] = {"location": self.location, "held": self.held}
         for name in ("contents", "lying"):
             now, then = getattr(self, name), getattr(start, name)
@@ -133,9 +128,9 @@ class State:
         return plain
 
     @classmethod
-    def from_plain(cls, game: Game, plain: Mapping[str, Any]) -> State:
-        """The state of ``game`` that :meth:`to_plain` told of."""
-        state = game.new_state()
+    def from_plain(cls, start: State, plain: Mapping[str, Any]) -> State:
+        """The state that :meth:`to_plain` told of, given the same start."""
+        state = start.copy()
         state.location, state.held = plain["location"], plain["held"]
         for name in ("contents", "lying"):
             getattr(state, name).update({key: tuple(ids) for key, ids in plain.get(name, {}).items()})

@@ -14,7 +14,6 @@ import shutil
 import zipfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from spear_envs.bm25.analysis import remember_words
 from spear_envs.bm25.files import ARRAYS, MANIFEST, VERSION, name_file, write_array, write_manifest
 from spear_envs.bm25.postings import Postings, make_postings, pack_terms, unpack_terms
 from spear_envs.core.errors import SpearError
-from spear_envs.data.processes import hold_folder, map_in_order
+from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 
 __all__ = ["build_index"]
 
@@ -65,34 +64,20 @@ def build_index(
     if folder.exists() and not _may_replace(folder):
         raise SpearError(f"{folder} holds files that are no search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")
-    try:
-        with hold_folder(work):
-            chunks = []
-            documents = 0
-            for path, size in map_in_order(_write_chunk, _list_jobs(_cut_chunks(texts), work), processes):
-                chunks.append(path)
-                documents += size
-                if on_progress is not None:
-                    on_progress(documents)
-            fresh, replaced = work / "index", work / "replaced"
-            for path in (fresh, replaced):
-                shutil.rmtree(path, ignore_errors=True)
-            fresh.mkdir()
-            _merge_chunks(chunks, fresh)
-            if folder.exists():
-                folder.rename(replaced)
-            fresh.rename(folder)
-            shutil.rmtree(work)
-    except BrokenProcessPool as error:
-        raise SpearError(
-            f"a process that built {folder} ended (killed for want of memory? a script without `if __name__ == "
-            '"__main__":`?): mend that and run the same command again; what was finished is kept.'
-        ) from error
-    except OSError as error:
-        raise SpearError(
-            f"the search index {folder} could not be built ({error}): mend that and run the same command again; what "
-            "was finished is kept."
-        ) from error
+    with explain_build(f"the search index {folder}"), hold_folder(work):
+        chunks = []
+        documents = 0
+        for path, size in map_in_order(_write_chunk, _list_jobs(_cut_chunks(texts), work), processes):
+            chunks.append(path)
+            documents += size
+            if on_progress is not None:
+                on_progress(documents)
+        fresh = work / "index"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        _merge_chunks(chunks, fresh)
+        replace_folder(fresh, folder, work)
+        shutil.rmtree(work)
 
 
 def _may_replace(folder: Path) -> bool:

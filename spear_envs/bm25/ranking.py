@@ -56,6 +56,8 @@ def rank_with_numpy(
     """See :class:`Rank`."""
     sums = np.zeros(len(norms))
     for (start, end), weight in zip(spans.tolist(), weights, strict=True):
+        if not 0 <= start <= end <= len(documents):
+            raise ValueError("a term's postings lie outside the array")
         numbers = documents[start:end]
         if len(numbers) and (numbers[-1] >= len(norms) or (numbers[1:] <= numbers[:-1]).any()):
             raise ValueError("document numbers are not ascending")

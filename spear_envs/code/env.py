@@ -33,7 +33,7 @@ from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import ProblemTaskSet
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -121,8 +121,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        _require_number("history", history, 0)
-        _require_number("observation_chars", observation_chars, 16)
+        require_whole("history", history, 0)
+        require_whole("observation_chars", observation_chars, 16)
         chosen = Preset.SHORT if preset is None else choose_member(Preset, preset, "preset")
         self.grader = choose_member(Grader, grader, "grader")
         self.feedback = choose_member(Feedback, feedback, "feedback")
@@ -265,9 +265,3 @@ def _find_no_integer(tasks: ProblemTaskSet) -> int | None:
     """Index of the first problem whose answer is no integer, if there is one."""
     answers = enumerate(problem.answer for problem in tasks.problems)
     return next((index for index, answer in answers if read_integer(answer) is None), None)
-
-
-def _require_number(keyword: str, value: object, least: int) -> None:
-    """Refuse what is no whole number of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number of at least {least}.")

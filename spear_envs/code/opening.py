@@ -12,7 +12,7 @@ from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, list_files, open_b
 from spear_envs.code.feedback import TOOL_FAILED
 from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.tasks import ProblemTaskSet
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
@@ -114,8 +114,7 @@ def open_limits(time_limit: float, memory_mb: int, sandbox: SandboxChoice) -> Li
     Raises:
         SpearError: a value that is not valid, or one that a sandbox with default limits would cut without a word.
     """
-    if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 1:
-        raise SpearError(f"memory_mb={memory_mb!r} is not valid: give a whole number of at least 1.")
+    require_whole("memory_mb", memory_mb, 1)
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not 0 < time_limit <= 3_600:
         raise SpearError(f"time_limit={time_limit!r} is not valid: give seconds above 0 and up to 3,600.")
     most = Limits()

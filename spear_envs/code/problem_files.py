@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spear_envs.code.tasks import normalize_text
-from spear_envs.core.errors import SpearError
-from spear_envs.data.rows import read_rows
+from spear_envs.data.rows import MalformedRowError, parse_rows
 
 __all__ = ["Distinct", "RawProblem", "keep_distinct", "read_problems"]
 
-_FORMS = 'A row of .jsonl looks like {"problem": "…", "answer": "42"}.'
 # What DAPO puts around each problem. It asks for another form of the answer than the box that is graded.
 _DAPO_HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
@@ -28,10 +26,6 @@ class RawProblem(NamedTuple):
     answer: str
 
 
-class _MalformedError(Exception):
-    """A row that is no problem; the message is a clause."""
-
-
 def read_problems(path: Path) -> Iterator[RawProblem]:
     """The problems of a file, in order, as often as they stand there.
 
@@ -40,21 +34,16 @@ def read_problems(path: Path) -> Iterator[RawProblem]:
     the answer in another form.
 
     Args:
-        path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.read_rows`.
+        path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.parse_rows`.
 
     Raises:
         SpearError: the file cannot be read, or a row is no problem; the message names the row.
     """
-    number = 0
-    for number, row in enumerate(read_rows(path, "sandbox"), 1):
-        try:
-            if not isinstance(row, Mapping):
-                raise _MalformedError("it is no object")
-            yield RawProblem(_find_text(row), _find_answer(row))
-        except _MalformedError as error:
-            raise SpearError(f"{path}, row {number}: this is no problem ({error}). {_FORMS}") from None
-    if number == 0:
-        raise SpearError(f"{path} has no problems: fetch or write it again.")
+    return parse_rows(path, "sandbox", _read_row, noun="problem", example='{"problem": "…", "answer": "42"}')
+
+
+def _read_row(row: Mapping[str, Any], number: int) -> RawProblem:
+    return RawProblem(_find_text(row), _find_answer(row))
 
 
 class Distinct(NamedTuple):
@@ -90,7 +79,7 @@ def _find_text(row: Mapping[str, Any]) -> str:
         if isinstance(found, Sequence) and not isinstance(found, str):
             found = found[-1].get("content") if found and isinstance(found[-1], Mapping) else None
     if not isinstance(found, str) or not found.strip():
-        raise _MalformedError("it has no problem")
+        raise MalformedRowError("it has no problem")
     return found.strip().removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL).strip()
 
 
@@ -102,5 +91,5 @@ def _find_answer(row: Mapping[str, Any]) -> str:
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str) or not found.strip():
-        raise _MalformedError("it has no answer")
+        raise MalformedRowError("it has no answer")
     return found.strip()

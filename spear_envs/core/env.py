@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat, ResponseParser, make_parser
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
@@ -139,8 +139,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise SpearError(f"max_turns={max_turns!r} is not valid: give a whole number of at least 1.")
+        require_whole("max_turns", max_turns, 1)
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
             raise SpearError(f"render_mode={render_mode!r} is not valid: choose one of {modes} or None.")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["SpearError", "UnknownTaskError", "choose_member", "suggest_name"]
+__all__ = ["SpearError", "UnknownTaskError", "choose_member", "require_whole", "suggest_name"]
 
 E = TypeVar("E", bound=Enum)
 
@@ -39,3 +39,15 @@ def choose_member(kind: type[E], value: object, keyword: str) -> E:
     except ValueError:
         valid = ", ".join(repr(member.value) for member in kind)
         raise SpearError(f"{keyword}={value!r} is not valid: choose one of {valid}.") from None
+
+
+def require_whole(keyword: str, value: object, least: int, most: int | None = None) -> int:
+    """``value``, if it is a whole number of at least ``least`` and, where it is given, at most ``most``.
+
+    Raises:
+        SpearError: it is not, or is a bool; the message names the keyword and the limits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number {limits}.")
+    return value

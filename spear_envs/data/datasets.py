@@ -23,7 +23,7 @@ def list_splits(
     """Names of the splits of a data set, in the order of ``SpearEnv.splits``.
 
     Args:
-        dataset: a name, or the path of a file that :func:`spear_envs.data.rows.read_rows` reads.
+        dataset: a name, or the path of a file that :func:`spear_envs.data.rows.parse_rows` reads.
         embedded: splits of the embedded data sets, by name.
         published: likewise of the published ones.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import TypeVar
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["hold_folder", "map_in_order"]
+__all__ = ["explain_build", "hold_folder", "map_in_order", "replace_folder"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -39,6 +41,38 @@ def hold_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
+    """Put the folder ``fresh`` in the place of ``folder``, if there is one, whose content stays in ``work``."""
+    replaced = work / "replaced"
+    shutil.rmtree(replaced, ignore_errors=True)  # of a build that was interrupted while it cleared up
+    if folder.exists():
+        folder.rename(replaced)
+    fresh.rename(folder)
+
+
+@contextmanager
+def explain_build(built: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Say what to do where a build that can go on later fails.
+
+    Args:
+        built: what is built and where, as in ``the store /data/shop``.
+        errors: what is raised where it fails.
+
+    Raises:
+        SpearError: a process was killed, or one of ``errors`` was raised.
+    """
+    again = "mend that and run the same command again; what was finished is kept."
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise SpearError(
+            f"a process that built {built} ended (killed for want of memory? a script without `if __name__ == "
+            f'"__main__":`?): {again}'
+        ) from error
+    except errors as error:
+        raise SpearError(f"{built} could not be built ({error}): {again}") from error
 
 
 def map_in_order(function: Callable[[Job], Result], jobs: Iterable[Job], processes: int) -> Iterator[Result]:

@@ -6,28 +6,54 @@ import gzip
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["read_rows"]
+__all__ = ["MalformedRowError", "parse_rows"]
+
+Parsed = TypeVar("Parsed")
 
 _ROWS = 1_024
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".xz": lzma.open, ".gz": gzip.open}
 
 
-def read_rows(path: Path, extra: str) -> Iterator[Any]:
-    """The rows of a ``.jsonl`` (also packed as ``.jsonl.xz`` or ``.jsonl.gz``) or ``.parquet`` file, in order.
+class MalformedRowError(Exception):
+    """A row of another form than it should have; the message is a clause."""
+
+
+def parse_rows(
+    path: Path, extra: str, parse: Callable[[Mapping[str, Any], int], Parsed], *, noun: str, example: str
+) -> Iterator[Parsed]:
+    """What each row of a file holds, in order.
 
     Args:
-        path: the file.
+        path: a ``.jsonl`` (also packed as ``.jsonl.xz`` or ``.jsonl.gz``) or ``.parquet`` file.
         extra: of this package, which brings what parquet files need.
+        parse: called with each row and its number, from 1; raises :class:`MalformedRowError` for what it cannot read.
+        noun: what a row is, such as ``problem``.
+        example: a row as it should be.
 
     Raises:
-        SpearError: the file cannot be read; the message names it, and the line of one that is no JSON.
+        SpearError: the file cannot be read or has no rows, or a line of it is no JSON, or a row cannot be parsed; the
+            message names the line or the row.
     """
+    number = 0
+    for number, row in enumerate(_read_rows(path, extra), 1):
+        try:
+            if not isinstance(row, Mapping):
+                raise MalformedRowError("it is no object")
+            yield parse(row, number)
+        except MalformedRowError as error:
+            said = f"{path}, row {number}: this is no {noun} ({error}). A row of .jsonl looks like {example}."
+            raise SpearError(said) from None
+    if number == 0:
+        raise SpearError(f"{path} has no {noun}s: fetch or write it again.")
+
+
+def _read_rows(path: Path, extra: str) -> Iterator[Any]:
     return _read_parquet(path, extra) if path.suffix == ".parquet" else _read_lines(path)
 
 

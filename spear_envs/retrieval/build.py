@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from multiprocessing import get_context
@@ -21,7 +18,7 @@ import numpy as np
 
 from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError
-from spear_envs.data.processes import hold_folder
+from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.data.progress import Show
 from spear_envs.data.space import check_space
 from spear_envs.retrieval.corpus import Corpus
@@ -104,7 +101,7 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
     """
     folder = _prepare_folder(index) / Part.DENSE.value
     work = folder.with_name(f"{folder.name}.partial")
-    with _explain_faults(folder), hold_folder(work):
+    with explain_build(str(folder), (OSError, RuntimeError)), hold_folder(work):
         reason, dimension = _prepare_export(build, work / EXPORT)
         fresh = work / "index" / Part.DENSE.value
         shutil.rmtree(fresh.parent, ignore_errors=True)
@@ -132,7 +129,7 @@ def build_dense(corpus: Corpus, index: Path, build: DenseBuild, *, on_progress: 
         notes = {"built": _now(), "model_folder": str(build.model), "device": build.device, "no_export": reason}
         write_manifest(fresh, Part.DENSE, corpus, settings, notes, files)
         DenseRetriever(corpus, fresh.parent)
-        _replace_folder(fresh, folder, work)
+        replace_folder(fresh, folder, work)
         shutil.rmtree(work)
 
 
@@ -229,30 +226,6 @@ def _prepare_folder(index: Path) -> Path:
 
 
 _OWN = {part.value for part in Part}
-
-
-def _replace_folder(fresh: Path, folder: Path, work: Path) -> None:
-    replaced = work / "replaced"
-    shutil.rmtree(replaced, ignore_errors=True)
-    if folder.exists():
-        folder.rename(replaced)
-    fresh.rename(folder)
-
-
-@contextmanager
-def _explain_faults(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise SpearError(
-            f"a process that built {folder} ended (killed for want of memory? a script without `if __name__ == "
-            '"__main__":`?): mend that and run the same command again; finished vectors are kept.'
-        ) from error
-    except (OSError, RuntimeError) as error:  # faiss knows only the latter
-        raise SpearError(
-            f"{folder} could not be built ({error}): mend that and run the same command again; finished vectors are "
-            "kept."
-        ) from error
 
 
 def _find_disk(kind: IndexType, rows: int, dimension: int) -> int:

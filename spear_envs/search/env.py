@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -121,12 +121,12 @@ class SearchR1Env(SpearEnv[str]):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        _require_number("history", history, 0)
-        _require_number("topk", topk, 1, MAX_TOPK)
-        _require_number("observation_chars", observation_chars, 64)
-        _require_number("observation_tokens", observation_tokens, 16)
+        require_whole("history", history, 0)
+        require_whole("topk", topk, 1, MAX_TOPK)
+        require_whole("observation_chars", observation_chars, 64)
+        require_whole("observation_tokens", observation_tokens, 16)
         if panel is not None:
-            _require_number("panel", panel, 1)
+            require_whole("panel", panel, 1)
         if preset is not None:
             choose_member(Preset, preset, "preset")
         name = read_path("dataset", dataset)
@@ -274,11 +274,3 @@ class SearchR1Env(SpearEnv[str]):
             passages, questions = list_texts(self.dataset)
             yield from (compress_observation(render_information([passage], 10_000)) for passage in passages)
             yield from (f" {question}" for question in questions)
-
-
-def _require_number(keyword: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuse what is no whole number of at least ``least`` and at most ``most``."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
-    if not fits:
-        limits = f"of at least {least}" if most is None else f"between {least} and {most}"
-        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number {limits}.")

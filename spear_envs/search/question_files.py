@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spear_envs.core.errors import SpearError
-from spear_envs.data.rows import read_rows
+from spear_envs.data.rows import MalformedRowError, parse_rows
 
 __all__ = ["ANSWER_SPLIT", "RawQuestion", "read_questions"]
 
@@ -29,10 +28,6 @@ class RawQuestion(NamedTuple):
     benchmark: str
 
 
-class _MalformedError(Exception):
-    """A row that is no question; the message is a clause."""
-
-
 def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQuestion]:
     """The questions of a file, in order.
 
@@ -48,30 +43,23 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
     Raises:
         SpearError: the file cannot be read, or a row is no question; the message names the row.
     """
-    number = 0
-    for number, row in enumerate(read_rows(path, "search"), 1):
-        try:
-            if not isinstance(row, Mapping):
-                raise _MalformedError("it is no object")
-            golds = _clean(_find_golds(row))
-            if not golds:
-                raise _MalformedError("it has no gold answer")
-            question = _find_question(row)
-            if _SURROGATE.search(" ".join((question, *golds))):
-                raise _MalformedError("it holds half of a surrogate pair")
-            yield RawQuestion(
-                str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
-                question,
-                golds,
-                benchmark or _find_benchmark(row) or path.name.partition(".")[0],
-            )
-        except _MalformedError as error:
-            raise SpearError(f"{path}, row {number}: this is no question ({error}). {_FORMS}") from None
-    if number == 0:
-        raise SpearError(f"{path} has no questions: fetch or write it again.")
 
+    def parse(row: Mapping[str, Any], number: int) -> RawQuestion:
+        golds = _clean(_find_golds(row))
+        if not golds:
+            raise MalformedRowError("it has no gold answer")
+        question = _find_question(row)
+        if _SURROGATE.search(" ".join((question, *golds))):
+            raise MalformedRowError("it holds half of a surrogate pair")
+        return RawQuestion(
+            str(_first_present(row.get("id"), _dig(row, "extra_info", "index"), number)),
+            question,
+            golds,
+            benchmark or _find_benchmark(row) or path.name.partition(".")[0],
+        )
 
-_FORMS = 'A row of .jsonl looks like {"id": "1", "question": "…", "golden_answers": ["…"]}.'
+    example = '{"id": "1", "question": "…", "golden_answers": ["…"]}'
+    return parse_rows(path, "search", parse, noun="question", example=example)
 
 
 def _dig(row: Any, *keys: str) -> Any:
@@ -98,7 +86,7 @@ def _clean(golds: Any) -> tuple[str, ...]:
     if golds is None:
         return ()
     if not isinstance(golds, Sequence) or not all(isinstance(gold, str) for gold in golds):
-        raise _MalformedError("its gold answers are no list of strings")
+        raise MalformedRowError("its gold answers are no list of strings")
     return tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
 
 
@@ -107,7 +95,7 @@ def _find_question(row: Mapping[str, Any]) -> str:
     if found is None:
         found = _find_in_prompt(row.get("prompt"))
     if not isinstance(found, str) or not found.strip():
-        raise _MalformedError("it has no question")
+        raise MalformedRowError("it has no question")
     return found.strip()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import make_parser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -111,8 +111,8 @@ class SokobanEnv(SpearEnv[Observation]):
         if text_format not in ("plain", "spaced"):
             raise SpearError(f"text_format={text_format!r} is not valid: choose 'plain' or 'spaced'.")
         self.text_format = text_format
-        self.moves_per_turn = _check_count("moves_per_turn", moves_per_turn, 1)
-        self.history = _check_count("history", history, 0)
+        self.moves_per_turn = require_whole("moves_per_turn", moves_per_turn, 1)
+        self.history = require_whole("history", history, 0)
         self.diagnostics = bool(diagnostics)
         if on_malformed == "peer" and moves_per_turn != 1:
             raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
@@ -123,9 +123,9 @@ class SokobanEnv(SpearEnv[Observation]):
         if level is None:
             recipe = Recipe(
                 *parse_room(room),
-                _check_count("boxes", boxes, 1),
-                _check_count("shortest", values.get("shortest", 3) if shortest is None else shortest, 1),
-                _check_count("longest", values.get("longest", 12) if longest is None else longest, 1),
+                require_whole("boxes", boxes, 1),
+                require_whole("shortest", values.get("shortest", 3) if shortest is None else shortest, 1),
+                require_whole("longest", values.get("longest", 12) if longest is None else longest, 1),
                 choose_member(SplitBy, split_by, "split_by"),
             )
             height, width = recipe.height, recipe.width
@@ -300,9 +300,3 @@ def _read_preset(preset: str | None) -> Mapping[str, Any]:
         known = ", ".join(map(repr, PRESETS))
         raise SpearError(f"preset={preset!r} is not valid: choose {known} or None.")
     return PRESETS[preset]
-
-
-def _check_count(keyword: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpearError(f"{keyword}={value!r} is not valid: give a whole number of at least {least}.")
-    return value

@@ -237,12 +237,3 @@ def load_tiles(sprites: Sprites | str) -> Image:
     except ValueError:
         raise SpearError(f"sprites={sprites!r}: choose 'drawn' or 'gym-sokoban'") from None
     return draw_tiles() if choice is Sprites.DRAWN else read_peer_tiles()
-
-
-def enlarge(image: Image, minimum: int = 256) -> Image:
-    """Enlarge a picture (H, W, 3) by the least whole factor that makes both sides at least ``minimum`` pixels.
-
-    Nearest neighbour: every pixel becomes a square, nothing is smoothed.  96x96 becomes 288x288.
-    """
-    factor = max(1, -(-minimum // min(image.shape[:2])))
-    return image.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -17,7 +17,7 @@ from spear_envs.core.env import OnMalformed, RewardMode
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import FORMAT_BONUS, compose_reward, tool_call_reward
 from spear_envs.core.tasks import Task
-from spear_envs.core.vector import batch_infos, read_autoreset_mode, read_reset_mask, read_seeds
+from spear_envs.core.vector import batch_infos, read_autoreset_mode, read_indices, read_reset_mask, read_seeds
 from spear_envs.sokoban.batch import Batch
 from spear_envs.sokoban.engine import MOVE_REWARD
 from spear_envs.sokoban.env import SokobanEnv, digest_board
@@ -139,13 +139,7 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step_subset(self, indices: Sequence[int], actions: Sequence[str]) -> StepReturn:
         """Step some environments and leave the others as they are; see ``SpearVectorEnv.step_subset``."""
-        chosen = [int(i) for i in indices]
-        if len(chosen) != len(actions):
-            raise SpearError(
-                f"step_subset() got {len(chosen)} indices and {len(actions)} responses: give as many of each."
-            )
-        if len(set(chosen)) < len(chosen) or not all(0 <= i < self.num_envs for i in chosen):
-            raise SpearError(f"Indices {chosen} are not valid: give different ones from 0 to {self.num_envs - 1}.")
+        chosen = read_indices(indices, actions, self.num_envs)
         return self._step(np.array(chosen, np.int64), actions)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

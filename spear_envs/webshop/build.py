@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from spear_envs.bm25.build import build_index
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import canonical_json
 from spear_envs.data.files import digest_file
-from spear_envs.data.processes import hold_folder
+from spear_envs.data.processes import explain_build, hold_folder, replace_folder
 from spear_envs.webshop.attribute_table import write_attribute_table
 from spear_envs.webshop.catalog import digest_catalog
 from spear_envs.webshop.draws import DrawMode, Draws, make_draws
@@ -108,29 +107,11 @@ def build_store(
         raise SpearError(f"{folder} holds files that are no store: name another folder, or empty this one.")
     report = on_progress or (lambda what, done, total: None)
     work = folder.with_name(f"{folder.name}.partial")
-    try:
-        with hold_folder(work):
-            manifest = _build(
-                files, work, title_nouns, price_seed, mode, processes=processes, limit=limit, report=report
-            )
-            replaced = work / "replaced"
-            if replaced.exists():  # of a build that was interrupted while it cleared up
-                shutil.rmtree(replaced)
-            if folder.exists():
-                folder.rename(replaced)
-            (work / "store").rename(folder)
-            shutil.rmtree(work)
-        return manifest
-    except BrokenProcessPool as error:
-        raise SpearError(
-            f"a process that built {folder} ended (killed for want of memory? a script without `if __name__ == "
-            '"__main__":`?): mend that and run the same command again; what was finished is kept.'
-        ) from error
-    except OSError as error:
-        raise SpearError(
-            f"the store {folder} could not be built ({error}): mend that and run the same command again; what was"
-            " finished is kept."
-        ) from error
+    with explain_build(f"the store {folder}"), hold_folder(work):
+        manifest = _build(files, work, title_nouns, price_seed, mode, processes=processes, limit=limit, report=report)
+        replace_folder(work / "store", folder, work)
+        shutil.rmtree(work)
+    return manifest
 
 
 def _build(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -89,8 +89,7 @@ class WebShopEnv(SpearEnv[str]):
         mu: str | float | Schedule = "constant",
         render_mode: str | None = None,
     ) -> None:
-        if isinstance(history, bool) or not isinstance(history, int) or history < 0:
-            raise SpearError(f"history={history!r} is not valid: give a whole number of at least 0.")
+        require_whole("history", history, 0)
         if goals is not None and split not in (None, ALL):
             raise SpearError(f"split={split!r}: a goals file is one list; leave split out, or give {ALL!r}.")
         self.history = history

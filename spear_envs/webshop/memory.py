@@ -88,21 +88,7 @@ def make_catalog(
     Raises:
         SpearError: a record is of the wrong form, or there is none.
     """
-    entries: dict[str, Entry] = {}
-    for number, record in enumerate(items):
-        try:
-            if not isinstance(record, Mapping):
-                raise SpearError("a product must be an object")
-            asin = record.get("asin")
-            # What is not listed may be malformed, and what has no ASIN is refused by make_entry.
-            if isinstance(asin, str) and (asin in entries or not is_listed(asin)):
-                continue
-            entry = make_entry(record, attributes.get(asin))  # type: ignore[arg-type]
-        except SpearError as error:
-            raise SpearError(f"{name}, record {number}: {error}. Repair the file, or fetch it again.") from None
-        entries[entry.product.asin] = entry
-    if not entries:
-        raise SpearError(f"{name} has no products.")
+    entries = _read_entries(items, attributes, name)
     nouns = tagger.tag_all(entry.product.title for entry in entries.values())
     for (asin, entry), found in zip(list(entries.items()), nouns, strict=True):
         entries[asin] = entry._replace(nouns=found)
@@ -148,3 +134,23 @@ def make_catalog(
         tagger=tagger.name,
         scheme=scheme,
     )
+
+
+def _read_entries(items: Iterable[Any], attributes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Entry]:
+    """The listed products by ASIN, each as it first stands in ``items``."""
+    entries: dict[str, Entry] = {}
+    for number, record in enumerate(items):
+        try:
+            if not isinstance(record, Mapping):
+                raise SpearError("a product must be an object")
+            asin = record.get("asin")
+            # What is not listed may be malformed, and what has no ASIN is refused by make_entry.
+            if isinstance(asin, str) and (asin in entries or not is_listed(asin)):
+                continue
+            entry = make_entry(record, attributes.get(asin))  # type: ignore[arg-type]
+        except SpearError as error:
+            raise SpearError(f"{name}, record {number}: {error}. Repair the file, or fetch it again.") from None
+        entries[entry.product.asin] = entry
+    if not entries:
+        raise SpearError(f"{name} has no products.")
+    return entries

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from spear_agents.engines.base import Finish, Generation, Sampling
+from spear_agents.engines.base import EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_envs.core.env import RewardMode
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.prompts import CompactTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv
@@ -102,6 +103,22 @@ def test_a_fault_is_recorded() -> None:
     assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, "collapse", 0.0)
 
 
+@pytest.mark.parametrize("fault", ["collapse", EngineFaultKind.UNREACHABLE.value])
+@pytest.mark.parametrize("reward", RewardMode)
+def test_a_fault_takes_back_what_was_paid(reward: RewardMode, fault: str) -> None:
+    class Breaking(Script):
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            if fault != "collapse" and len(self.calls) == 2:
+                raise EngineFault(EngineFaultKind.UNREACHABLE, "the server is gone")
+            return await super().generate(*args, **kwargs)
+
+    trajectory = play(CorridorEnv(reward=reward), Breaking(*say("go", "back", "break")))
+    assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, fault, 0.0)
+    assert trajectory.turns[0].reward == trajectory.turns[1].reward == -0.1, "the record keeps what the benchmark said"
+    stopped = play(CorridorEnv(max_turns=2, reward=reward), Script(*say("go", "back")))
+    assert stopped.reward == pytest.approx(-0.2 if reward is RewardMode.NATIVE else -1 + 0.2 + 0.1)
+
+
 def test_a_fault_at_the_reset_is_an_episode_without_turns() -> None:
     trajectory = play(CorridorEnv(lengths=(0,)), Script())
     assert (trajectory.stop, trajectory.fault, trajectory.turns) == (StopReason.FAULT, "no_corridor", ())
@@ -178,15 +195,28 @@ def test_a_blocking_environment_is_stepped_in_a_thread() -> None:
     assert Slow.threads and threading.get_ident() not in Slow.threads
 
 
-@pytest.mark.parametrize(("layout", "counts"), [(Layout.PER_TURN, [1, 1]), (Layout.CONVERSATION, [1, 2])])
-def test_pictures_go_with_prompts_that_name_them(layout: Layout, counts: list[int]) -> None:
-    class Pictures(CorridorEnv):
-        def _observe(self, message: str) -> Any:
-            return {"image": np.zeros((2, 2, 3), np.uint8), "text": "like <image>"}
+class Pictures(CorridorEnv):
+    """Shows a picture, filled with the number of the turn, wherever the corridor's place is even."""
 
-    engine = Script(*say("go", "go"))
-    play(Pictures(), engine, layout=layout, template=PictureTemplate())
+    def _observe(self, message: str) -> Any:
+        image = np.full((2, 2, 3), self.turn + 1, np.uint8)
+        return "like <image>" if self.place % 2 else {"image": image, "text": "like <image>"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "counts", "rows"),
+    [(Layout.PER_TURN, [1, 0, 1, 0], [[1], [], [3], []]), (Layout.CONVERSATION, [1, 1, 2, 2], [[1, 3]])],
+)
+def test_pictures_go_with_prompts_that_name_them(layout: Layout, counts: list[int], rows: list[list[int]]) -> None:
+    words = say("go", "back", "go", "fail")
+    engine = Script(*words)
+    trajectory = play(
+        Pictures(), engine, layout=layout, template=PictureTemplate(), mark_image=lambda picture: "(here)"
+    )
     assert [call[3] for call in engine.calls] == counts
-    silent = Script(*say("go", "go"))
+    assert [[int(picture.max()) for picture in row.pictures] for row in trajectory.rows()] == rows
+    unread = play(Pictures(), Script(*words), layout=layout, template=PictureTemplate())
+    assert not any(row.pictures for row in unread.rows()), "only a local model reads pictures"
+    silent = Script(*words)
     play(Pictures(), silent, layout=layout)
-    assert [call[3] for call in silent.calls] == [0, 0], "the words of an observation show no picture"
+    assert [call[3] for call in silent.calls] == [0, 0, 0, 0], "the words of an observation show no picture"

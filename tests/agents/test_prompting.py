@@ -189,6 +189,17 @@ def test_too_long_a_prompt_is_none() -> None:
     assert builder.begin().next(**see("12345678")) is None
 
 
+@pytest.mark.parametrize(("row", "room"), [(6, 2), (5, 1), (4, None), (3, None)])
+def test_a_conversation_ends_where_no_response_has_room(row: int, room: int | None) -> None:
+    """Behind the first prompt come a response and a message of two tokens each."""
+    dialogue = PromptBuilder(ByteTokenizer(), CompactTemplate(), Layout.CONVERSATION, max_row_tokens=row).begin()
+    first = dialogue.next(**see("1234567"))
+    assert first is not None and first.room == row
+    dialogue.add("1234567", "go", (65, 256), Finish.STOP)
+    second = dialogue.next(**see("89", 2))
+    assert (second and second.room) == room
+
+
 def test_the_placeholder_of_a_picture_is_noticed() -> None:
     for layout in Layout:
         for template, shown in ((PictureTemplate(), True), (DefaultTemplate(), False)):

@@ -86,6 +86,51 @@ class EnvService:
         """Status and reason where a request may not come in."""
         return refuse(headers, token=self.settings.token, local=self.settings.local)
 
+    def check(self, request: Request) -> None:
+        """Refuse a request that may not come in.
+
+        Raises:
+            HTTPException: it may not; says why.
+        """
+        check_sender(request, token=self.settings.token, local=self.settings.local)
+
+    def check_name(self, name: str) -> None:
+        """Refuse (404) what is asked of an environment of another name."""
+        if name.lower() != self.name.lower():
+            raise HTTPException(404, f"there is no environment {name!r} here: it is {self.name}.")
+
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """The JSON object in a request that may come in; an empty body is an empty one.
+
+        Raises:
+            HTTPException: the request may not come in, or its body is too large or no object (422).
+        """
+        self.check(request)
+        body = await read_body(request, self.settings.body_bytes, "ask for less at a time")
+        try:
+            value = json.loads(body or b"{}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise HTTPException(422, "the body is no JSON object.")
+        return value
+
+    async def read_split(self, request: Request, name: str) -> dict[str, Any]:
+        """What a request asks of a split's tasks: ``split``, and ``index``, ``start`` and ``stop`` if it names them.
+
+        Raises:
+            HTTPException: as :meth:`read_object`; the environment is another (404); a value is of the wrong form (422).
+        """
+        data = await self.read_object(request)
+        self.check_name(name)
+        splits = await self.run(self.pool.list_splits)
+        if data.get("split") not in splits:
+            raise HTTPException(422, f"'split' is one of {', '.join(splits)}.")
+        for key in ("index", "start", "stop"):
+            if not (data.get(key) is None or (isinstance(data[key], int) and not isinstance(data[key], bool))):
+                raise HTTPException(422, f"{key!r} is a whole number.")
+        return data
+
     async def hold_session(self, socket: WebSocket) -> None:
         """Answer the messages of one client until it goes, says so, or says nothing for too long."""
         refused = self.refuse(socket.headers)
@@ -162,32 +207,13 @@ class EnvService:
 def make_app(service: EnvService) -> FastAPI:
     """The ASGI application of a service."""
     app = FastAPI(title=service.name, version=__version__, docs_url=None, redoc_url=None)
+    _add_play(app, service)
+    _add_tasks(app, service)
+    return app
 
-    def check(request: Request) -> None:
-        check_sender(request, token=service.settings.token, local=service.settings.local)
 
-    async def read_object(request: Request) -> dict[str, Any]:
-        check(request)
-        body = await read_body(request, service.settings.body_bytes, "ask for less at a time")
-        try:
-            value = json.loads(body or b"{}")
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise HTTPException(422, "the body is no JSON object.")
-        return value
-
-    async def read_split(request: Request, name: str) -> dict[str, Any]:
-        data = await read_object(request)
-        if name.lower() != service.name.lower():
-            raise HTTPException(404, f"there is no environment {name!r} here: it is {service.name}.")
-        splits = await service.run(service.pool.list_splits)
-        if data.get("split") not in splits:
-            raise HTTPException(422, f"'split' is one of {', '.join(splits)}.")
-        for key in ("index", "start", "stop"):
-            if not (data.get(key) is None or (isinstance(data[key], int) and not isinstance(data[key], bool))):
-                raise HTTPException(422, f"{key!r} is a whole number.")
-        return data
+def _add_play(app: FastAPI, service: EnvService) -> None:
+    """Adds what a player asks for: the session, and what the environment is."""
 
     @app.websocket("/ws")
     async def talk(socket: WebSocket) -> None:
@@ -199,75 +225,76 @@ def make_app(service: EnvService) -> FastAPI:
 
     @app.get("/metadata")
     async def metadata(request: Request) -> Response:
-        check(request)
+        service.check(request)
         return _write(200, {"name": service.name, "description": service.description, "version": __version__})
 
     @app.get("/schema")
     async def schema(request: Request) -> Response:
-        check(request)
+        service.check(request)
         return _write(200, {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA})
 
     @app.get("/state")
     async def state(request: Request) -> Response:
-        check(request)
+        service.check(request)
         return _write(200, {"episode_id": None, "step_count": 0, "task_id": None, "done": True})
 
     @app.post("/reset")
     async def reset(request: Request) -> Response:
         try:
-            return _write(200, await service.show_first(read_reset(await read_object(request))))
+            return _write(200, await service.show_first(read_reset(await service.read_object(request))))
         except WireError as error:
             raise HTTPException(503 if error.code is ErrorCode.CAPACITY_REACHED else 422, str(error)) from None
 
     @app.post("/step")
     async def step(request: Request) -> Response:
-        check(request)
+        service.check(request)
         raise HTTPException(409, NO_SESSION)
 
     @app.post("/mcp")
     async def mcp(request: Request) -> Response:
-        asked = await read_object(request)
+        asked = await service.read_object(request)
         error = {"code": -32601, "message": "this environment has no MCP tools: play it over the WebSocket /ws."}
         return _write(200, {"jsonrpc": "2.0", "id": asked.get("id"), "error": error})
 
+
+def _add_tasks(app: FastAPI, service: EnvService) -> None:
+    """Adds what lists the tasks of the environment."""
+
     @app.get("/list_environments")
     async def list_environments(request: Request) -> Response:
-        check(request)
+        service.check(request)
         return _write(200, [service.name])
 
     @app.get("/{env_name}/splits")
     async def splits(request: Request, env_name: str) -> Response:
-        check(request)
-        if env_name.lower() != service.name.lower():
-            raise HTTPException(404, f"there is no environment {env_name!r} here: it is {service.name}.")
+        service.check(request)
+        service.check_name(env_name)
         names = await service.run(service.pool.list_splits)
         return _write(200, [{"name": name, "type": _find_type(name)} for name in names])
 
     @app.post("/{env_name}/num_tasks")
     async def num_tasks(request: Request, env_name: str) -> Response:
-        data = await read_split(request, env_name)
+        data = await service.read_split(request, env_name)
         return _write(200, {"num_tasks": await service.run(lambda: service.pool.read_tasks(data["split"], len))})
 
     @app.post("/{env_name}/tasks")
     async def tasks(request: Request, env_name: str) -> Response:
-        data = await read_split(request, env_name)
+        data = await service.read_split(request, env_name)
         return _write(200, {"tasks": await service.read_tasks(data, 0, None), "env_name": service.name})
 
     @app.post("/{env_name}/task_range")
     async def task_range(request: Request, env_name: str) -> Response:
-        data = await read_split(request, env_name)
+        data = await service.read_split(request, env_name)
         return _write(200, {"tasks": await service.read_tasks(data, data.get("start") or 0, data.get("stop"))})
 
     @app.post("/{env_name}/task")
     async def task(request: Request, env_name: str) -> Response:
-        data = await read_split(request, env_name)
+        data = await service.read_split(request, env_name)
         index = data.get("index")
         found = await service.read_tasks(data, index, index + 1) if isinstance(index, int) and index >= 0 else []
         if not found:
             raise HTTPException(400, "there is no task of this index in the split.")
         return _write(200, {"task": found[0]})
-
-    return app
 
 
 def _find_type(split: str) -> str:

@@ -13,7 +13,7 @@ from spear_envs.alfworld.grammar import replace_sentence
 from spear_envs.alfworld.synthesis.games import SyntheticGame, make_game
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import find_task_type
-from spear_envs.core.errors import SpearError, choose_member
+from spear_envs.core.errors import SpearError, choose_member, require_whole
 
 __all__ = ["read_game_logic", "write_game", "write_synthetic_game"]
 
@@ -99,7 +99,6 @@ def write_synthetic_game(
         SpearError: an argument without a valid value, alfworld is not installed (its domain and grammar are part of
             the file), or the folder cannot be written.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise SpearError(f"seed={seed!r} is not valid: give a whole number of at least 0.")
+    require_whole("seed", seed, 0)
     size = choose_member(RoomSize, rooms, "rooms")
     return write_game(make_game(find_task_type(task_type), split, seed, size), folder)

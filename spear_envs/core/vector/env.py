@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,14 @@ from spear_envs.core.vector.batching import batch_infos, batch_observations
 from spear_envs.core.vector.group import Description, EnvGroup, LocalGroup, Order, Outcome
 from spear_envs.core.vector.worker import ProcessGroup
 
-__all__ = ["SpearVectorEnv", "make_vector_env", "read_autoreset_mode", "read_reset_mask", "read_seeds"]
+__all__ = [
+    "SpearVectorEnv",
+    "make_vector_env",
+    "read_autoreset_mode",
+    "read_indices",
+    "read_reset_mask",
+    "read_seeds",
+]
 
 StepReturn = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
@@ -132,13 +139,7 @@ class SpearVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         Returns:
             As :meth:`step`, but of the K environments, in the order of ``indices``; arrays of infos have length K too.
         """
-        chosen = [int(i) for i in indices]
-        if len(chosen) != len(actions):
-            raise SpearError(
-                f"step_subset() got {len(chosen)} indices and {len(actions)} responses: give as many of each."
-            )
-        if len(set(chosen)) < len(chosen) or not all(0 <= i < self.num_envs for i in chosen):
-            raise SpearError(f"Indices {chosen} are not valid: give different ones from 0 to {self.num_envs - 1}.")
+        chosen = read_indices(indices, actions, self.num_envs)
         if not all(self._begun[i] for i in chosen):
             raise ResetNeeded("Call reset() before step().")
         ended = [i for i in chosen if self._ended[i]]
@@ -284,6 +285,20 @@ def read_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
             return member
     valid = ", ".join(repr(member.name.lower()) for member in AutoresetMode)
     raise SpearError(f"autoreset_mode={mode!r} is not valid: choose one of {valid}.")
+
+
+def read_indices(indices: Iterable[int], actions: Sequence[str], num_envs: int) -> list[int]:
+    """The environments that ``step_subset`` steps, one for each of ``actions``.
+
+    Raises:
+        SpearError: not as many as actions, one twice, or one outside [0, N).
+    """
+    chosen = [int(i) for i in indices]
+    if len(chosen) != len(actions):
+        raise SpearError(f"step_subset() got {len(chosen)} indices and {len(actions)} responses: give as many of each.")
+    if len(set(chosen)) < len(chosen) or not all(0 <= i < num_envs for i in chosen):
+        raise SpearError(f"Indices {chosen} are not valid: give different ones from 0 to {num_envs - 1}.")
+    return chosen
 
 
 def read_seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from spear_envs.core.dice import Dice
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import require_whole
 from spear_envs.webshop.mini.families import SHELF_SIZE, Listing, fill_shelf
 from spear_envs.webshop.mini.prose import (
     describe,
@@ -74,8 +74,7 @@ def stream_records(products: int = PRODUCTS, seed: int = SEED, *, long_tail: boo
     Raises:
         SpearError: more products than there are ASINs for, or fewer than one.
     """
-    if isinstance(products, bool) or not isinstance(products, int) or not 1 <= products <= MAX_PRODUCTS:
-        raise SpearError(f"products={products!r} is not valid: give a whole number from 1 to {MAX_PRODUCTS:,}.")
+    require_whole("products", products, 1, MAX_PRODUCTS)
     return _stream(products, seed, long_tail)
 
 

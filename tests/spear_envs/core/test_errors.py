@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
-from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, suggest_name
+from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member, require_whole, suggest_name
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.parsing import ResponseFormat
 
@@ -29,6 +30,28 @@ def test_choose_member() -> None:
     assert choose_member(ResponseFormat, ResponseFormat.TAGS, "response_format") is ResponseFormat.TAGS
     with pytest.raises(SpearError, match="response_format='xml' is not valid: choose one of 'tags', 'plain'"):
         choose_member(ResponseFormat, "xml", "response_format")
+
+
+@pytest.mark.parametrize(("value", "most"), [(2, None), (2, 2), (7, None), (3, 1_000)])
+def test_a_whole_number_within_its_limits_passes(value: int, most: int | None) -> None:
+    assert require_whole("topk", value, 2, most) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "limits"),
+    [
+        (1, None, "of at least 2"),
+        (True, None, "of at least 2"),
+        (2.0, None, "of at least 2"),
+        ("2", None, "of at least 2"),
+        (1, 1_000, "from 2 to 1,000"),
+        (1_001, 1_000, "from 2 to 1,000"),
+    ],
+)
+def test_what_is_no_whole_number_within_its_limits_is_refused(value: object, most: int | None, limits: str) -> None:
+    said = f"topk={value!r} is not valid: give a whole number {limits}."
+    with pytest.raises(SpearError, match=f"^{re.escape(said)}$"):
+        require_whole("topk", value, 2, most)
 
 
 def test_suggest_name() -> None:

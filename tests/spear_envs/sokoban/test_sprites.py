@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from spear_envs.core.errors import SpearError
-from spear_envs.sokoban import sprites
-from spear_envs.sokoban.sprites import Sprites, draw_tiles, enlarge, load_tiles, read_peer_tiles
+from spear_envs.sokoban.sprites import Sprites, draw_tiles, load_tiles, read_peer_tiles
 from tests.spear_envs.sokoban.peer import MEND, find_peer
 
 
@@ -59,16 +58,3 @@ def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(SpearError, match="choose 'drawn' or 'gym-sokoban'"):
         load_tiles("pretty")
     assert load_tiles(Sprites.DRAWN) is draw_tiles()
-
-
-@pytest.mark.parametrize(
-    ("side", "minimum", "expected"), [(96, 256, 288), (256, 256, 256), (160, 256, 320), (96, 1, 96)]
-)
-def test_enlarging_makes_squares_of_pixels(side: int, minimum: int, expected: int) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (side, side + 16, 3)).astype(np.uint8)
-    large = enlarge(image, minimum)
-    factor = expected // side
-    assert large.shape == (expected, (side + 16) * factor, 3)
-    assert np.array_equal(large[::factor, ::factor], image)
-    assert np.array_equal(large[factor - 1 :: factor, factor - 1 :: factor], image)
-    assert sprites.TILE == 16

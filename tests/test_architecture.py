@@ -383,13 +383,6 @@ def test_modules_stay_short() -> None:
     assert statistics.median(lengths[path] for path in in_rooms) < MEDIAN_LINES
 
 
-# These wait for a rewrite that is under way.
-LONG_FOR_NOW = (
-    "spear_training/algorithms/losses.py: spear_loss",
-    "spear_training/verl_plugin/loss.py: compute_row_loss",
-)
-
-
 def test_functions_stay_short() -> None:
     others = [path for folder in ("benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")]
     long = []
@@ -398,7 +391,7 @@ def test_functions_stay_short() -> None:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 name = f"{show_path(path)}: {node.name}"
-                if lines > MAX_FUNCTION_LINES and name not in LONG_FOR_NOW:
+                if lines > MAX_FUNCTION_LINES:
                     long.append(f"{name} has {lines} lines")
     assert not long, f"over {MAX_FUNCTION_LINES} lines, docstring included; split them: {long}"
 

@@ -11,7 +11,7 @@ import torch
 from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import SpearSettings, gae_advantages, spear_loss
 from spear_training.step.records import Rollout
-from spear_training.step.state import TIMES, SpearState
+from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 from tests.training.episodes import Episode, make_episode, play

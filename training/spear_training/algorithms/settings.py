@@ -132,7 +132,7 @@ class CovarianceSettings(Record):
     lower_top: float = number(0.2, above=0, at_most=1)
     """Share of largest covariances that the lower bound lets in (running), or whose mean it is (percentile)."""
     upper_top: float = number(0.0002, above=0, at_most=1)
-    momentum: float = number(0.8, at_least=0, at_most=1)
+    momentum: float = number(0.5, at_least=0, at_most=1)
     """Weight of the bounds so far at each replay, where they are running."""
     scope: CovarianceScope = CovarianceScope.BATCH
     budget: ClipBudget = ClipBudget.BATCH

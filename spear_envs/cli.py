@@ -201,6 +201,9 @@ def main(args: list[str] | None = None) -> None:
         package = (error.name or "").partition(".")[0]
         return None if package in ROOMS else explain_missing(error, find_requirement(package, *words[:1]))
 
+    # Names of modules that users give may lie in the current folder; a console script looks in its own alone.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     register_shells()
     run_command(spear, "spear", words, explain=explain)
 
@@ -231,8 +234,6 @@ def import_modules(modules: tuple[str, ...]) -> None:
     Raises:
         click.ClickException: one of them cannot be imported.
     """
-    if modules and sys.path[:1] not in ([os.getcwd()], [""]):
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it; a console script has its own folder there
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise click.UsageError(f"--module {module!r} is not the name of a module: write, for instance, my_package.")

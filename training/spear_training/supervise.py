@@ -60,8 +60,10 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
     """The environment of a training's process: this one's, and what verl and its plugin need."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
+    path = [folder for folder in (os.environ.get("PYTHONPATH"), os.getcwd()) if folder]
     variables = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),  # settings may name functions in the folder a training is started from
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
         # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),

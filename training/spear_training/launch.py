@@ -31,6 +31,7 @@ from spear_training.recording import RecordSettings
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.supervise import hold_lock
+from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
 
 CONFIG_FILE = "config.yaml"
@@ -64,12 +65,14 @@ CHANGEABLE = (
 
 WHOLE_NUMBERS = (
     "spear.seed",
+    "trainer.log_val_generations",
     "trainer.total_training_steps",
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
 )
 """Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
+MAY_BE_ZERO = ("spear.seed", "trainer.log_val_generations")
 
 
 def read_settings(node: Any) -> SpearSettings:
@@ -104,7 +107,9 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
     with initialize_config_module("spear_training.config", version_base=None):
         try:
             base = config = compose(ROOT, overrides=[search, *choices])
-            others = [check_override(override, config) for override in overrides if override not in choices]
+            others = [override for override in overrides if override not in choices]
+            others = translate_overrides(others, config.spear.advantage.estimator)
+            others = [check_override(override, config) for override in others]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -246,7 +251,7 @@ def check_config(config: DictConfig) -> None:
         raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
     for key in WHOLE_NUMBERS:
         value = OmegaConf.select(config, key)
-        least = 0 if key == "spear.seed" else 1
+        least = 0 if key in MAY_BE_ZERO else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     _check_hardware(config)

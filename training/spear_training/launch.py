@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from spear_agents.engines.vision import has_vision
 from spear_agents.evaluate import choose_template
 from spear_agents.files import explain_unwritable, write_json, write_text
-from spear_agents.prompting import disarm_context
+from spear_agents.prompting import check_taken_keywords, disarm_context
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext
@@ -25,6 +25,7 @@ from spear_training.algorithms.choices import Estimator
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.checkpoints import Resume, check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice
+from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentSettings, make_environment
 from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from spear_training.recording import RecordSettings
@@ -126,6 +127,7 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
         if check:
             config.actor_rollout_ref.model.path = _resolve_model(config, out)
+            resolve_custom_reward(config)
             if isinstance(config.spear.env, DictConfig):
                 config.spear.env.valid_split = _read_environment(config).valid_split
             check_config(config)
@@ -262,6 +264,7 @@ def check_config(config: DictConfig) -> None:
     if not isinstance(config.spear.record, DictConfig):
         raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
     RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
+    check_taken_keywords(config.data.apply_chat_template_kwargs or {})
     environment = _read_environment(config)
     name = config.actor_rollout_ref.model.path
     made_here = makes_policy(config) and not Path(name).is_dir()

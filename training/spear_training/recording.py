@@ -51,7 +51,7 @@ class EpisodeRecorder:
     Args:
         out: run folder.
         identity: what the page needs to know: ``model``, ``env_kwargs``, ``split``.
-        folder: within the run; the page tells episodes apart by it and by their split.
+        folder: within the run; the page names it beside the step.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = FOLDER) -> None:

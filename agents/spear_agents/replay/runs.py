@@ -208,7 +208,6 @@ def _scan(source: Source) -> list[Entry]:
 def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
     return {
         "source": source.name,
-        "split": str(source.settings.get("split") or ""),
         "env": str(trajectory.env_id),
         "task": str(trajectory.task_id),
         "subtask": str(trajectory.subtask),

@@ -35,6 +35,7 @@ from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
 from spear_agents.trajectory import Row, Trajectory
+from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import EnvironmentSettings, make_environment
 from spear_training.rollouts import HF
 from spear_training.verl_plugin.batch import RowTokens, build_columns
@@ -170,6 +171,7 @@ class RolloutWorker(AgentLoopWorker):
         spear = OmegaConf.to_container(config.spear, resolve=True)
         self._settings = EnvironmentSettings.from_mapping(spear["env"])
         self._find_repetition = bool(spear["filter"]["repetition"])
+        self._reward = read_custom_reward(config)
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
@@ -224,6 +226,7 @@ class RolloutWorker(AgentLoopWorker):
             max_row_tokens=self.rollout_config.response_length,
             stop_token_ids=self._find_end_ids(),
             mark_image=self._reader.mark if self._reader is not None else None,
+            template_kwargs=OmegaConf.to_container(self.config.data.apply_chat_template_kwargs or {}, resolve=True),
         )
 
     def _take_environment(self, split: str) -> gym.Env:
@@ -247,6 +250,8 @@ class RolloutWorker(AgentLoopWorker):
             env_id=self._settings.id,
             concurrency=MOST_EPISODES,
         )
+        if self._reward is not None:
+            trajectories = await self._reward.score_all(trajectories, self._idle[split][0].unwrapped.tasks, split)
         records = [
             record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
             for order, trajectory in zip(orders, trajectories, strict=True)

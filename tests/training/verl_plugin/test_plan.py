@@ -74,6 +74,13 @@ def test_the_scale_of_the_outcome_is_the_trainers_own(make: Any) -> None:
     assert reward_episode(make.episode("g", 0, won=False), settings, 0.0).total == 0.0
 
 
+@pytest.mark.parametrize("won", [True, False])
+def test_the_score_of_a_user_s_function_is_the_outcome_itself(make: Any, won: bool) -> None:
+    settings = choose(reward={"success": 10, "format": "none"}).reward
+    record = make.episode("g", 0, won=won, terms={"outcome": float(won), "custom": 0.25})
+    assert reward_episode(record, settings, 0.0).total == 0.25
+
+
 def test_an_episode_that_could_not_begin_has_no_terms(make: Any) -> None:
     record = make.episode("g", 0, turns=0, terms={}, fault="bug", stop="fault")
     reward = reward_episode(record, choose().reward, 1.0)

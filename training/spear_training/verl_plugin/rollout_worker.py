@@ -217,6 +217,7 @@ class RolloutWorker(AgentLoopWorker):
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
+        keywords = self.config.data.apply_chat_template_kwargs
         return PromptBuilder(
             self.tokenizer,
             core.templates[self._settings.template],
@@ -226,7 +227,7 @@ class RolloutWorker(AgentLoopWorker):
             max_row_tokens=self.rollout_config.response_length,
             stop_token_ids=self._find_end_ids(),
             mark_image=self._reader.mark if self._reader is not None else None,
-            template_kwargs=OmegaConf.to_container(self.config.data.apply_chat_template_kwargs or {}, resolve=True),
+            template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
 
     def _take_environment(self, split: str) -> gym.Env:

@@ -53,7 +53,7 @@ class CustomReward:
     async def _score(self, episode: Trajectory, tasks: TaskSet, split: str) -> Trajectory:
         if episode.fault is not None:
             return episode
-        arguments = describe_episode(episode, tasks.get(episode.task_id), split) | self.kwargs
+        arguments = {**describe_episode(episode, tasks.get(episode.task_id), split), **self.kwargs}
         try:
             if inspect.iscoroutinefunction(self.function):
                 answer = await self.function(**arguments)
@@ -61,7 +61,7 @@ class CustomReward:
                 answer = await asyncio.to_thread(self.function, **arguments)
         except Exception as error:
             raise SpearError(f"{self._find_line(error)}: {_describe(error)} (task {episode.task_id})") from error
-        score = answer.get("score") if isinstance(answer, Mapping) else answer
+        score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
         try:
             number = float(score)  # a tensor or a number of numpy is one, too
         except (TypeError, ValueError):

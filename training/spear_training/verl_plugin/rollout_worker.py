@@ -252,7 +252,8 @@ class RolloutWorker(AgentLoopWorker):
             concurrency=MOST_EPISODES,
         )
         if self._reward is not None:
-            trajectories = await self._reward.score_all(trajectories, self._idle[split][0].unwrapped.tasks, split)
+            core: Any = self._idle[split][0].unwrapped
+            trajectories = await self._reward.score_all(trajectories, core.tasks, split)
         records = [
             record_episode(trajectory, order.group, order.sample, find_repetition=keep and self._find_repetition)
             for order, trajectory in zip(orders, trajectories, strict=True)

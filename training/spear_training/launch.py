@@ -61,6 +61,7 @@ CHANGEABLE = (
     "global_profiler",
     "transfer_queue",
     "spear.record",
+    "trainer.log_val_generations",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 

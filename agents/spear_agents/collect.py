@@ -109,7 +109,14 @@ class _SampleMaker:
         self.unrepeatable = 0
 
     def _make_builder(self, tokenizer: Tokenizer, words: Any) -> PromptBuilder:
-        return PromptBuilder(tokenizer, words, self._settings.layout or Layout.PER_TURN, self._settings.history)
+        settings = self._settings
+        return PromptBuilder(
+            tokenizer,
+            words,
+            settings.layout or Layout.PER_TURN,
+            settings.history,
+            template_kwargs=None if tokenizer is self._bytes else settings.template_kwargs,
+        )
 
     def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
         """The lines of all episodes."""

@@ -265,5 +265,6 @@ def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int 
         trials=1,
         layout=None,
         template=None,
+        template_kwargs={},
     )
     return run_evaluation(plain, concurrency=concurrency).overall

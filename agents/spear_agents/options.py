@@ -89,6 +89,13 @@ def list_playing_options(
             help="Prompt template of the environment; spear eval takes compact for hf and vllm, else default.",
         ),
         click.option(
+            "--template-kwarg",
+            "template_keywords",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Variable of the model's chat template, such as enable_thinking=false (hf, vllm).",
+        ),
+        click.option(
             "--layout",
             type=click.Choice([layout.value for layout in Layout]),
             help="Default: per_turn, or what the method needs.",
@@ -129,6 +136,7 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
         server=_make_server(engine, given),
         vllm=_make_vllm(engine, given),
         env_kwargs=read_keywords(given.pop("env_keywords")),
+        template_kwargs=read_keywords(given.pop("template_keywords")),
         layout=None if layout is None else Layout(layout),
         overlong=Overlong(given.pop("overlong")),
         **given,

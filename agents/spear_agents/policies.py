@@ -71,6 +71,7 @@ def open_policy(
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
         overlong=settings.overlong,
         mark_image=opened.mark_image,
+        template_kwargs=settings.template_kwargs,
     )
     return OpenPolicy(opened.engine_for, prompts, replace(settings, max_tokens=opened.max_tokens), opened.aclose)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -24,6 +24,12 @@ _Key = TypeVar("_Key", str, tuple[int, ...])
 _Value = TypeVar("_Value")
 
 _BROKEN_IMAGE = "< image>"
+_TAKEN_KEYWORDS = {
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+}
+"""Keywords of ``apply_chat_template`` that are no variables of a template; they are set where it is called."""
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
 
@@ -101,6 +107,10 @@ class PromptBuilder:
             :meth:`spear_agents.engines.vision.ImageReader.mark`, or of :func:`find_image_mark` where the engine itself
             puts in as many image tokens as it needs; None leaves ``<image>`` in its place, as engines that send
             messages want it.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
+
+    Raises:
+        SpearError: the chat template does not read one of them, or a conversation is to drop its history.
     """
 
     def __init__(
@@ -114,6 +124,7 @@ class PromptBuilder:
         stop_token_ids: Sequence[int] = (),
         overlong: Overlong | str = Overlong.END,
         mark_image: Callable[[np.ndarray], str] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
@@ -121,6 +132,8 @@ class PromptBuilder:
         if self.overlong is Overlong.DROP_HISTORY and Layout(layout) is Layout.CONVERSATION:
             raise SpearError("a conversation cannot drop its history: use layout per_turn, or overlong=end")
         self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        _check_template_kwargs(tokenizer, self.template_kwargs)
         self.template = template
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
@@ -214,7 +227,9 @@ class PromptBuilder:
         return "" if end is None else self.tokenizer.decode([end], skip_special_tokens=False)
 
     def _render(self, messages: list[Message]) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs
+        )
 
     def _render_after(self, before: list[Message], marker: str, content: str) -> str:
         text = self._render([*before, {"role": "user", "content": content}])
@@ -331,6 +346,28 @@ def disarm_context(context: PromptContext) -> PromptContext:
         admissible_actions=None if actions is None else [disarm_places(action) for action in actions],
         history=[(disarm_places(seen), disarm_places(action)) for seen, action in context.history],
     )
+
+
+def check_taken_keywords(keywords: Iterable[str]) -> None:
+    """Raises SpearError where a keyword is none that a chat template could read as its variable."""
+    taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
+    if taken:
+        raise SpearError(
+            f"{taken[0]} is no variable of a chat template but an argument of apply_chat_template, which is set here: "
+            "leave it out"
+        )
+
+
+def _check_template_kwargs(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
+    check_taken_keywords(keywords)
+    if not keywords:
+        return
+    if isinstance(tokenizer, ByteTokenizer):
+        raise SpearError(f"{', '.join(keywords)}: only the chat template of a local model takes keywords")
+    source = str(getattr(tokenizer, "chat_template", ""))
+    for name in keywords:
+        if not re.search(rf"\b{re.escape(name)}\b", source):
+            raise SpearError(f"the chat template of this tokenizer reads no variable {name!r}: leave it out")
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:

@@ -64,6 +64,7 @@ class EvalSettings:
         max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of a local model
             leaves.
         overlong: what happens to a longer one.
+        template_kwargs: variables of the model's chat template (``hf``, ``vllm``).
         template: of the environment; None for ``compact`` with a local model and ``default`` elsewhere.
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
@@ -86,6 +87,7 @@ class EvalSettings:
     max_prompt_tokens: int | None = None
     overlong: Overlong = Overlong.END
     template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
     history: int = 2
     seed: int = 0

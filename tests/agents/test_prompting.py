@@ -337,3 +337,47 @@ def test_a_picture_s_place_is_written_as_the_model_reads_it(tiny_model: Path) ->
 def test_a_negative_window_is_refused() -> None:
     with pytest.raises(ValueError, match="history"):
         PromptBuilder(ByteTokenizer(), CompactTemplate(), history=-1)
+
+
+THINKING = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{ '\nwalk' }}{% endif %}"
+)
+"""As Qwen3's: a variable decides what the response begins with."""
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, layout: Layout) -> None:
+    from spear_agents.engines.hf import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_model)
+    tokenizer.chat_template = THINKING
+    (walk,) = tokenizer.encode("walk", add_special_tokens=False)
+    for keywords, closed in (({}, False), ({"enable_thinking": True}, False), ({"enable_thinking": False}, True)):
+        dialogue = PromptBuilder(tokenizer, CompactTemplate(), layout, template_kwargs=keywords).begin()
+        for turn in (1, 2):
+            prompt = dialogue.next(**see("P__", turn))
+            assert prompt is not None and (prompt.ids[-1] == walk) == closed
+            dialogue.add("P__", "go", tuple(tokenizer.encode("P", add_special_tokens=False)), Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"tokenize": True}, "tokenize is no variable of a chat template but an argument"),
+        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is no variable"),
+        ({"enable_thinkin": False}, "the chat template of this tokenizer reads no variable 'enable_thinkin'"),
+    ],
+)
+def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: Any, message: str) -> None:
+    from spear_agents.engines.hf import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_model)
+    tokenizer.chat_template = THINKING
+    with pytest.raises(SpearError, match=message):
+        PromptBuilder(tokenizer, CompactTemplate(), template_kwargs=keywords)
+
+
+def test_bytes_have_no_chat_template_that_takes_keywords() -> None:
+    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model"):
+        PromptBuilder(ByteTokenizer(), CompactTemplate(), template_kwargs={"enable_thinking": False})

@@ -11,7 +11,7 @@ from spear_agents.engines.base import Finish
 from spear_agents.replay.runs import Run
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn, read_trajectories
 from spear_envs.core.errors import SpearError
-from spear_training.recording import EpisodeRecorder, RecordSettings
+from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 
 IDENTITY = {"env_id": "spear-test/Corridor-v0", "env_kwargs": {}, "split": "train", "model": "runs/policy"}
 
@@ -60,6 +60,20 @@ def test_recorded_episodes_stand_on_the_page_with_their_steps(tmp_path: Path) ->
         ("rollouts", 1, True),
         ("rollouts", 1, True),
         ("rollouts", 3, True),
+    ]
+
+
+def test_episodes_of_validations_stand_beside_them_with_another_source(tmp_path: Path) -> None:
+    EpisodeRecorder(tmp_path, IDENTITY).write(1, [make_episode(0)])
+    validations = EpisodeRecorder(tmp_path, IDENTITY | {"split": "valid"}, VALIDATIONS)
+    for step in (0, 1):  # with the same seeds each time
+        validations.write(step, [make_episode(0)])
+    assert json.loads((tmp_path / "validations" / "settings.json").read_text())["split"] == "valid"
+    rows = Run(tmp_path).rows()
+    assert sorted((row["source"], row["step"], row["counts"]) for row in rows) == [
+        ("rollouts", 1, True),
+        ("validations", 0, True),
+        ("validations", 1, True),
     ]
 
 

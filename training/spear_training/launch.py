@@ -17,19 +17,21 @@ from omegaconf.errors import OmegaConfBaseException
 from spear_agents.engines.vision import has_vision
 from spear_agents.evaluate import choose_template
 from spear_agents.files import explain_unwritable, write_json, write_text
-from spear_agents.prompting import disarm_context
+from spear_agents.prompting import check_taken_keywords, disarm_context
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.checkpoints import Resume, check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice
+from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentSettings, make_environment
 from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from spear_training.recording import RecordSettings
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.supervise import hold_lock
+from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
 
 CONFIG_FILE = "config.yaml"
@@ -58,17 +60,20 @@ CHANGEABLE = (
     "global_profiler",
     "transfer_queue",
     "spear.record",
+    "trainer.log_val_generations",
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
 WHOLE_NUMBERS = (
     "spear.seed",
+    "trainer.log_val_generations",
     "trainer.total_training_steps",
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
 )
 """Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
+MAY_BE_ZERO = ("spear.seed", "trainer.log_val_generations")
 
 
 def read_settings(node: Any) -> SpearSettings:
@@ -103,7 +108,9 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
     with initialize_config_module("spear_training.config", version_base=None):
         try:
             base = config = compose(ROOT, overrides=[search, *choices])
-            others = [check_override(override, config) for override in overrides if override not in choices]
+            others = [override for override in overrides if override not in choices]
+            others = translate_overrides(others, config.spear.advantage.estimator)
+            others = [check_override(override, config) for override in others]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -120,6 +127,7 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
         if check:
             config.actor_rollout_ref.model.path = _resolve_model(config, out)
+            resolve_custom_reward(config)
             if isinstance(config.spear.env, DictConfig):
                 config.spear.env.valid_split = _read_environment(config).valid_split
             check_config(config)
@@ -245,7 +253,7 @@ def check_config(config: DictConfig) -> None:
         raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
     for key in WHOLE_NUMBERS:
         value = OmegaConf.select(config, key)
-        least = 0 if key == "spear.seed" else 1
+        least = 0 if key in MAY_BE_ZERO else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     _check_hardware(config)
@@ -256,6 +264,7 @@ def check_config(config: DictConfig) -> None:
     if not isinstance(config.spear.record, DictConfig):
         raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
     RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
+    check_taken_keywords(config.data.apply_chat_template_kwargs or {})
     environment = _read_environment(config)
     name = config.actor_rollout_ref.model.path
     made_here = makes_policy(config) and not Path(name).is_dir()

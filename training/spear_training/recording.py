@@ -1,4 +1,4 @@
-"""A sample of a training's episodes, kept for people to look at with ``spear view``."""
+"""A sample of a training's episodes and of its validations', kept for people to look at with ``spear view``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from spear_envs.core.errors import SpearError
 
 FOLDER = "rollouts"
 """Folder of the episodes within a run."""
+VALIDATIONS = "validations"
+"""Folder of those that validations played (``trainer.log_val_generations`` of each)."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,15 +46,16 @@ class RecordSettings:
 
 
 class EpisodeRecorder:
-    """Appends episodes to ``rollouts/episodes.jsonl`` of a run.  Nothing that goes wrong here stops a training.
+    """Appends episodes to ``episodes.jsonl`` in a folder of a run.  Nothing that goes wrong here stops a training.
 
     Args:
         out: run folder.
         identity: what the page needs to know: ``model``, ``env_kwargs``, ``split``.
+        folder: within the run; the page names it beside the step.
     """
 
-    def __init__(self, out: Path, identity: Mapping[str, Any]) -> None:
-        self._path = out / FOLDER / EPISODES
+    def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = FOLDER) -> None:
+        self._path = out / folder / EPISODES
         self._identity = identity
 
     def resume_after(self, step: int) -> None:

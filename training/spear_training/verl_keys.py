@@ -1,8 +1,9 @@
 """Which keys of verl's configuration act in a training here; whatever else a user changes is refused by name.
 
 `spear train` composes the whole configuration of verl 0.9.1, and much of it is for parts of verl that SPEAR's trainer
-replaces: its losses, advantages, rewards, samplers and agent loops. The tables below follow from reading what is left
-of verl: the trainer's loop, the workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
+replaces: its losses, advantages, rewards, samplers and agent loops. Where such a key has an exact equivalent of ours,
+an override of it sets that (:mod:`spear_training.verl_aliases`). The tables below follow from reading what is left of
+verl: the trainer's loop, the workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_training.rollouts import HF, VLLM, VLLM_CPU
+from spear_training.verl_aliases import KL_TYPE, explain_alias, find_pattern
 
 Flat = Mapping[str, Any]
 """Values of a configuration by dotted key."""
@@ -82,10 +84,11 @@ READERS = (
             "rollout_rs_threshold bypass_mode",
             "critic": "enable",
             "data": "train_batch_size train_max_samples val_max_samples max_prompt_length max_response_length shuffle "
-            "dataloader_num_workers custom_cls.*",
+            "dataloader_num_workers custom_cls.* apply_chat_template_kwargs.*",
+            "reward.custom_reward_function": "path name reward_kwargs.*",
             "trainer": "project_name experiment_name logger device nnodes n_gpus_per_node total_epochs "
-            "total_training_steps save_freq test_freq val_before_train val_only max_actor_ckpt_to_keep "
-            "checkpoint_callback_class default_local_dir",
+            "total_training_steps save_freq test_freq val_before_train val_only log_val_generations balance_batch "
+            "max_actor_ckpt_to_keep checkpoint_callback_class default_local_dir",
             "ray_kwargs": "ray_init.* timeline_json_file",
             "transfer_queue": "metrics.* backend.*",
             "global_profiler": "tool steps profile_continuous_steps save_path relocate_results finish_hook_cmd "
@@ -150,39 +153,25 @@ CHOICES = {
 }
 """Keys that are read, and the values of verl's that this trainer can do something with."""
 
-_PAYS = "the environment pays: see spear.reward"
+_PAYS = "the environment pays: see spear.reward, or name a function by reward.custom_reward_function.path"
 _LORA = f"FSDP reads {_AR}.model.lora_rank, lora_alpha, target_modules and exclude_modules"
 _TURNS = "an episode is played by the environment: see spear.env and docs/training.md"
-_LOSS = "the loss is SPEAR's, the only one: see spear.clip, spear.cov and spear.loss"
+_LOSS = "the losses are SPEAR's: see spear.loss.policy, spear.clip and spear.cov"
 _TOKENS = f"micro-batches are cut by tokens: set {_AR}.actor.ppo_max_token_len_per_gpu"
 
 ADVICE = {
     "model_engine": f"the trainer runs on FSDP: {_STRATEGY} takes fsdp2 or fsdp",
     f"{_AR}.actor.entropy_coeff": "the trainer has no entropy bonus",
     f"{_AR}.actor.calculate_entropy": "every step logs the entropy of its rows",
-    f"{_AR}.actor.clip_ratio": "set spear.clip.low and spear.clip.high",
-    f"{_AR}.actor.clip_ratio_low": "set spear.clip.low",
-    f"{_AR}.actor.clip_ratio_high": "set spear.clip.high",
-    f"{_AR}.actor.clip_ratio_c": "set spear.clip.dual",
     f"{_AR}.actor.policy_loss.*": _LOSS,
     f"{_AR}.actor.tau_pos": _LOSS,
     f"{_AR}.actor.tau_neg": _LOSS,
-    f"{_AR}.actor.loss_agg_mode": "set spear.loss.aggregation",
-    f"{_AR}.actor.loss_scale_factor": "set spear.loss.scale_factor",
-    f"{_AR}.actor.kl_loss_coef": "set spear.kl.coefficient",
-    f"{_AR}.actor.kl_loss_type": "spear.kl.coefficient weighs the one form there is, verl's low_var_kl",
+    KL_TYPE: "spear.kl.coefficient weighs the one form there is, low_var_kl (k3)",
     f"{_AR}.actor.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
     f"{_AR}.actor.ppo_micro_batch_size": _TOKENS,
     f"{_AR}.actor.ppo_micro_batch_size_per_gpu": _TOKENS,
-    f"{_AR}.actor.rollout_n": f"set {_AR}.rollout.n",
     f"{_AR}.actor.freeze_vision_tower": "the whole network is trained",
     f"{_AR}.actor.shuffle": "rows are always dealt at random, by spear.seed",
-    f"{_AR}.actor.data_loader_seed": "set spear.seed",
-    f"{_AR}.actor.grad_clip": f"set {_AR}.actor.optim.clip_grad",
-    f"{_AR}.actor.use_remove_padding": f"set {_AR}.model.use_remove_padding",
-    f"{_AR}.actor.use_fused_kernels": f"set {_AR}.model.use_fused_kernels",
-    f"{_AR}.actor.use_torch_compile": f"set {_AR}.actor.fsdp_config.use_torch_compile",
-    f"{_AR}.actor.qat.*": f"set the same key of {_AR}.actor.fsdp_config.qat",
     f"{_AR}.actor.optim.total_training_steps": "set trainer.total_training_steps",
     f"{_AR}.actor.fsdp_config.strategy": f"set {_STRATEGY}",
     f"{_AR}.actor.fsdp_config.dtype": f"set {_AR}.actor.fsdp_config.mixed_precision.param_dtype",
@@ -190,18 +179,12 @@ ADVICE = {
     f"{_AR}.actor.checkpoint.async_save": "a run could not be resumed",
     f"{_AR}.ref.fsdp_config.strategy": f"set {_AR}.ref.strategy",
     f"{_AR}.ref.fsdp_config.forward_only": "the reference policy is never trained",
-    f"{_AR}.ref.use_torch_compile": f"set {_AR}.ref.fsdp_config.use_torch_compile",
     f"{_AR}.ref.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
     f"{_AR}.ref.log_prob_micro_batch_size": _TOKENS,
     f"{_AR}.ref.log_prob_micro_batch_size_per_gpu": _TOKENS,
-    f"{_AR}.model.lora.rank": f"set {_AR}.model.lora_rank",
-    f"{_AR}.model.lora.alpha": f"set {_AR}.model.lora_alpha",
-    f"{_AR}.model.lora.adapter_path": f"set {_AR}.model.lora_adapter_path",
     f"{_AR}.model.lora.*": _LORA,
     f"{_AR}.model.mtp.*": "the trainer does not do multi-token prediction",
     f"{_AR}.rollout.mtp.*": "the trainer does not do multi-token prediction",
-    f"{_AR}.rollout.prompt_length": "set data.max_prompt_length",
-    f"{_AR}.rollout.response_length": "set data.max_response_length",
     f"{_AR}.rollout.do_sample": f"set {_AR}.rollout.temperature",
     f"{_AR}.rollout.val_kwargs.do_sample": f"set {_AR}.rollout.val_kwargs.temperature=0",
     f"{_AR}.rollout.repetition_penalty": "rollouts are sampled from the policy as it is",
@@ -216,27 +199,17 @@ ADVICE = {
     f"{_AR}.rollout.agent.*": _TURNS,
     f"{_AR}.rollout.enable_rollout_routing_replay": "the trainer does not replay the routes of experts",
     f"{_AR}.rollout.checkpoint_engine.*": "weights go to the rollouts by verl's naive backend",
-    f"{_AR}.rollout.qat": f"set {_AR}.actor.fsdp_config.qat",
     f"{_AR}.rollout.engine_kwargs.sglang.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
     f"{_AR}.rollout.engine_kwargs.trtllm.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
-    "algorithm.adv_estimator": "set spear.advantage.estimator",
-    "algorithm.gamma": "set spear.critic.gamma (with gae) or spear.advantage.gamma (with gigpo)",
-    "algorithm.lam": "set spear.critic.lam",
-    "algorithm.norm_adv_by_std_in_grpo": "set spear.advantage.normalize_std",
     "algorithm.use_kl_in_reward": "set spear.kl.coefficient, which weighs it in the loss",
     "algorithm.kl_penalty": "set spear.kl.coefficient, which weighs it in the loss",
     "algorithm.kl_ctrl.*": "set spear.kl.coefficient, which weighs it in the loss",
     "algorithm.rollout_correction.loss_type": "the loss is SPEAR's",
-    "algorithm.filter_groups.*": "set spear.filter.groups",
-    "critic.cliprange_value": "set spear.critic.clip",
+    "algorithm.filter_groups.*": "groups are told apart by their reward: see spear.sampling",
     "critic.loss_agg_mode": "the critic's loss is a token mean",
     "critic.loss_scale_factor": "the critic's loss is a token mean",
     "critic.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
     "critic.shuffle": "rows are always dealt at random, by spear.seed",
-    "critic.data_loader_seed": "set spear.seed",
-    "critic.rollout_n": f"set {_AR}.rollout.n",
-    "critic.grad_clip": "set critic.optim.clip_grad",
-    "critic.ulysses_sequence_parallel_size": "set critic.fsdp.ulysses_sequence_parallel_size",
     "critic.ppo_micro_batch_size": "set critic.ppo_max_token_len_per_gpu",
     "critic.ppo_micro_batch_size_per_gpu": "set critic.ppo_max_token_len_per_gpu",
     "critic.forward_micro_batch_size": "set critic.forward_max_token_len_per_gpu",
@@ -247,7 +220,6 @@ ADVICE = {
     "critic.checkpoint.async_save": "a run could not be resumed",
     "critic.model.lora.*": "FSDP reads critic.model.lora_rank, lora_alpha, target_modules and exclude_modules",
     "critic.model.mtp.*": "the trainer does not do multi-token prediction",
-    "data.seed": "set spear.seed",
     "data.spear_env.*": "set spear.env",
     "data.train_files": "set spear.env.train_split",
     "data.val_files": "set spear.env.valid_split",
@@ -259,17 +231,12 @@ ADVICE = {
     "data.tool_config_path": _TURNS,
     "data.function_tool_path": _TURNS,
     "data.truncation": "a prompt drops its oldest turns: see spear.env.history",
-    "data.apply_chat_template_kwargs.*": f"change the template by {_AR}.model.custom_chat_template",
     "distillation.*": "the trainer does not distil",
     "reward.*": _PAYS,
     "reward_model.*": _PAYS,
-    "custom_reward_function.*": _PAYS,
     "sandbox_fusion.*": "set spear.env.kwargs.sandbox",
-    "trainer.critic_warmup": "set spear.critic.warmup",
-    "trainer.balance_batch": "the trainer deals rows to the ranks by itself",
-    "trainer.log_val_generations": "`spear eval --out` records episodes",
     "trainer.rollout_data_dir": "spear.record keeps a sample of the episodes",
-    "trainer.validation_data_dir": "`spear eval --out` records episodes",
+    "trainer.validation_data_dir": "trainer.log_val_generations keeps a sample of the episodes",
     "trainer.resume_mode": "a run is resumed by naming its --out again",
     "trainer.resume_from_path": "a run is resumed by naming its --out again",
     "trainer.del_local_ckpt_after_load": "a run that stops again would have nothing to resume from",
@@ -281,15 +248,6 @@ ADVICE = {
     "transfer_queue.enable": "the trainer needs it",
 }
 """What to do instead of changing a key; a key itself goes before the node that it is in."""
-
-
-def find_pattern(key: str, patterns: Mapping[str, Any]) -> str | None:
-    """The entry that speaks of ``key``: itself, or the nearest node above (``node.*``, which is the node too)."""
-    if key in patterns:
-        return key
-    parts = key.split(".")
-    nodes = (".".join(parts[:end]) + ".*" for end in range(len(parts), 0, -1))
-    return next((node for node in nodes if node in patterns), None)
 
 
 _READ: dict[str, list[Readers]] = {}
@@ -307,7 +265,7 @@ def find_readers(key: str) -> list[Readers]:
 def find_advice(key: str) -> str | None:
     """What to do instead of changing ``key``, if there is something."""
     pattern = find_pattern(key, ADVICE)
-    return None if pattern is None else ADVICE[pattern]
+    return explain_alias(key) or (None if pattern is None else ADVICE[pattern])
 
 
 def check_keys(before: Flat, after: Flat) -> None:

@@ -102,11 +102,9 @@ class Run:
         """
         with self._lock:
             rows = [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
-        last = {(row["source"], row["task"], row["seed"]): row["i"] for row in rows}
+        last = {_name_job(row): row["i"] for row in rows}
         # A person may play a task as often as they like.
-        return [
-            row | {"counts": row["person"] or last[row["source"], row["task"], row["seed"]] == row["i"]} for row in rows
-        ]
+        return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
     def read_episode(self, number: int) -> dict[str, Any]:
         """Everything the page shows of an episode.
@@ -224,6 +222,11 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "person": source.settings.get("engine") == "person",
         "seed": int(trajectory.seed),
     }
+
+
+def _name_job(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is the same for two rows of which the later one counts; validations of a training repeat their seeds."""
+    return row["source"], row["step"], row["task"], row["seed"]
 
 
 def _round(value: float) -> float | None:

@@ -80,6 +80,13 @@ def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
     assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
 
 
+@pytest.mark.parametrize("won", [True, False])
+def test_the_score_of_a_users_function_is_the_outcome_itself(won: bool) -> None:
+    settings = choose(reward={"success": 10, "format": "none"}).reward
+    record = make_episode("g", 0, won=won, terms={"outcome": float(won), "custom": 0.25}).record
+    assert reward_episode(record, settings, 0.0).total == 0.25
+
+
 def test_an_episode_that_could_not_begin_has_no_terms() -> None:
     record = make_episode("g", 0, turns=0, terms={}, fault="bug", stop="fault").record
     reward = reward_episode(record, choose().reward, 1.0)

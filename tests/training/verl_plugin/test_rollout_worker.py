@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 
 import tests.spear_envs.corridor  # registers the environment
@@ -19,8 +21,11 @@ from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import EnvironmentSettings
 from spear_training.verl_plugin import rollout_worker
+from spear_training.verl_plugin.plan import reward_episode
 from spear_training.verl_plugin.rollout_worker import (
     CountingEngine,
     EpisodeOrder,
@@ -176,7 +181,13 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> FakeQueue:
     return fake
 
 
-def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4096) -> RolloutWorker:
+def open_worker(
+    policy: Any,
+    *,
+    layout: Layout = Layout.PER_TURN,
+    limit: int = 4096,
+    template_kwargs: dict[str, Any] | None = None,
+) -> RolloutWorker:
     """A worker that needs no Ray: what verl's constructor would read from a model is given."""
     worker = object.__new__(RolloutWorker)
     worker.tokenizer = ByteTokenizer()
@@ -184,6 +195,8 @@ def open_worker(policy: Any, *, layout: Layout = Layout.PER_TURN, limit: int = 4
     worker.model_config = SimpleNamespace(generation_config=None)
     worker._settings = EnvironmentSettings("tests/Corridor-v0", template="compact", layout=layout)
     worker._find_repetition = True
+    worker._reward = None
+    worker.config = OmegaConf.create({"data": {"apply_chat_template_kwargs": template_kwargs or {}}})
     worker._idle = {}
     worker._prompts = None
     worker._reader = None
@@ -250,6 +263,31 @@ def test_the_episodes_that_are_to_be_recorded_come_back_whole(
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
     other = Rollout(rollout.records, 1, rollout.episodes[:1])
     assert len(RolloutManager.collect([other, rollout]).episodes) == 3
+
+
+def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp_path: Path) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info, scale):\n"
+        "    return {'score': scale * extra_info['num_turns'] + solution_str.count('action')}\n"
+    )
+    node = {"path": str(path), "name": "compute_score", "reward_kwargs": {"scale": 100}}
+    worker = open_worker(walk)
+    worker._reward = read_custom_reward(OmegaConf.create({"reward": {"custom_reward_function": node}}))
+    orders = [replace(order, recorded=True) for order in order_episodes("train")]
+    rollout = asyncio.run(worker.play(orders, Sampling(), "train", keep=True))
+    settings = SpearSettings().reward
+    for record, episode in zip(rollout.records, rollout.episodes, strict=True):
+        expected = 100 * record.turns + sum(turn.response.count("action") for turn in episode.turns)
+        assert record.terms["custom"] == episode.reward_terms["custom"] == expected
+        assert reward_episode(record, settings, 0.0).outcome == expected
+        assert record.won and record.terms["outcome"] == 1.0, "success stays the environment's"
+
+
+def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> None:
+    worker = open_worker(walk, template_kwargs={"enable_thinking": False})
+    with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model takes keywords"):
+        asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=False))
 
 
 def test_validation_writes_nothing(queue: FakeQueue) -> None:

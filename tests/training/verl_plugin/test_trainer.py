@@ -22,7 +22,7 @@ from spear_envs.core.rewards import cosine_decay, cosine_warmup
 from spear_training.algorithms import Estimator, SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
-from spear_training.recording import EpisodeRecorder, RecordSettings
+from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.verl_plugin.plan import PlannedRow
 from spear_training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
 from spear_training.verl_plugin.state import SpearState
@@ -106,6 +106,7 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.seed = 3
     trainer.record = RecordSettings(every=2, episodes=3)
     trainer.recorder = EpisodeRecorder(tmp_path, {})
+    trainer.validations = EpisodeRecorder(tmp_path, {}, VALIDATIONS)
     trainer.global_steps = 1
     trainer._pending, trainer._train_iterator = ["future"], None
     trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
@@ -124,7 +125,12 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                 "model": {"path": str(tmp_path / "model")},
             },
             "data": {"max_response_length": 8, "train_batch_size": 1},
-            "trainer": {"default_local_dir": str(tmp_path / "checkpoints"), "test_freq": 2, "val_before_train": True},
+            "trainer": {
+                "default_local_dir": str(tmp_path / "checkpoints"),
+                "test_freq": 2,
+                "val_before_train": True,
+                "log_val_generations": 0,
+            },
             "spear": {"keep_best": "success/all"},
         }
     )
@@ -331,6 +337,22 @@ def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path,
     call = trainer.rollouts.calls[-1]
     assert (call["split"], call["keep"]) == ("valid", False)
     assert (call["sampling"].temperature, call["sampling"].top_p, call["sampling"].top_k) == (0.4, 0.6, 5)
+
+
+def test_a_sample_of_each_validation_is_recorded(tmp_path: Path, make: Any) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(2)]
+    trainer.rollouts.records = make_group(make, wins=1, count=4)
+    trainer.config.trainer.log_val_generations = 3
+    for t in (0, 10, 10):  # a training that is resumed validates the step of its checkpoint again
+        trainer.global_steps = t
+        trainer.rollouts.episodes = [make_episode(t), make_episode(t + 1)]
+        trainer._validate()
+        asked = [(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded]
+        assert asked == [("v0", 0), ("v0", 1), ("v1", 0)]
+    recorded = read_trajectories(tmp_path / "validations" / "episodes.jsonl")
+    assert [(episode.step, episode.seed) for episode in recorded] == [(0, 0), (0, 1), (10, 10), (10, 11)]
+    assert not (tmp_path / "rollouts").exists(), "episodes of the training are others"
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 
 from spear_agents.trajectory import StopReason
 from spear_training.algorithms import ReplayDraw, RowTable
+from spear_training.custom_reward import CUSTOM
 from spear_training.step.plan import EpisodeReward, StepPlan
 from spear_training.step.records import EpisodeRecord
 
@@ -27,6 +28,9 @@ def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         metrics[f"success/{subtask}"] = float(np.mean(wins))
     if valid:
         metrics["success/all"] = float(np.mean([record.won for record in valid]))
+        custom = [record.terms[CUSTOM] for record in valid if CUSTOM in record.terms]
+        if custom:
+            metrics["custom_reward/mean"] = float(np.mean(custom))
         metrics["score/mean"] = float(np.mean([record.score for record in valid]))
         metrics["turns/mean"] = float(np.mean([record.turns for record in valid]))
         metrics["tool_calls/mean"] = float(np.mean([record.tool_calls for record in valid]))

@@ -20,6 +20,7 @@ from spear_training.algorithms import (
     tool_call_reward,
 )
 from spear_training.algorithms.settings import RewardSettings
+from spear_training.custom_reward import CUSTOM
 from spear_training.step.records import EpisodeRecord, Rollout
 
 MALFORMED_PENALTY = -0.1
@@ -44,8 +45,9 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
         form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
     else:
         form = 0.0
+    outcome = settings.success if record.terms.get("outcome", 0.0) > 0 else settings.failure
     terms = {
-        "outcome": settings.success if record.terms.get("outcome", 0.0) > 0 else settings.failure,
+        "outcome": record.terms.get(CUSTOM, outcome),
         "tool_call": tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won),
         "format": form,
     }

@@ -35,6 +35,7 @@ from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
 from spear_training.algorithms import RowTable
+from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import EnvironmentSettings, make_environment
 from spear_training.rollouts import HF
 from spear_training.step.records import Rollout, record_episode, tabulate
@@ -161,6 +162,7 @@ class RolloutWorker(AgentLoopWorker):
         spear = OmegaConf.to_container(config.spear, resolve=True)
         self._settings = EnvironmentSettings.from_mapping(spear["env"])
         self._find_repetition = bool(spear["filter"]["repetition"])
+        self._reward = read_custom_reward(config)
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
@@ -206,6 +208,7 @@ class RolloutWorker(AgentLoopWorker):
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
+        keywords = self.config.data.apply_chat_template_kwargs
         return PromptBuilder(
             self.tokenizer,
             core.templates[self._settings.template],
@@ -215,6 +218,7 @@ class RolloutWorker(AgentLoopWorker):
             max_row_tokens=self.rollout_config.response_length,
             stop_token_ids=self._find_end_ids(),
             mark_image=self._reader.mark if self._reader is not None else None,
+            template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
 
     def _take_environment(self, split: str) -> gym.Env:
@@ -238,6 +242,9 @@ class RolloutWorker(AgentLoopWorker):
             env_id=self._settings.id,
             concurrency=MOST_EPISODES,
         )
+        if self._reward is not None:
+            core: Any = self._idle[split][0].unwrapped
+            trajectories = await self._reward.score_all(trajectories, core.tasks, split)
         records = [
             record_episode(trajectory, order.group, order.sample)
             for order, trajectory in zip(orders, trajectories, strict=True)
@@ -252,7 +259,7 @@ class RolloutWorker(AgentLoopWorker):
         for start in range(0, len(rows), ROWS_PER_WRITE):
             part = rows.take(np.arange(start, min(start + ROWS_PER_WRITE, len(rows))))
             await tq.async_kv_batch_put(
-                keys=part.key.tolist(), partition_id=PARTITION, fields=build_columns(part), tags=[{}] * len(part)
+                keys=part.key.tolist(), partition_id=PARTITION, fields=build_columns(part), tags=[{} for _ in part.key]
             )
 
 

@@ -26,7 +26,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from spear_training.environments import EnvironmentSettings
 from spear_training.launch import CONFIG_FILE, flatten_config, read_settings
-from spear_training.recording import EpisodeRecorder, RecordSettings
+from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
@@ -61,15 +61,15 @@ class SpearTrainer(PPOTrainerSync):
         self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
         self.seed = int(config.spear.seed)
         self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
-        self.recorder = EpisodeRecorder(
-            Path(config.trainer.default_local_dir).parent,
-            {
-                "env_id": self.environment.id,
-                "env_kwargs": dict(self.environment.kwargs),
-                "split": self.environment.train_split,
-                "model": str(config.actor_rollout_ref.model.path),
-            },
-        )
+        identity = {
+            "env_id": self.environment.id,
+            "env_kwargs": dict(self.environment.kwargs),
+            "split": self.environment.train_split,
+            "model": str(config.actor_rollout_ref.model.path),
+        }
+        out = Path(config.trainer.default_local_dir).parent
+        self.recorder = EpisodeRecorder(out, identity)
+        self.validations = EpisodeRecorder(out, identity | {"split": self.environment.valid_split}, VALIDATIONS)
         self.state = SpearState(self.settings, self.seed)
         self._pending: list[Any] = []
         self._train_iterator: Any = None
@@ -236,14 +236,24 @@ class SpearTrainer(PPOTrainerSync):
     def _validate(self) -> dict[str, float]:
         """Play the whole validation split ``val_kwargs.n`` times, always with the same seeds."""
         start = time.perf_counter()
+        tasks, recorded = len(self.val_dataset), self.config.trainer.log_val_generations
         orders = [
-            EpisodeOrder(f"{number:05d}", sample, task["task_id"], derive_seed(self.seed, "valid", number, sample))
-            for number, task in ((i, self.val_dataset[i]) for i in range(len(self.val_dataset)))
+            EpisodeOrder(
+                f"{number:05d}",
+                sample,
+                task["task_id"],
+                derive_seed(self.seed, "valid", number, sample),
+                recorded=sample * tasks + number < recorded,
+            )
+            for number, task in ((i, self.val_dataset[i]) for i in range(tasks))
             for sample in range(self.config.actor_rollout_ref.rollout.val_kwargs.n)
         ]
         futures = self.rollouts.start(orders, self._sampling(validate=True), self.environment.valid_split, keep=False)
-        summary = summarize_episodes(self.rollouts.collect(futures).records)
-        metrics = {f"val/{name}": value for name, value in summary.items()}
+        rollout = self.rollouts.collect(futures)
+        if recorded:
+            self.validations.resume_after(self.global_steps - 1)  # a resumed training may validate a step again
+            self.validations.write(self.global_steps, rollout.episodes)
+        metrics = {f"val/{name}": value for name, value in summarize_episodes(rollout.records).items()}
         metrics["val/seconds"] = time.perf_counter() - start
         self._keep_best(metrics)
         return metrics

@@ -115,7 +115,7 @@ function drawRows() {
     const element = make("div", { class: row.counts ? "row" : "row earlier", role: "option", "aria-selected": String(row.i === state.at), onclick: () => openEpisode(row.i) },
       make("div", { class: "line" }, make("span", { class: `dot ${row.stop}`, title: words(row.stop) }),
         make("span", { class: "what" }, row.instruction || row.task), make("span", { class: "num" }, signed(row.reward))),
-      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.step ? `step ${row.step} · ` : ""}${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
+      make("div", { class: "line under" }, make("span", { class: "what" }, `${row.step === null ? "" : `${row.source} of step ${row.step} · `}${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
     element.style.top = `${place * ROW}px`;
     made.push(element);
   }
@@ -170,7 +170,7 @@ function drawEpisode() {
   $("detail").replaceChildren(make("div", { class: "inner" },
     make("button", { class: "back", onclick: closeEpisode }, "← Episodes"),
     make("div", { class: "head" },
-      make("div", { class: "path" }, `${place && place.source ? `${place.source} · ` : ""}${body.env} · ${body.task} · seed ${body.seed}${body.step ? ` · training step ${body.step}` : ""}`),
+      make("div", { class: "path" }, `${place && place.source ? `${place.source} · ` : ""}${body.env} · ${body.task} · seed ${body.seed}${body.step === null ? "" : ` · training step ${body.step}`}`),
       make("h2", {}, body.instruction),
       make("div", { class: "chips" }, chip("", words(body.stop), stopKind), body.fault ? chip("fault", body.fault, "warn") : null,
         chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.trial > 1 ? chip("trial", String(body.trial)) : null),

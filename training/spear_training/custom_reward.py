@@ -1,0 +1,148 @@
+"""A user's own reward function in place of the environment's outcome, called as verl calls it.
+
+``reward.custom_reward_function`` has the ``path`` of a Python file, the ``name`` of a function in it, and
+``reward_kwargs``, further keywords::
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs) -> float | {"score": float, ...}
+
+It may be a coroutine function. Plain functions run in threads, several at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from spear_agents.trajectory import Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task, TaskSet
+
+CUSTOM = "custom"
+"""Key of an episode's reward terms under which the function's score stands; it is the outcome then."""
+ANSWERS = ("answer", "golden_answers")
+"""Where the content of a task has its expected answer: text, or a list of texts any of which is right."""
+KEYS = ("path", "name", "reward_kwargs")
+
+
+@dataclass(frozen=True)
+class CustomReward:
+    """The function ``name`` of the file ``path``, called with ``kwargs`` besides verl's four arguments."""
+
+    path: Path
+    name: str
+    function: Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    async def score_all(self, trajectories: Sequence[Trajectory], tasks: TaskSet, split: str) -> list[Trajectory]:
+        """The episodes, each with its score in :data:`CUSTOM`; those that a fault cut short stay as they are.
+
+        Raises:
+            SpearError: the function failed, or gave no finite number; names its file and line, and the task.
+        """
+        return list(await asyncio.gather(*(self._score(episode, tasks, split) for episode in trajectories)))
+
+    async def _score(self, episode: Trajectory, tasks: TaskSet, split: str) -> Trajectory:
+        if episode.fault is not None:
+            return episode
+        arguments = {**describe_episode(episode, tasks.get(episode.task_id), split), **self.kwargs}
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                answer = await self.function(**arguments)
+            else:
+                answer = await asyncio.to_thread(self.function, **arguments)
+        except Exception as error:
+            raise SpearError(f"{self._find_line(error)}: {_describe(error)} (task {episode.task_id})") from error
+        score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
+        try:
+            number = float(score)  # a tensor or a number of numpy is one, too
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise SpearError(
+                f"{self.path}: {self.name} returned {answer!r} for task {episode.task_id}, which is neither a finite "
+                "number nor a dict with one under 'score'"
+            )
+        return replace(episode, reward_terms={**episode.reward_terms, CUSTOM: number})
+
+    def _find_line(self, error: BaseException) -> str:
+        """Where in the user's file an error arose; the file and the function where it was called wrongly."""
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+        return f"{self.path}, line {lines[-1].lineno}, in {lines[-1].name}" if lines else f"{self.path}, {self.name}"
+
+
+def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, Any]:
+    """What the function is told of an episode, by the names of verl's arguments."""
+    turns = [
+        {"observation": turn.observation, "response": turn.response, "action": turn.action} for turn in episode.turns
+    ]
+    return {
+        "data_source": episode.env_id,
+        "solution_str": "\n".join(turn.response for turn in episode.turns),
+        "ground_truth": next((task.content[key] for key in ANSWERS if key in task.content), None),
+        "extra_info": {
+            "task_id": episode.task_id,
+            "split": split,
+            "reward_terms": dict(episode.reward_terms),
+            "won": episode.won,
+            "num_turns": len(turns),
+            "turns": turns,
+        },
+    }
+
+
+def resolve_custom_reward(config: DictConfig) -> None:
+    """Make the path of the function absolute, since workers run elsewhere, and look whether it is there.
+
+    Raises:
+        SpearError: there is no such file or function, or the file cannot be loaded.
+    """
+    node = config.reward.custom_reward_function
+    if isinstance(node, DictConfig) and node.path is not None:
+        node.path = str(Path(str(node.path).removeprefix("file://")).expanduser().resolve())
+    read_custom_reward(config)
+
+
+def read_custom_reward(config: DictConfig) -> CustomReward | None:
+    """The function that a training's configuration names, or None.  Raises SpearError as above."""
+    node = OmegaConf.to_container(config.reward.custom_reward_function, resolve=True)
+    if not isinstance(node, dict) or not node.get("path"):
+        if node and (set(node) - {"path", "name"}):
+            raise SpearError("reward.custom_reward_function takes a path: name the Python file of the function")
+        return None
+    unknown = sorted(set(node) - set(KEYS))
+    if unknown:
+        raise SpearError(f"reward.custom_reward_function has no key {unknown[0]!r}; there are {', '.join(KEYS)}")
+    path, name = Path(node["path"]), str(node.get("name") or "compute_score")
+    if not path.is_file():
+        raise SpearError(f"reward.custom_reward_function.path={path} is no file: name a Python file")
+    return CustomReward(path, name, _load_function(path, name), node.get("reward_kwargs") or {})
+
+
+def _load_function(path: Path, name: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location(f"custom_reward_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise SpearError(f"reward.custom_reward_function.path={path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1].lineno}" if lines else ""
+        raise SpearError(f"{path}{where} cannot be loaded: {_describe(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise SpearError(f"{path} has no function {name!r}: see reward.custom_reward_function.name")
+    return function
+
+
+def _describe(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -27,6 +27,10 @@ def list_playing_options(
     engine: str = "hf", split: str = "the last, such as test", template: str | None = None
 ) -> list[Callable[[F], F]]:
     """Who plays what and how; the arguments are defaults, ``split`` as words."""
+    return [*_list_engine_options(engine), *_list_episode_options(split, template)]
+
+
+def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
     return [
         click.option(
             "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
@@ -59,6 +63,11 @@ def list_playing_options(
             "--request-timeout", type=float, default=300.0, show_default=True, help="Seconds for one request."
         ),
         click.option("--tries", type=click.IntRange(1), default=6, show_default=True, help="Tries of one request."),
+    ]
+
+
+def _list_episode_options(split: str, template: str | None) -> list[Callable[[F], F]]:
+    return [
         click.option(
             "--method",
             type=click.Choice([method.value for method in Method]),

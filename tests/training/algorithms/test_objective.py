@@ -14,6 +14,7 @@ from spear_training.algorithms import (
     SpearLoss,
     aggregate_loss,
     covariance,
+    find_covariance_quantiles,
     policy_loss,
     spear_loss,
     weigh_rows,
@@ -181,6 +182,22 @@ def test_measured_bounds_let_lambda_bind_however_sharp_a_policy_is(sharpness: fl
     lower, upper = run(0).bounds
     cov = covariance(log_probs, advantages, mask, scope=scope)
     assert int(((cov >= lower) & (cov <= upper)).sum()) == pytest.approx(0.2 * 6400, abs=3), "a choice among ten"
+
+
+@pytest.mark.parametrize("lag", [100.0, 0.01])
+def test_running_bounds_of_another_scale_do_not_stop_the_clip(lag: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    log_probs = -(torch.rand(64, 100, generator=generator, dtype=torch.float64) ** 4)
+    advantages = torch.rand(64, generator=generator, dtype=torch.float64)
+    ones, replay = torch.ones(64, 100), torch.ones(64)
+    lower, upper = (lag * bound for bound in find_covariance_quantiles(log_probs, advantages, ones))
+
+    def run(mode: BoundsMode) -> float:
+        clip = CovarianceClip(0.02, lower, upper, bounds=mode)
+        return float(spear_loss(log_probs, log_probs, advantages, ones, replay, gamma=1.0, cov=clip).cov_fraction)
+
+    assert run(BoundsMode.RUNNING) == pytest.approx(0.02, abs=1e-3)
+    assert run(BoundsMode.PERCENTILE) < 0.02 or lag < 1, "frozen ones find nothing above them"
 
 
 def test_equal_advantages_leave_nothing_to_clip() -> None:

@@ -56,7 +56,7 @@ class BoundsMode(str, Enum):
     """Where the covariance bounds come from."""
 
     RUNNING = "running"
-    """Quantiles of the covariances of replayed tokens, averaged over the replays so far."""
+    """Quantiles of the covariances of replayed tokens: those of the batch and of the replays so far, the wider ones."""
     PERCENTILE = "percentile"
     """Means of the largest covariances at the first replay, then frozen (``sec:implementation_detail_appdx``)."""
     FIXED = "fixed"

@@ -137,8 +137,14 @@ class CovarianceClip:
         measured: tuple[float, float],
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Tokens that stay, bool [B, T]; ``measured`` stands in for bounds that are not given."""
+        """Tokens that stay, bool [B, T].
+
+        ``measured`` stands in for bounds that are not given, and widens running ones: however far the policy has moved
+        since they were taken, lambda finds its share among the largest covariances of the batch.
+        """
         lower, upper = measured if self.lower is None or self.upper is None else (self.lower, self.upper)
+        if self.bounds is BoundsMode.RUNNING:
+            lower, upper = min(lower, measured[0]), max(upper, measured[1])
         return covariance_clip_mask(
             log_probs,
             advantages,

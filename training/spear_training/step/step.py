@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,13 +64,13 @@ DRIVER = "driver"
 """What SPEAR's own bookkeeping costs, on the stopwatch."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepReport:
-    """What a step did: its metrics, all that was played, and seconds by phase."""
+    """What a step did: all that was played, its metrics, and seconds by phase."""
 
     rollout: Rollout
-    metrics: dict[str, Any] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any]
+    seconds: dict[str, float]
 
 
 class SpearStep:

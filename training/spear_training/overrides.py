@@ -6,7 +6,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from spear_training.choices import GROUPS, list_choices, list_official
-from spear_training.presets.loader import FLAVOURS
+
 
 __all__ = ["OVERRIDE", "Override"]
 

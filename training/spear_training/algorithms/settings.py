@@ -6,8 +6,10 @@ Defaults are the library's own choices; the presets of the paper and of the auth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from spear_envs.core.rewards import Schedule, constant, cosine, cosine_warmup, none
 from spear_training.algorithms.choices import (
@@ -27,10 +29,10 @@ from spear_training.algorithms.choices import (
     VoidFilter,
 )
 from spear_training.algorithms.errors import SettingsError
-from spear_training.algorithms.records import Record, number
+from spear_training.algorithms.records import STRICT, Record, number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SilSettings(Record):
     """Self-imitation: whether, how and how strongly replayed rows are learned from."""
 
@@ -52,7 +54,7 @@ class SilSettings(Record):
         return 1.0 if self.gamma is Curriculum.CONSTANT else cosine_warmup(t, self.warmup_steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RewardSettings(Record):
     """Composition of a trajectory's reward (``eq:rewardtotal``)."""
 
@@ -83,7 +85,7 @@ class RewardSettings(Record):
         return self.schedule()(t)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class BaselineSettings(Record):
     """Buffer D_R of group means, from which replayed advantages are recalibrated (``eq:recalibrateadv``)."""
 
@@ -93,7 +95,7 @@ class BaselineSettings(Record):
     """Number of groups; 0 switches recalibration off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ReplaySettings(Record):
     """Replay buffer D (``alg:sal``)."""
 
@@ -108,7 +110,7 @@ class ReplaySettings(Record):
     """Draw the largest power of two of entries, as the authors' code does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CovarianceSettings(Record):
     """Covariance clipping (``eq:clipuniform``); of replayed rows unless ``on_policy`` is set."""
 
@@ -142,7 +144,7 @@ class CovarianceSettings(Record):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ClipSettings(Record):
     """Clipping of the policy ratio (``eq:silvanilladetail``)."""
 
@@ -155,7 +157,7 @@ class ClipSettings(Record):
     max_log_ratio: float | None = number(20.0, above=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class KlSettings(Record):
     """KL divergence to the reference policy (``eq:kl``)."""
 
@@ -164,7 +166,7 @@ class KlSettings(Record):
     coefficient: float = number(0.0, at_least=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class AdvantageSettings(Record):
     """Advantage estimation of on-policy rows."""
 
@@ -186,7 +188,7 @@ class AdvantageSettings(Record):
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CriticSettings(Record):
     """PPO's critic, there with estimator ``gae`` alone (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
 
@@ -204,7 +206,7 @@ class CriticSettings(Record):
     """Steps at the start in which the critic learns alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LossSettings(Record):
     """Aggregation of token losses."""
 
@@ -215,7 +217,7 @@ class LossSettings(Record):
     """L of the -norm modes; ``null``: the maximum response length."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FilterSettings(Record):
     """Filters of Dr.BoT (``sec:botdetails``)."""
 
@@ -230,7 +232,7 @@ class FilterSettings(Record):
     """Whether filtered rows stay out of group means too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SpearSettings(Record):
     """All settings of SPEAR. Immutable: a changed copy comes from :func:`dataclasses.replace` or :meth:`override`."""
 

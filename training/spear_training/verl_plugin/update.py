@@ -143,7 +143,7 @@ class ActorUpdater:
         self._scale_factor = float(settings.loss.scale_factor or config.data.max_response_length)
         correction: Any = OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True)
         self._bypass = bool(correction["bypass_mode"])
-        self.correction = RolloutCorrection.from_mapping(correction)
+        self.correction = RolloutCorrection.from_node(correction)
         """None where the rollout's log-probs are not corrected for."""
         self._token_columns = list_token_columns(settings, corrected=self.correction is not None)
         self._replay_watch = Stopwatch()

@@ -14,10 +14,13 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import Aggregation, Curriculum, Estimator, SpearSettings, VoidFilter
-from spear_training.catalogue import ADDITIONS, FOLDER, ORDER, check_algorithm, list_algorithms
+from spear_training.catalogue import ORDER, list_algorithms
 from spear_training.catalogue_cli import algorithms
-from spear_training.launch import compose_config, read_settings
+from spear_training.choices import check_choice, find_files
+from spear_training.launch import compose_config
+from spear_training.settings import RunSettings
 
+ADDITIONS = ("", "_sil", "_spear")
 NAMES = [f"{base}{addition}" for base in ORDER for addition in ADDITIONS]
 
 
@@ -34,11 +37,11 @@ def configs() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def settings(configs: dict[str, Any]) -> dict[str, SpearSettings]:
     """Their settings."""
-    return {name: read_settings(config.spear) for name, config in configs.items()}
+    return {name: RunSettings.from_config(config).algorithm for name, config in configs.items()}
 
 
 def test_every_file_is_an_algorithm_with_a_title_of_its_own() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(NAMES)
+    assert list(find_files("algorithm")) == sorted(NAMES)
     listed = list_algorithms()
     assert [algorithm.name for algorithm in listed] == NAMES
     assert len({algorithm.title for algorithm in listed}) == len(NAMES)
@@ -46,7 +49,7 @@ def test_every_file_is_an_algorithm_with_a_title_of_its_own() -> None:
 
 
 def test_what_the_trainer_does_unasked_is_drbot_with_spear(settings: dict[str, SpearSettings]) -> None:
-    assert settings["drbot_spear"] == SpearSettings() == read_settings(compose_config((), Path("x"), check=False).spear)
+    assert settings["drbot_spear"] == SpearSettings() == RunSettings.from_config(compose_config((), Path("x"), check=False)).algorithm
 
 
 @pytest.mark.parametrize("base", ORDER)
@@ -113,20 +116,20 @@ def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
         f"spear.{node}.{key}={json.dumps(value)}" for node, keys in switches.items() for key, value in keys.items()
     ]
     # Each is a field of its own, so that all at once show that none needs another.
-    found = read_settings(compose("drbot_spear", *given).spear).to_mapping()
+    found = RunSettings.from_config(compose("drbot_spear", *given)).algorithm.to_mapping()
     plain = SpearSettings().to_mapping()
     assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
 
 
 def test_a_user_has_the_last_word() -> None:
-    assert read_settings(compose("grpo", "spear.clip.high=0.3").spear).clip.high == 0.3
+    assert RunSettings.from_config(compose("grpo", "spear.clip.high=0.3")).algorithm.clip.high == 0.3
 
 
 @pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
 def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(SpearError, match=f"did you mean {near}"):
-        check_algorithm(name)
-    assert check_algorithm(near) == near
+        check_choice("algorithm", name)
+    check_choice("algorithm", near)
 
 
 def test_the_command_lists_them_all() -> None:

@@ -87,8 +87,9 @@ def check_choice(group: str, choice: str, config_dir: Path | None = None) -> Non
     """
     known = find_files(group, config_dir)
     if choice in known:
-        if known[choice].parent != CONFIG / group:
-            read_config(known[choice])
+        file = known[choice]
+        if file.parent != CONFIG / group and read_config(file) and not _read_text(file).startswith(HEADER):
+            raise SpearError(f"{file} must begin with the line {HEADER!r}, so that its keys are those of the whole")
     elif choice != "null" and not (group == "preset" and choice in list_official()):
         near = difflib.get_close_matches(choice.rpartition("/")[2], known, 1)
         hint = f"did you mean {near[0]}? There are" if near else "choose"
@@ -101,20 +102,17 @@ def list_official() -> list[str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A file of a choice as it stands, without what it is based on.
+    """A file as it stands, without what it is based on.
 
     Raises:
-        SpearError: it is no YAML, no mapping, or would not go where its keys say.
+        SpearError: it is no YAML or no mapping.
     """
-    text = _read_text(file)
     try:
-        content = yaml.safe_load(text)
+        content = yaml.safe_load(_read_text(file))
     except yaml.YAMLError as error:
         raise SpearError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise SpearError(f"{file} is no mapping of settings")
-    if not text.startswith(HEADER):
-        raise SpearError(f"{file} must begin with the line {HEADER!r}, so that its keys are those of the whole")
     return content
 
 

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from spear_training.algorithms import SpearSettings
 from spear_training.choices import GROUPS, list_choices
-from spear_training.launch import compose_config, read_settings
+from spear_training.launch import compose_config
+from spear_training.settings import RunSettings
 from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from spear_training.presets.configuration import DERIVED, PATH_OF_KEY
 
@@ -86,7 +87,7 @@ def validate(config: Any) -> None:
     validate_config(config, use_reference_policy=False, use_critic=False)
     for node in (config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm):
         omega_conf_to_dataclass(node)
-    read_settings(config.spear)
+    RunSettings.from_config(config).algorithm
 
 
 @pytest.mark.parametrize("name", [name for name in list_presets() if load_preset(name)["model"]])
@@ -116,7 +117,7 @@ def test_a_row_of_the_paper_on_each_cluster_is_a_configuration_of_verl(name: str
 def test_the_authors_variant_is_a_configuration_of_verl(name: str) -> None:
     config = compose(f"preset=official/{name}", "cluster=8gpu")
     validate(config)
-    settings = read_settings(config.spear)
+    settings = RunSettings.from_config(config).algorithm
     assert settings.sil.coupling.value == "sequential" and settings.replay.power_of_two
 
 
@@ -124,7 +125,7 @@ def test_the_authors_variant_is_a_configuration_of_verl(name: str) -> None:
 def test_a_dry_run_shrinks_everything_but_the_algorithm(name: str) -> None:
     full, dry = compose(f"preset={name}"), compose(f"preset={name}", "model=tiny")
     validate(dry)
-    before, after = (read_settings(config.spear).to_mapping() for config in (full, dry))
+    before, after = (RunSettings.from_config(config).algorithm.to_mapping() for config in (full, dry))
     before["replay"]["capacity"] = after["replay"]["capacity"]
     assert before == after, "only the buffer is smaller"
     assert dry.trainer.total_training_steps == 2 and dry.actor_rollout_ref.model.path is None
@@ -132,10 +133,10 @@ def test_a_dry_run_shrinks_everything_but_the_algorithm(name: str) -> None:
 
 
 def test_an_algorithm_wins_over_the_preset_and_the_command_line_over_both() -> None:
-    settings = read_settings(compose("preset=webshop_qwen2.5_7b", "algorithm=grpo", "spear.clip.low=0.1").spear)
+    settings = RunSettings.from_config(compose("preset=webshop_qwen2.5_7b", "algorithm=grpo", "spear.clip.low=0.1")).algorithm
     assert (settings.sil.enabled, settings.clip.high, settings.clip.low) == (False, 0.2, 0.1)
     # The order in which they are given does not matter.
-    again = read_settings(compose("spear.clip.low=0.1", "algorithm=grpo", "preset=webshop_qwen2.5_7b").spear)
+    again = RunSettings.from_config(compose("spear.clip.low=0.1", "algorithm=grpo", "preset=webshop_qwen2.5_7b")).algorithm
     assert settings == again
 
 

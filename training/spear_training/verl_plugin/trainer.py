@@ -26,9 +26,9 @@ from spear_agents.engines.vision import has_vision
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
-from spear_training.environments import EnvironmentSettings
-from spear_training.launch import CONFIG_FILE, flatten_config, read_settings
-from spear_training.recording import EpisodeRecorder, RecordSettings
+from spear_training.launch import CONFIG_FILE, flatten_config
+from spear_training.recording import EpisodeRecorder
+from spear_training.settings import RunSettings
 from spear_training.verl_plugin.critic import CriticUpdater, critic_loss
 from spear_training.verl_plugin.deaths import explain_death
 from spear_training.verl_plugin.loss import actor_loss
@@ -57,10 +57,9 @@ class SpearTrainer(PPOTrainerSync):
         super().__init__(config)
         # verl takes any registered name but "sync" for an asynchronous mode.
         self.trainer_mode = "sync"
-        self.settings = read_settings(config.spear)
-        self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
-        self.seed = int(config.spear.seed)
-        self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
+        self.run_settings = RunSettings.from_config(config)
+        self.settings, self.environment = self.run_settings.algorithm, self.run_settings.env
+        self.seed, self.record = self.run_settings.seed, self.run_settings.record
         self.recorder = EpisodeRecorder(
             Path(config.trainer.default_local_dir).parent,
             {
@@ -306,7 +305,7 @@ class SpearTrainer(PPOTrainerSync):
 
     def _keep_best(self, metrics: dict[str, float]) -> None:
         """Keep this step's checkpoint, if it has one, as the best one so far."""
-        name, folder = self.config.spear.keep_best, self._checkpoint_folder()
+        name, folder = self.run_settings.keep_best, self._checkpoint_folder()
         if name is None or not is_finished(folder):
             return
         if f"val/{name}" not in metrics:

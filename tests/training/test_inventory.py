@@ -19,8 +19,8 @@ from spear_training.catalogue_cli import models, presets
 from spear_training.choices import list_choices
 from spear_training.inventory import Need, Place, PresetListing, find_cache, survey_models, survey_presets
 from spear_training.launch import compose_config
-from spear_training.settings import RunSettings
 from spear_training.presets import list_presets
+from spear_training.settings import RunSettings
 from tests.spear_envs.test_catalogue import write_shop
 
 ROOT = Path(__file__).resolve().parents[2]

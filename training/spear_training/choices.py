@@ -59,7 +59,8 @@ def list_choices(group: str, config_dir: Path | None = None) -> dict[str, str]:
     """Choices of one of :data:`GROUPS` with what their files say of them, sorted by name."""
     found = find_files(group, config_dir)
     return {
-        name: _LABELS.sub("", " ".join(read_comment(file)).partition(". ")[0].rstrip(".:")) for name, file in found.items()
+        name: _LABELS.sub("", " ".join(read_comment(file)).partition(". ")[0].rstrip(".:"))
+        for name, file in found.items()
     }
 
 

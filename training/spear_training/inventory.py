@@ -16,6 +16,7 @@ from typing import Any
 
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
+from spear_envs.core.errors import SpearError
 from spear_envs.data.space import format_bytes
 from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
 from spear_training.planning.architecture import find_architecture
@@ -106,9 +107,12 @@ def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelList
     hub_id = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
     if hub_id is None:
         return ModelListing(name, title, Place.MADE)
-    parameters = find_architecture(hub_id).parameters
+    try:
+        parameters = find_architecture(hub_id).parameters
+    except SpearError:  # a user's own, of any size
+        parameters = None
     place = _look_up(find_cache() / f"models--{hub_id.replace('/', '--')}")
-    missing = None if place is Place.CACHED else parameters * BYTES_PER_PARAMETER
+    missing = None if place is Place.CACHED or parameters is None else parameters * BYTES_PER_PARAMETER
     return ModelListing(name, title, place, hub_id, parameters, missing)
 
 

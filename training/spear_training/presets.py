@@ -87,7 +87,11 @@ def _read_rows(choice: str) -> dict[str, Any]:
 
 def _read_others(config: Any, row_tokens: int) -> dict[str, Any]:
     """Rows that verl counts otherwise: the agents' table counts rows where verl counts tasks and tokens."""
-    actor, rollout, steps = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer.total_training_steps
+    actor, rollout, steps = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.trainer.total_training_steps,
+    )
     tokens = (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
     names = ("ppo_{}_per_gpu", "log_prob_{}_per_gpu")
     by_tokens, by_rows = ([name.format(unit) for name in names] for unit in ("max_token_len", "micro_batch_size"))
@@ -97,4 +101,8 @@ def _read_others(config: Any, row_tokens: int) -> dict[str, Any]:
         return others | dict.fromkeys(by_rows) | dict(zip(by_tokens, tokens, strict=True))
     others = {"ppo_mini_batch_size": actor.ppo_mini_batch_size * rollout.n, "max_epochs": steps}
     others |= {"total_steps": None, "use_dynamic_batch": False}
-    return others | dict.fromkeys(by_tokens) | {name: count // row_tokens for name, count in zip(by_rows, tokens, strict=True)}
+    return (
+        others
+        | dict.fromkeys(by_tokens)
+        | {name: count // row_tokens for name, count in zip(by_rows, tokens, strict=True)}
+    )

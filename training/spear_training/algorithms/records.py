@@ -65,7 +65,8 @@ class Record:
     def _read_word(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse what pydantic would turn into a number or a boolean, and take YAML's words for choices."""
         kind = _find_kind(cls, str(info.field_name))
-        if kind in (int, float) and isinstance(value, (bool, str)) or kind is bool and not isinstance(value, (bool, str)):
+        is_word = isinstance(value, (bool, str))
+        if (kind is bool and not is_word) or (kind in (int, float) and is_word):
             raise ValueError(value)
         if isinstance(kind, type) and issubclass(kind, Enum):
             # YAML reads a bare `off` as false, and `null` is a natural way to say none.
@@ -129,7 +130,7 @@ def _explain(cls: type[Record], error: ValidationError) -> str:
         names = [member.value for member in kind]
         near = difflib.get_close_matches(str(value), names, 1)
         return f"{path} cannot be {value!r}; {f'did you mean {near[0]}?' if near else 'choose ' + ', '.join(names)}"
-    if isinstance(kind, type) and issubclass(kind, Record) or fault == "mapping_type":
+    if fault in ("mapping_type", "dataclass_type"):
         return f"{path} must be a mapping of settings, not {value!r}"
     return f"{path} must be {_KINDS[kind]}, not {value!r}" if kind in _KINDS else f"{path}: {first['msg']}"
 

@@ -57,9 +57,8 @@ class SpearTrainer(PPOTrainerSync):
         super().__init__(config)
         # verl takes any registered name but "sync" for an asynchronous mode.
         self.trainer_mode = "sync"
-        self.run_settings = RunSettings.from_config(config)
-        self.settings, self.environment = self.run_settings.algorithm, self.run_settings.env
-        self.seed, self.record = self.run_settings.seed, self.run_settings.record
+        run = RunSettings.from_config(config)
+        self.settings, self.environment, self.seed, self.record = run.algorithm, run.env, run.seed, run.record
         self.recorder = EpisodeRecorder(
             Path(config.trainer.default_local_dir).parent,
             {
@@ -305,7 +304,7 @@ class SpearTrainer(PPOTrainerSync):
 
     def _keep_best(self, metrics: dict[str, float]) -> None:
         """Keep this step's checkpoint, if it has one, as the best one so far."""
-        name, folder = self.run_settings.keep_best, self._checkpoint_folder()
+        name, folder = self.config.spear.keep_best, self._checkpoint_folder()
         if name is None or not is_finished(folder):
             return
         if f"val/{name}" not in metrics:

@@ -86,23 +86,20 @@ def _read_rows(choice: str) -> dict[str, Any]:
 
 
 def _read_others(config: Any, row_tokens: int) -> dict[str, Any]:
-    """Rows that verl counts otherwise: the agents' table counts rows where verl counts tasks and tokens."""
-    actor, rollout, steps = (
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-        config.trainer.total_training_steps,
-    )
-    tokens = (actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
-    names = ("ppo_{}_per_gpu", "log_prob_{}_per_gpu")
-    by_tokens, by_rows = ([name.format(unit) for name in names] for unit in ("max_token_len", "micro_batch_size"))
-    if config.spear.env.id in EPOCHS:
-        others = {"ppo_mini_batch_size": actor.ppo_mini_batch_size, "max_epochs": EPOCHS[config.spear.env.id]}
-        others |= {"total_steps": steps, "use_dynamic_batch": True}
-        return others | dict.fromkeys(by_rows) | dict(zip(by_tokens, tokens, strict=True))
-    others = {"ppo_mini_batch_size": actor.ppo_mini_batch_size * rollout.n, "max_epochs": steps}
-    others |= {"total_steps": None, "use_dynamic_batch": False}
-    return (
-        others
-        | dict.fromkeys(by_tokens)
-        | {name: count // row_tokens for name, count in zip(by_rows, tokens, strict=True)}
-    )
+    """Rows that verl counts otherwise: the agents' table has rows where verl has tasks and tokens."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    steps, epochs = config.trainer.total_training_steps, EPOCHS.get(config.spear.env.id)
+    of_rows = epochs is None
+    others = {
+        "ppo_mini_batch_size": actor.ppo_mini_batch_size * (rollout.n if of_rows else 1),
+        "max_epochs": steps if of_rows else epochs,
+        "total_steps": None if of_rows else steps,
+        "use_dynamic_batch": not of_rows,
+    }
+    for what, tokens in (
+        ("ppo", actor.ppo_max_token_len_per_gpu),
+        ("log_prob", rollout.log_prob_max_token_len_per_gpu),
+    ):
+        others[f"{what}_micro_batch_size_per_gpu"] = tokens // row_tokens if of_rows else None
+        others[f"{what}_max_token_len_per_gpu"] = None if of_rows else tokens
+    return others

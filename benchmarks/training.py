@@ -19,7 +19,7 @@ from omegaconf import OmegaConf, open_dict
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_agents.files import write_text
 from spear_agents.metrics import read_history
-from spear_training.launch import CONFIG_FILE, compose_config, prepare_run
+from spear_training.launch import CONFIG_FILE, compose_training, prepare_run
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import WarmStartSettings, train_policy
 
@@ -91,8 +91,9 @@ def train(policy: Path, out: Path, steps: int) -> list[dict[str, Any]]:
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
     )
-    config = compose_config(overrides, out)
-    prepare_run(config, out)
+    training = compose_training(overrides, out)
+    prepare_run(training, out)
+    config = training.config
     with open_dict(config):
         config.trainer.v1.trainer_mode = NAME
         config.trainer.v1[NAME] = {}

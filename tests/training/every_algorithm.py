@@ -25,7 +25,8 @@ import spear_training.verl_plugin.platform  # noqa: E402, F401, I001
 from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
 
 from spear_training.catalogue import list_algorithms  # noqa: E402
-from spear_training.launch import compose_config, read_settings  # noqa: E402
+from spear_training.launch import compose_config  # noqa: E402
+from spear_training.settings import RunSettings  # noqa: E402
 from spear_training.verl_plugin.state import SpearState  # noqa: E402
 from spear_training.verl_plugin.trainer import SpearTrainer  # noqa: E402
 
@@ -54,7 +55,7 @@ class EveryAlgorithm(SpearTrainer):
         number, rest = divmod(self.global_steps - 1, STEPS_EACH)
         if rest == 0:
             config = compose_config(settings_of(ALGORITHMS[number]), Path("unused"), check=False)
-            self.settings = read_settings(config.spear)
+            self.settings = RunSettings.from_config(config).algorithm
             self.state = SpearState(self.settings, self.seed)
             self.use_critic = bool(config.critic.enable)
             self.install_algorithm()

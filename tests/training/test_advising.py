@@ -15,7 +15,10 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_agents.metrics import METRICS_FOLDER
 from spear_training.advising import Adviser, advise
+from spear_training.environments import count_turns
+from spear_training.guidance import RunShape
 from spear_training.launch import CONFIG_FILE, compose_config
+from spear_training.settings import RunSettings
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,8 @@ def make_steps(count: int) -> list[dict[str, Any]]:
 
 def test_each_piece_is_said_once(config: DictConfig) -> None:
     console = Console(record=True, width=400)
-    adviser = Adviser(console, config)
+    settings = RunSettings.from_config(config)
+    adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, count_turns(settings.env)))
     adviser.review_start()
     adviser.review_start()
     seen: list[int] = []

@@ -14,10 +14,14 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import Aggregation, Curriculum, Estimator, SpearSettings, VoidFilter
-from spear_training.catalogue import ADDITIONS, FOLDER, ORDER, check_algorithm, list_algorithms
-from spear_training.catalogue_cli import algorithms
-from spear_training.launch import compose_config, read_settings
+from spear_training.catalogue import ORDER, list_algorithms
+from spear_training.catalogue_cli import algorithms, presets
+from spear_training.choices import check_choice, find_files
+from spear_training.cli import train
+from spear_training.launch import compose_config
+from spear_training.settings import RunSettings
 
+ADDITIONS = ("", "_sil", "_spear")
 NAMES = [f"{base}{addition}" for base in ORDER for addition in ADDITIONS]
 
 
@@ -34,11 +38,11 @@ def configs() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def settings(configs: dict[str, Any]) -> dict[str, SpearSettings]:
     """Their settings."""
-    return {name: read_settings(config.spear) for name, config in configs.items()}
+    return {name: RunSettings.from_config(config).algorithm for name, config in configs.items()}
 
 
 def test_every_file_is_an_algorithm_with_a_title_of_its_own() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(NAMES)
+    assert list(find_files("algorithm")) == sorted(NAMES)
     listed = list_algorithms()
     assert [algorithm.name for algorithm in listed] == NAMES
     assert len({algorithm.title for algorithm in listed}) == len(NAMES)
@@ -46,7 +50,11 @@ def test_every_file_is_an_algorithm_with_a_title_of_its_own() -> None:
 
 
 def test_what_the_trainer_does_unasked_is_drbot_with_spear(settings: dict[str, SpearSettings]) -> None:
-    assert settings["drbot_spear"] == SpearSettings() == read_settings(compose_config((), Path("x"), check=False).spear)
+    assert (
+        settings["drbot_spear"]
+        == SpearSettings()
+        == RunSettings.from_config(compose_config((), Path("x"), check=False)).algorithm
+    )
 
 
 @pytest.mark.parametrize("base", ORDER)
@@ -113,20 +121,20 @@ def test_each_trick_of_drbot_has_a_switch_of_its_own() -> None:
         f"spear.{node}.{key}={json.dumps(value)}" for node, keys in switches.items() for key, value in keys.items()
     ]
     # Each is a field of its own, so that all at once show that none needs another.
-    found = read_settings(compose("drbot_spear", *given).spear).to_mapping()
+    found = RunSettings.from_config(compose("drbot_spear", *given)).algorithm.to_mapping()
     plain = SpearSettings().to_mapping()
     assert found == {node: {**values, **switches.get(node, {})} for node, values in plain.items()}
 
 
 def test_a_user_has_the_last_word() -> None:
-    assert read_settings(compose("grpo", "spear.clip.high=0.3").spear).clip.high == 0.3
+    assert RunSettings.from_config(compose("grpo", "spear.clip.high=0.3")).algorithm.clip.high == 0.3
 
 
 @pytest.mark.parametrize(("name", "near"), [("gigpo-spear", "gigpo_spear"), ("grppo", "grpo")])
 def test_a_wrong_name_is_told_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(SpearError, match=f"did you mean {near}"):
-        check_algorithm(name)
-    assert check_algorithm(near) == near
+        check_choice("algorithm", name)
+    check_choice("algorithm", near)
 
 
 def test_the_command_lists_them_all() -> None:
@@ -138,3 +146,81 @@ def test_the_command_lists_them_all() -> None:
 def test_the_command_gives_them_as_json() -> None:
     result = CliRunner().invoke(algorithms, ["--json"])
     assert json.loads(result.output) == {"algorithms": [asdict(algorithm) for algorithm in list_algorithms()]}
+
+
+# ---- a user's own ----------------------------------------------------------------------------------------------------
+MINE = """# @package _global_
+# Mine: GRPO with a wide clip.
+defaults:
+  - grpo
+
+spear:
+  clip: {high: 0.5}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with an algorithm, a model and a preset that no package has."""
+    files = {
+        "algorithm/mine": MINE,
+        "model/small": "# @package _global_\n# A small one.\nactor_rollout_ref:\n  model: {path: me/small}\n",
+        "preset/small_sokoban": "# @package _global_\n# Small.\ndefaults:\n  - demo\n  - /model/small\n  - _self_\n\n"
+        "data:\n  train_batch_size: 3\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "my own, configurations" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "my own, configurations"
+
+
+def test_a_file_of_ones_own_is_an_algorithm(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [algorithm.name for algorithm in list_algorithms(own)] == [*NAMES, "mine"]
+    given = ("preset=small_sokoban", "algorithm=mine", "spear.seed=4")
+    config = compose_config(given, Path("x"), check=False, config_dir=own)
+    clip = RunSettings.from_config(config).algorithm.clip
+    assert (clip.low, clip.high, config.spear.seed, config.data.train_batch_size) == (0.2, 0.5, 4, 3)
+    assert (config.actor_rollout_ref.model.path, config.trainer.experiment_name) == ("me/small", "demo")
+    monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own))
+    assert compose_config(given, Path("x"), check=False) == config
+
+
+def test_commands_list_what_is_ones_own(own: Path) -> None:
+    listed = CliRunner().invoke(algorithms, ["--config-dir", str(own)], env={"COLUMNS": "160"}).output
+    assert "mine " in listed and "GRPO with a wide clip" in listed
+    by_variable = CliRunner().invoke(algorithms, ["--json"], env={"SPEAR_CONFIG_DIR": str(own)}).output
+    assert json.loads(by_variable)["algorithms"][-1]["title"] == "Mine"
+    found = json.loads(CliRunner().invoke(presets, ["--json", "--config-dir", str(own)]).output)["presets"]
+    (mine,) = (preset for preset in found if preset["name"] == "small_sokoban")
+    assert (mine["model"], mine["environment"], mine["of_paper"]) == ("small", "sokoban", False)
+    whole = CliRunner().invoke(train, ["algorithm=mine", "--config-dir", str(own), "--print-config"]).output
+    assert "high: 0.5" in whole
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# @package _global_\nspear: {clip: [\n", "mine.yaml is no YAML: while parsing"),
+        ("# @package _global_\n- spear\n", "mine.yaml is no mapping"),
+        (MINE.partition("\n")[2], "mine.yaml must begin with the line '# @package _global_'"),
+        (MINE.replace("- grpo", "- grppo"), "Could not load 'algorithm/grppo'"),
+        (MINE.replace("high", "hihg"), "hihg"),
+    ],
+)
+def test_a_file_that_cannot_be_is_told_in_one_line(own: Path, text: str, expected: str) -> None:
+    (own / "algorithm" / "mine.yaml").write_text(text)
+    with pytest.raises(SpearError) as caught:
+        compose_config(("algorithm=mine",), Path("x"), check=False, config_dir=own)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_are_not_taken_twice_and_a_missing_folder_is_told(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpearError, match="did you mean mine"):
+        check_choice("algorithm", "mne", own)
+    (own / "algorithm" / "grpo.yaml").write_text(MINE)
+    with pytest.raises(SpearError, match=r"grpo\.yaml has the name of a choice that is there already"):
+        list_algorithms(own)
+    monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own / "none"))
+    with pytest.raises(SpearError, match=r"there is no folder .*none"):
+        list_algorithms()

@@ -14,8 +14,9 @@ from rich.console import Console
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.dry_run import choose_warm_start, list_cuts, show_cuts
+from spear_training.inventory import survey_presets
 from spear_training.launch import compose_config, flatten_config
-from spear_training.presets import list_presets, load_preset
+from spear_training.settings import RunSettings
 from spear_training.warmstart import WarmStartSettings
 
 
@@ -23,9 +24,13 @@ def compose(*overrides: str) -> Any:
     return compose_config(overrides, Path("runs/x"), check=False)
 
 
+def read(*overrides: str) -> RunSettings:
+    return RunSettings.from_config(compose(*overrides))
+
+
 def test_the_policy_of_a_dry_run_is_made_for_its_environment() -> None:
     config = compose("preset=math_qwen3_32b_16k", "model=tiny", "spear.warm_start.episodes=9")
-    settings = choose_warm_start(config)
+    settings = choose_warm_start(RunSettings.from_config(config))
     assert isinstance(settings, WarmStartSettings)
     assert settings.env_id == "spear/CodeInterpreter-v0" and settings.env_kwargs == dict(config.spear.env.kwargs)
     assert (settings.layout, settings.template) == (Layout.CONVERSATION, "compact")
@@ -34,7 +39,7 @@ def test_the_policy_of_a_dry_run_is_made_for_its_environment() -> None:
 
 
 def test_the_form_is_learnt_in_one_pass() -> None:
-    settings = choose_warm_start(compose("preset=webshop_qwen2.5_7b", "model=tiny"))
+    settings = choose_warm_start(read("preset=webshop_qwen2.5_7b", "model=tiny"))
     assert isinstance(settings, WarmStartSettings) and settings.env_id == "spear/WebShop-v0"
     assert (settings.short_epochs, settings.long_epochs, settings.panel_tasks) == (0, 0, 0)
 
@@ -44,14 +49,16 @@ def test_pictures_have_a_policy_that_sees_them() -> None:
 
     config = compose_config(("preset=sokoban_qwen2.5_vl_3b", "model=tiny_vl"), Path("runs/x"))
     assert config.actor_rollout_ref.model.path == str(Path("runs/x/policy").resolve())
-    settings = choose_warm_start(config)
+    settings = choose_warm_start(RunSettings.from_config(config))
     assert isinstance(settings, TinyVisionSettings)
     assert settings.env_kwargs["modality"] == "image" and (settings.template, settings.steps) == ("default", 70)
 
 
 def test_a_wrong_setting_of_the_policy_is_told() -> None:
-    with pytest.raises(SpearError, match=r"spear\.warm_start: .*'episode'"):
-        choose_warm_start(compose("model=tiny", "+spear.warm_start.episode=9"))
+    with pytest.raises(SpearError, match=r"spear\.warm_start\.episode is not a setting; did you mean .*episodes\?"):
+        choose_warm_start(read("model=tiny", "+spear.warm_start.episode=9"))
+    with pytest.raises(SpearError, match=r"spear\.warm_start\.noise must be below 1, not 1"):
+        choose_warm_start(read("model=tiny", "+spear.warm_start.noise=1"))
 
 
 def test_what_is_cut_down_is_said(tmp_path: Path) -> None:
@@ -70,8 +77,9 @@ def test_what_is_cut_down_is_said(tmp_path: Path) -> None:
 def test_rows_of_one_experiment_have_the_same_dry_run() -> None:
     """So that one run speaks for all of them: they differ in the model alone, and in lengths that are cut anyway."""
     runs: dict[str, dict[str, Any]] = {}
-    for name in list_presets():
-        if load_preset(name)["model"]:
+    for preset in survey_presets():
+        if preset.of_paper and preset.model:
+            name = preset.name
             flat = flatten_config(compose(f"preset={name}", "model=tiny"))
             assert runs.setdefault(name.partition("_")[0], flat) == flat, name
     assert set(runs) == {"alfworld", "webshop", "sokoban", "math", "search"}

@@ -12,7 +12,7 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 from omegaconf import OmegaConf, open_dict
 
 from spear_agents.files import write_text
-from spear_training.launch import CONFIG_FILE, compose_config, prepare_run
+from spear_training.launch import CONFIG_FILE, compose_training, prepare_run
 from spear_training.supervise import supervise_training
 from tests.training.every_algorithm import ALGORITHMS, NAME, OWN, STEPS_EACH, settings_of
 from tests.training.trainings import get_steps
@@ -35,8 +35,9 @@ SMALLER = (
 def steps(sokoban_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, float]]:
     out = tmp_path_factory.mktemp("runs") / "all"
     model = f"actor_rollout_ref.model.path={sokoban_policy}"
-    config = compose_config((*settings_of("ppo_spear"), *SMALLER, model), out)  # with PPO there is a critic
-    prepare_run(config, out)
+    training = compose_training((*settings_of("ppo_spear"), *SMALLER, model), out)  # with PPO there is a critic
+    prepare_run(training, out)
+    config = training.config
     with open_dict(config):
         config.trainer.v1.trainer_mode = NAME
         config.trainer.v1[NAME] = {}

@@ -18,8 +18,9 @@ from spear_training import inventory
 from spear_training.catalogue_cli import models, presets
 from spear_training.choices import list_choices
 from spear_training.inventory import Need, Place, PresetListing, find_cache, survey_models, survey_presets
-from spear_training.launch import compose_config, read_settings
+from spear_training.launch import compose_config
 from spear_training.presets import list_presets
+from spear_training.settings import RunSettings
 from tests.spear_envs.test_catalogue import write_shop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,17 +67,13 @@ def test_a_preset_is_what_a_training_composes(name: str, monkeypatch: pytest.Mon
     assert listed.env_id == config.spear.env.id
     hub_ids = {model.name: model.hub_id for model in survey_models()}
     assert (None if listed.model is None else hub_ids[listed.model]) == config.actor_rollout_ref.model.path
-    # max_turns is a column of the paper's tables of its own, and needs no data.
-    played = {
-        key: value for key, value in config.spear.env.kwargs.items() if not (listed.of_paper and key == "max_turns")
-    }
-    assert played in [kwargs for key, kwargs in asked.items() if key.startswith(listed.env_id)]
+    assert config.spear.env.kwargs in [kwargs for key, kwargs in asked.items() if key.startswith(listed.env_id)]
 
 
 def test_the_algorithm_is_the_default() -> None:
-    chosen = read_settings(compose("preset=demo").spear)
-    assert chosen == read_settings(compose("preset=demo", f"algorithm={find('demo').algorithm}").spear)
-    assert chosen != read_settings(compose("preset=demo", "algorithm=grpo").spear)
+    chosen = RunSettings.from_config(compose("preset=demo")).algorithm
+    assert chosen == RunSettings.from_config(compose("preset=demo", f"algorithm={find('demo').algorithm}")).algorithm
+    assert chosen != RunSettings.from_config(compose("preset=demo", "algorithm=grpo")).algorithm
 
 
 def test_what_a_preset_needs() -> None:

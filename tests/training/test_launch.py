@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
+import gymnasium as gym
 from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
@@ -20,10 +21,11 @@ from spear_training.launch import (
     TASKS_FILE,
     check_config,
     compose_config,
+    compose_training,
     prepare_run,
-    read_settings,
     repair_tracker,
 )
+from spear_training.settings import RunSettings
 from spear_training.supervise import LOCK_FILE, hold_lock
 from tests.training.trainings import save_small_checkpoint
 
@@ -56,6 +58,10 @@ def change(config: Any, **values: Any) -> Any:
     return copy
 
 
+def prepare(config: Any, out: Path) -> int | None:
+    return prepare_run(check_config(config), out)
+
+
 def fail(*overrides: str, check: bool = False) -> str:
     """The message of the error that ``overrides`` end in, which is one line."""
     with pytest.raises(SpearError) as caught:
@@ -77,9 +83,8 @@ def test_each_configuration_is_complete_with_a_model(composed: dict[str, Any], m
 
 
 def test_every_setting_of_spear_is_in_the_configuration_with_its_default(composed: dict[str, Any]) -> None:
-    assert read_settings(composed["none"].spear) == SpearSettings()
-    assert read_settings({"seed": 3, "env": {}, "deterministic": True}) == SpearSettings()
-    assert read_settings(composed["demo"].spear).replay.capacity == 1024
+    assert RunSettings.from_config(composed["none"]).algorithm == SpearSettings()
+    assert RunSettings.from_config(composed["demo"]).algorithm.replay.capacity == 1024
 
 
 def test_the_cpu_configuration_needs_no_gpu(composed: dict[str, Any]) -> None:
@@ -112,7 +117,7 @@ def test_overrides_reach_every_corner(model_folder: Path) -> None:
         ),
         Path("runs/x"),
     )
-    settings = read_settings(config.spear)
+    settings = RunSettings.from_config(config).algorithm
     assert settings.sil.warmup_steps == 3 and settings.filter.void.value == "off"
     assert config.trainer.logger == ["console"]
     assert config.ray_kwargs.ray_init.num_gpus == 2, "interpolations follow"
@@ -206,7 +211,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
     [
         ("spear.sil.gamma", "cosin", "spear.sil.gamma cannot be 'cosin'; did you mean cosine?"),
         ("spear.sil.warmup_steps", -1, "spear.sil.warmup_steps must be at least 0, not -1"),
-        ("spear.sil.warmup_steps", "many", "spear.sil.warmup_steps must be a number, not 'many'"),
+        ("spear.sil.warmup_steps", "many", "spear.sil.warmup_steps must be a whole number, not 'many'"),
         ("spear.advantage.estimator", "gigp", "spear.advantage.estimator cannot be 'gigp'; did you mean gigpo?"),
         ("spear.sil", 1, "spear.sil must be a mapping of settings"),
         ("spear.sill", {}, "spear.sill is not a setting; did you mean spear.sil?"),
@@ -231,11 +236,16 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.env.kwargs", {}, "shows a picture, which the model cannot read"),
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
         ("spear.env", None, "spear.env must be a mapping"),
-        ("spear.seed", "one", "spear.seed must be a whole number, 0 or more, not 'one'"),
+        ("spear.env.history", -1, "spear.env.history must be at least 0, not -1"),
+        ("spear.record", None, "spear.record must be a mapping"),
+        ("spear.record.every", 0, "spear.record.every must be at least 1, not 0"),
+        ("spear.resume", "exactly", "spear.resume cannot be 'exactly'; did you mean exact?"),
+        ("spear.deterministic", "maybe", "spear.deterministic must be true or false, not 'maybe'"),
+        ("spear.seed", "one", "spear.seed must be a whole number, not 'one'"),
         ("spear.seed", None, "spear.seed must be a whole number"),
-        ("spear.seed", -3, "spear.seed must be a whole number"),
         ("data.apply_chat_template_kwargs", {"tokenize": True}, "tokenize is no variable of a chat template"),
         ("trainer.log_val_generations", -1, "trainer.log_val_generations must be a whole number, 0 or more, not -1"),
+        ("spear.seed", -3, "spear.seed must be at least 0, not -3"),
         ("trainer.total_training_steps", None, "trainer.total_training_steps must be a whole number, 1 or more"),
         ("trainer.total_training_steps", "ten", "trainer.total_training_steps must be a whole number"),
         ("trainer.total_training_steps", 2.5, "trainer.total_training_steps must be a whole number"),
@@ -253,10 +263,23 @@ def test_a_setting_that_cannot_be_is_told_before_anything_starts(
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
+# ---- environments ----------------------------------------------------------------------------------------------------
+def test_a_launch_makes_the_environment_of_each_split_once(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = gym.make
+    monkeypatch.setattr(gym, "make", lambda *given, **named: made.append(named["split"]) or make(*given, **named))
+    training = compose_training((f"{MODEL}={model_folder}", TEXT), tmp_path)
+    prepare_run(training, tmp_path)
+    assert sorted(made) == ["train", "valid"]
+    assert training.environment.max_turns == 15 and not training.environment.shows_picture
+
+
 # ---- run folders -----------------------------------------------------------------------------------------------------
 def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, composed: dict[str, Any]) -> None:
     out = tmp_path / "deep" / "run"
-    assert prepare_run(composed["none"], out) is None
+    assert prepare(composed["none"], out) is None
     assert OmegaConf.load(out / CONFIG_FILE) == composed["none"]
     names = {path.name for path in out.iterdir()}
     assert names == {CONFIG_FILE, TASKS_FILE, LOCK_FILE}, "nothing else, no test file, no temporary one"
@@ -268,46 +291,46 @@ def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, compose
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "1gpu"])  # its backend need not be installed
 def test_the_same_command_resumes(tmp_path: Path, composed: dict[str, Any], name: str) -> None:
-    prepare_run(composed[name], tmp_path)
+    prepare(composed[name], tmp_path)
     save_small_checkpoint(tmp_path, 4)
-    assert prepare_run(composed[name], tmp_path) == 4
+    assert prepare(composed[name], tmp_path) == 4
     assert OmegaConf.load(tmp_path / CONFIG_FILE) == composed[name]
 
 
 def test_another_configuration_is_refused_and_named(tmp_path: Path, composed: dict[str, Any]) -> None:
     config = composed["none"]
-    prepare_run(config, tmp_path)
+    prepare(config, tmp_path)
     save_small_checkpoint(tmp_path, 4)
     before = (tmp_path / CONFIG_FILE).read_text()
     with pytest.raises(SpearError, match=r"spear\.sil\.warmup_steps was 200, is now 7\. Name another --out"):
-        prepare_run(change(config, spear__sil__warmup_steps=7), tmp_path)
+        prepare(change(config, spear__sil__warmup_steps=7), tmp_path)
     with pytest.raises(SpearError, match=r"and 1 more"):
-        prepare_run(change(config, spear__sil__warmup_steps=7, spear__seed=5), tmp_path)
+        prepare(change(config, spear__sil__warmup_steps=7, spear__seed=5), tmp_path)
     with pytest.raises(SpearError, match=r"spear\.env\.kwargs\.max_turns was None, is now 9"):
-        prepare_run(change(config, spear__env__kwargs={"max_turns": 9}), tmp_path)
+        prepare(change(config, spear__env__kwargs={"max_turns": 9}), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
 
 
 @pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.save_freq", "ray_kwargs.ray_init.num_cpus"])
 def test_what_does_not_change_the_run_may_change(tmp_path: Path, composed: dict[str, Any], key: str) -> None:
     assert any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)
-    prepare_run(composed["none"], tmp_path)
+    prepare(composed["none"], tmp_path)
     save_small_checkpoint(tmp_path, 4)
-    assert prepare_run(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
+    assert prepare(change(composed["none"], **{key.replace(".", "__"): 17}), tmp_path) == 4
     assert OmegaConf.select(OmegaConf.load(tmp_path / CONFIG_FILE), key) == 17
 
 
 def test_a_run_that_never_saved_may_start_anew(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare_run(composed["none"], tmp_path)
-    assert prepare_run(change(composed["none"], spear__seed=9), tmp_path) is None
+    prepare(composed["none"], tmp_path)
+    assert prepare(change(composed["none"], spear__seed=9), tmp_path) is None
     assert OmegaConf.load(tmp_path / CONFIG_FILE).spear.seed == 9
 
 
 def test_a_folder_that_is_being_trained_in_is_left_alone(tmp_path: Path, composed: dict[str, Any]) -> None:
-    prepare_run(composed["none"], tmp_path)
+    prepare(composed["none"], tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
     with hold_lock(tmp_path), pytest.raises(SpearError, match="another process trains in"):
-        prepare_run(change(composed["none"], spear__seed=9), tmp_path)
+        prepare(change(composed["none"], spear__seed=9), tmp_path)
     assert (tmp_path / CONFIG_FILE).read_text() == before
 
 
@@ -317,7 +340,7 @@ def test_a_run_folder_may_move(tmp_path: Path, model_folder: Path) -> None:
             (tmp_path / "here").rename(tmp_path / "there")
         out = tmp_path / place
         config = compose_config((f"{MODEL}={model_folder}", TEXT), out)
-        assert prepare_run(config, out) == (None if place == "here" else 4)
+        assert prepare(config, out) == (None if place == "here" else 4)
         if place == "here":
             save_small_checkpoint(out, 4)
 
@@ -327,7 +350,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
     taken.write_text("mine")
     for out in (taken, taken / "run"):
         with pytest.raises(SpearError, match=r"cannot be written.*choose another folder"):
-            prepare_run(composed["none"], out)
+            prepare(composed["none"], out)
     assert taken.read_text() == "mine"
 
 
@@ -335,7 +358,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, composed: dict[s
 def test_a_read_only_folder_is_told(tmp_path: Path, composed: dict[str, Any]) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(SpearError, match="cannot be written"):
-        prepare_run(composed["none"], tmp_path / "run")
+        prepare(composed["none"], tmp_path / "run")
 
 
 # ---- trackers --------------------------------------------------------------------------------------------------------

@@ -52,3 +52,9 @@ def test_bash_is_given_the_part_that_it_replaces(line: str, offered: list[str]) 
 def test_what_is_offered_can_be_composed() -> None:
     (offered,) = ask("spear plan preset=official/alfworld_qwen2.5_7")
     assert compose_config((offered.removeprefix("plain,"),), Path("x"), check=False)
+
+
+def test_what_is_ones_own_is_completed(tmp_path: Path) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "zeal.yaml").write_text("# @package _global_\n# Zeal: mine.\nspear: {}\n")
+    assert ask_line(f"spear train --config-dir {tmp_path} algorithm=ze") == ["zeal"]

@@ -35,10 +35,10 @@ def test_episodes_are_kept_of_the_first_step_and_every_few_after_it() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"evry": 1}, "spear.record.evry is not a setting; there are every, episodes"),
-        ({"every": 0}, "spear.record.every must be a whole number, 1 or more, not 0"),
-        ({"episodes": -1}, "spear.record.episodes must be a whole number, 0 or more"),
-        ({"episodes": 2.0}, "must be a whole number"),
+        ({"evry": 1}, "spear.record.evry is not a setting; did you mean spear.record.every"),
+        ({"every": 0}, "spear.record.every must be at least 1, not 0"),
+        ({"episodes": -1}, "spear.record.episodes must be at least 0, not -1"),
+        ({"episodes": 2.5}, "must be a whole number"),
         ({"every": True}, "must be a whole number"),
     ],
 )

@@ -17,7 +17,7 @@ NODE = "algorithm.rollout_correction"
 
 
 def read(**values: Any) -> RolloutCorrection | None:
-    return RolloutCorrection.from_mapping({"bypass_mode": False, "loss_type": "ppo_clip", **values})
+    return RolloutCorrection.from_node({"bypass_mode": False, "loss_type": "ppo_clip", **values})
 
 
 def test_without_weights_and_rejections_nothing_is_corrected() -> None:

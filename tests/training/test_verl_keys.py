@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config, flatten_config
-from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
 from spear_training.verl_aliases import explain_alias
 from spear_training.verl_keys import ADVICE, CHOICES, READERS, UNREAD, check_keys, find_advice, find_readers
 
@@ -117,13 +116,10 @@ def test_nothing_is_both_read_and_advised_against() -> None:
 
 
 def list_our_keys() -> Iterator[str]:
-    """Keys of verl in our own files and in the paper's presets."""
+    """Keys of verl in our own files."""
     for file in resources.files("spear_training").joinpath("config").rglob("*.yaml"):  # type: ignore[attr-defined]
         if file.name != "tools.yaml":
             yield from flatten_config(OmegaConf.load(file))
-    for flavour in FLAVOURS:
-        for name in list_presets():
-            yield from flatten_config(OmegaConf.create(build_configuration(load_preset(name, flavour))))
 
 
 def test_our_own_files_set_what_is_read() -> None:

@@ -13,9 +13,11 @@ from rich.markup import escape
 
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
-from spear_training.environments import EnvironmentSettings, make_environment
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.environments import count_turns
 from spear_training.guidance import Advice, RunShape, review_history, review_settings
-from spear_training.launch import CONFIG_FILE, read_settings
+from spear_training.launch import CONFIG_FILE
+from spear_training.settings import RunSettings
 from spear_training.supervise import Observer
 
 
@@ -24,20 +26,21 @@ class Adviser:
 
     Args:
         console: where to.
-        config: the run's configuration.
+        settings: of the run's algorithm.
+        shape: sizes of the run.
     """
 
-    def __init__(self, console: Console, config: DictConfig) -> None:
+    def __init__(self, console: Console, settings: SpearSettings, shape: RunShape) -> None:
         self._console = console
-        self._config = config
-        self._settings = read_settings(config.spear)
+        self._settings = settings
+        self._shape = shape
         self.told: set[str] = set()
         """Topics of what was printed."""
         self._steps = 0
 
     def review_start(self) -> None:
         """Print what the settings alone say."""
-        self._tell(review_settings(self._settings, RunShape.of_config(self._config, count_turns(self._config))))
+        self._tell(review_settings(self._settings, self._shape))
 
     def watch(self, observer: Observer) -> Observer:
         """``observer``, and advice from the metrics after each step."""
@@ -62,19 +65,6 @@ class Adviser:
                 self._console.print(f"{kind} {escape(str(advice))}", highlight=False)
 
 
-def count_turns(config: DictConfig) -> int:
-    """Turn limit of the run's environment."""
-    settings = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
-    given = settings.kwargs.get("max_turns")
-    if given is not None:
-        return int(given)
-    env: Any = make_environment(settings, split=settings.valid_split)
-    try:
-        return int(env.unwrapped.max_turns)
-    finally:
-        env.close()
-
-
 @click.command("advise")
 @click.argument("run", type=click.Path(path_type=Path))
 def advise(run: Path) -> None:
@@ -88,7 +78,8 @@ def advise(run: Path) -> None:
     config = OmegaConf.load(path)
     assert isinstance(config, DictConfig)
     console = Console()
-    adviser = Adviser(console, config)
+    settings = RunSettings.from_config(config)
+    adviser = Adviser(console, settings.algorithm, RunShape.of_config(config, count_turns(settings.env)))
     adviser.review_start()
     adviser.review_steps(read_history(run))
     if not adviser.told:

@@ -1,18 +1,14 @@
-"""The algorithms a training can run: a YAML file each in ``config/algorithm``, read here for their titles."""
+"""The algorithms a training can run: a YAML file each in ``config/algorithm``, and a user's own beside them."""
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from spear_envs.core.errors import SpearError
+from spear_training.choices import find_files, read_comment
 
-FOLDER = Path(__file__).parent / "config" / "algorithm"
 ORDER = ("grpo", "rloo", "ppo", "gigpo", "gigpo_nostd", "drbot", "drbot_gigpo")
-"""Base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
-ADDITIONS = ("", "_sil", "_spear")
-"""What a base algorithm is run with: nothing, self-imitation, self-imitation and the tool-call reward."""
+"""What a list begins with: base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +20,20 @@ class Algorithm:
     meaning: str
 
 
-def list_algorithms() -> list[Algorithm]:
-    """All algorithms, each base one followed by the same with self-imitation and with the whole of SPEAR."""
-    return [_read_algorithm(f"{base}{addition}") for base in ORDER for addition in ADDITIONS]
+def list_algorithms(config_dir: Path | None = None) -> list[Algorithm]:
+    """All algorithms: the paper's, each base one followed by what adds to it, then others by name.
 
-
-def check_algorithm(name: str) -> str:
-    """Return ``name``.
-
-    Raises:
-        SpearError: there is no such algorithm; the nearest one is named.
+    A file's comment says ``TITLE: MEANING``; without one its name is the title.
     """
-    names = [f"{base}{addition}" for base in ORDER for addition in ADDITIONS]
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else "`spear algorithms` lists them"
-        raise SpearError(f"there is no algorithm {name!r}; {hint}")
-    return name
+    files = find_files("algorithm", config_dir)
+    return [_read_algorithm(name, files[name]) for name in sorted(files, key=_rank)]
 
 
-def _read_algorithm(name: str) -> Algorithm:
-    """The second line of a file says ``# TITLE: MEANING``."""
-    line = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[1]
-    title, _, meaning = line.lstrip("# ").partition(": ")
+def _rank(name: str) -> tuple[int, str]:
+    bases = [base for base in ORDER if f"{name}_".startswith(f"{base}_")]
+    return (ORDER.index(max(bases, key=len)) if bases else len(ORDER), name)
+
+
+def _read_algorithm(name: str, file: Path) -> Algorithm:
+    title, _, meaning = next(iter(read_comment(file)), name).partition(": ")
     return Algorithm(name, title, meaning)

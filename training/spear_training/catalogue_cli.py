@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from spear_training.overrides import CONFIG_DIR_OPTION
 
 READABLE = 50
 """Columns that a text needs beside a table; where there are fewer, it goes below its row."""
@@ -32,15 +35,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @click.command("algorithms")
 @json_option
-def algorithms(as_json: bool) -> None:
+@CONFIG_DIR_OPTION
+def algorithms(as_json: bool, config_dir: Path | None) -> None:
     """List the algorithms that `spear train algorithm=NAME` runs.
 
     Each is a file of training/spear_training/config/algorithm with what it changes; docs/algorithms.md has the
-    equations.
+    equations. Your own: DIR/algorithm/NAME.yaml, beginning with `# @package _global_` and `# TITLE: MEANING`.
     """
     from spear_training.catalogue import list_algorithms
 
-    found = list_algorithms()
+    found = list_algorithms(config_dir)
     if as_json:
         _print_json({"algorithms": [asdict(algorithm) for algorithm in found]})
         return
@@ -53,14 +57,15 @@ def algorithms(as_json: bool) -> None:
 
 @click.command("presets")
 @json_option
-def presets(as_json: bool) -> None:
+@CONFIG_DIR_OPTION
+def presets(as_json: bool, config_dir: Path | None) -> None:
     """List the presets that `spear train preset=NAME` runs, and what each of them needs that is not here.
 
     A preset of the paper brings its model; ours train a tiny policy that `spear warmstart` makes.
     """
     from spear_training.inventory import survey_presets
 
-    found = survey_presets()
+    found = survey_presets(config_dir)
     if as_json:
         _print_json({"presets": [preset.describe() for preset in found]})
         return
@@ -93,7 +98,8 @@ def presets(as_json: bool) -> None:
 
 @click.command("models")
 @json_option
-def models(as_json: bool) -> None:
+@CONFIG_DIR_OPTION
+def models(as_json: bool, config_dir: Path | None) -> None:
     """List the models that `spear train model=NAME` takes, with their size and whether they are here.
 
     Any other is named by its folder: actor_rollout_ref.model.path=DIR.
@@ -101,7 +107,7 @@ def models(as_json: bool) -> None:
     from spear_envs.data.space import format_bytes
     from spear_training.inventory import Place, find_cache, survey_models
 
-    found = survey_models()
+    found = survey_models(config_dir)
     if as_json:
         _print_json({"cache": str(find_cache()), "models": [model.describe() for model in found]})
         return

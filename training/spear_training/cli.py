@@ -8,15 +8,18 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from spear_training.overrides import OVERRIDE
+from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder: checkpoints, metrics, curves, log.")
 @click.option("--list", "list_only", is_flag=True, help="Print the choices of each group and stop.")
 @click.option("--print-config", is_flag=True, help="Print the composed configuration and stop.")
+@CONFIG_DIR_OPTION
 @click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
-def train(out: Path | None, list_only: bool, print_config: bool, overrides: tuple[str, ...]) -> None:
+def train(
+    out: Path | None, list_only: bool, print_config: bool, config_dir: Path | None, overrides: tuple[str, ...]
+) -> None:
     """Train a policy with SPEAR or an algorithm it is compared with, through verl.
 
     Groups are preset (an experiment), algorithm, model, cluster and environment. KEY=VALUE changes any key of verl's
@@ -30,7 +33,7 @@ def train(out: Path | None, list_only: bool, print_config: bool, overrides: tupl
     The same command resumes a run that was stopped.
     """
     if list_only:
-        _print_choices(Console())
+        _print_choices(Console(), config_dir)
         return
     from omegaconf import OmegaConf
 
@@ -39,21 +42,21 @@ def train(out: Path | None, list_only: bool, print_config: bool, overrides: tupl
     if out is None and not print_config:
         raise click.UsageError("name a run folder: --out runs/NAME")
     if print_config:
-        config = compose_config(overrides, out or Path("runs/run"), check=False)
+        config = compose_config(overrides, out or Path("runs/run"), check=False, config_dir=config_dir)
         click.echo(OmegaConf.to_yaml(config))
         return
     assert out is not None
     from spear_training.runs import run_training
 
-    run_training(overrides, out, Console())
+    run_training(overrides, out, Console(), config_dir)
 
 
-def _print_choices(console: Console) -> None:
+def _print_choices(console: Console, config_dir: Path | None) -> None:
     from spear_training.choices import GROUPS, list_choices
 
     for group in GROUPS:
         console.print(f"[bold]{group}[/bold]")
-        for name, title in list_choices(group).items():
+        for name, title in list_choices(group, config_dir).items():
             console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
     console.print("A preset of the paper as the authors' code has it: preset=official/NAME")
 

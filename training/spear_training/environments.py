@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, field
+from dataclasses import dataclass as plain_dataclass
+from typing import Any, ClassVar
 
 import gymnasium as gym
+from pydantic import ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 
+from spear_agents.evaluate import choose_template
+from spear_agents.prompting import disarm_context
 from spear_agents.trajectory import Layout
-from spear_envs.core.errors import SpearError
+from spear_envs.core.env import text_of
 from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.prompts import IMAGE, PromptContext
+from spear_training.algorithms.records import STRICT, Record, number
 
 
-@dataclass(frozen=True)
-class EnvironmentSettings:
+@dataclass(frozen=True, config=STRICT)
+class EnvironmentSettings(Record):
     """The ``spear.env`` node: an environment id, its keywords, and the prompt."""
+
+    PATH: ClassVar[str] = "spear.env"
 
     id: str = "spear/Sokoban-v0"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of ``gym.make`` besides ``split``."""
     train_split: str = "train"
     valid_split: str = "valid"
+    """The second of the environment's splits where None is given."""
     template: str = "default"
     layout: Layout = Layout.PER_TURN
-    history: int = 2
+    history: int = number(2, at_least=0)
     """Turns of history in a ``per_turn`` prompt."""
 
+    @field_validator("valid_split", mode="before")
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> EnvironmentSettings:
-        """Build from a plain mapping; without a ``valid_split`` it is the second of the environment's splits.
-
-        Raises:
-            SpearError: a key does not exist (the nearest one is named), the layout is unknown, or there is no such
-                environment.
-        """
-        names = [item.name for item in fields(cls)]
-        for key in mapping:
-            if key not in names:
-                near = difflib.get_close_matches(str(key), names, 1)
-                hint = f"did you mean spear.env.{near[0]}?" if near else f"there are {', '.join(names)}"
-                raise SpearError(f"spear.env.{key} is not a setting; {hint}")
-        values = dict(mapping)
-        try:
-            values["layout"] = Layout(values.get("layout", Layout.PER_TURN))
-        except ValueError:
-            choices = ", ".join(layout.value for layout in Layout)
-            raise SpearError(f"spear.env.layout cannot be {values['layout']!r}; choose {choices}") from None
-        if not values.get("valid_split"):
-            splits = find_splits(str(values.get("id", cls.id)))
-            values["valid_split"] = (splits[1:] or splits)[0]
-        return cls(**values)
+    def _choose_split(cls, value: Any, info: ValidationInfo) -> Any:
+        splits = find_splits(info.data["id"]) if value is None and "id" in info.data else ()
+        return (splits[1:] or splits)[0] if splits else value
 
 
 def make_environment(settings: EnvironmentSettings, *, split: str) -> gym.Env:
@@ -61,3 +51,68 @@ def make_environment(settings: EnvironmentSettings, *, split: str) -> gym.Env:
         SpearError: the id is not registered or a keyword does not fit.
     """
     return make_env(settings.id, split, settings.kwargs)
+
+
+@plain_dataclass(frozen=True)
+class SplitFacts:
+    """Which tasks a split has, so that two runs can be told to be on the same ones."""
+
+    split: str
+    tasks: int
+    fingerprint: str
+
+
+@plain_dataclass(frozen=True)
+class EnvironmentFacts:
+    """What a training must know of its environment before it starts."""
+
+    id: str
+    max_turns: int
+    shows_picture: bool
+    """Whether the prompt of a first turn has one."""
+    train: SplitFacts
+    valid: SplitFacts
+
+    def describe_tasks(self) -> dict[str, Any]:
+        """The splits as JSON has them."""
+        return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
+
+
+def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
+    """Make the environment of each split once, and look at it.
+
+    Raises:
+        SpearError: the environment cannot be made, or it has no such template.
+    """
+    splits = []
+    for split in (settings.valid_split, settings.train_split):
+        env: Any = make_environment(settings, split=split)
+        try:
+            template = choose_template(env, settings.template)
+            observation, info = env.reset(seed=0)
+            splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
+            max_turns = env.max_turns
+        finally:
+            env.close()
+    context = PromptContext(
+        instruction=info["instruction"],
+        observation=text_of(observation),
+        admissible_actions=info["admissible_actions"],
+        history=(),
+        turn=1,
+        max_turns=max_turns,
+    )
+    shows_picture = IMAGE in template.render(disarm_context(context))
+    return EnvironmentFacts(settings.id, max_turns, shows_picture, train=splits[1], valid=splits[0])
+
+
+def count_turns(settings: EnvironmentSettings) -> int:
+    """Turn limit of an environment, which is made only where its keywords do not tell."""
+    given = settings.kwargs.get("max_turns")
+    if given is not None:
+        return int(given)
+    env: Any = make_environment(settings, split=settings.valid_split)
+    try:
+        return int(env.unwrapped.max_turns)
+    finally:
+        env.close()

@@ -11,23 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
+from spear_envs.core.errors import SpearError
 from spear_envs.data.space import format_bytes
-from spear_training.choices import list_choices
+from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
 from spear_training.planning.architecture import find_architecture
-from spear_training.presets.loader import list_presets, load_preset
+from spear_training.presets import list_presets
 
 __all__ = ["ModelListing", "Need", "Place", "PresetListing", "find_cache", "survey_models", "survey_presets"]
 
-ROOT = "spear.yaml"
-"""The configuration whose defaults hold where a preset chooses nothing."""
 BYTES_PER_PARAMETER = 2
 """Published weights are in bfloat16."""
 
@@ -102,28 +98,21 @@ class PresetListing:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """What the file of a preset chooses."""
-
-    environment: str
-    model: str | None
-    algorithm: str
-    env_kwargs: Mapping[str, Any]
-
-
-def survey_models() -> list[ModelListing]:
+def survey_models(config_dir: Path | None = None) -> list[ModelListing]:
     """All models, sorted by name."""
-    return [_describe_model(name, title) for name, title in list_choices("model").items()]
+    return [_describe_model(name, title, config_dir) for name, title in list_choices("model", config_dir).items()]
 
 
-def _describe_model(name: str, title: str) -> ModelListing:
-    hub_id = _dig(_read_config(f"model/{name}"), "actor_rollout_ref", "model", "path")
+def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelListing:
+    hub_id = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
     if hub_id is None:
         return ModelListing(name, title, Place.MADE)
-    parameters = find_architecture(hub_id).parameters
+    try:
+        parameters = find_architecture(hub_id).parameters
+    except SpearError:  # a user's own, of any size
+        parameters = None
     place = _look_up(find_cache() / f"models--{hub_id.replace('/', '--')}")
-    missing = None if place is Place.CACHED else parameters * BYTES_PER_PARAMETER
+    missing = None if place is Place.CACHED or parameters is None else parameters * BYTES_PER_PARAMETER
     return ModelListing(name, title, place, hub_id, parameters, missing)
 
 
@@ -161,57 +150,48 @@ def _is_whole(snapshot: Path) -> bool:
     return bool(files) and all((snapshot / str(file)).is_file() for file in files)
 
 
-def survey_presets() -> list[PresetListing]:
-    """All presets, sorted by name: those of the paper, and ours."""
-    models = {model.name: model for model in survey_models()}
+def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:
+    """All presets, sorted by name: those of the paper, ours, and those in ``config_dir``."""
+    models = {model.name: model for model in survey_models(config_dir)}
+    defaults = [entry for entry in _read("spear", config_dir)["defaults"] if isinstance(entry, Mapping)]
     listings = []
     of_paper = list_presets()
-    for name, title in list_choices("preset").items():
-        chosen = _read_paper(name) if name in of_paper else _read_ours(name)
-        env_id = _dig(_read_config(f"environment/{chosen.environment}"), "spear", "env", "id")
+    for name, title in list_choices("preset", config_dir).items():
+        found, kwargs = _read_chosen(f"preset/{name}", config_dir)
+        chosen = {group: choice for entry in [*defaults, found] for group, choice in entry.items()}
+        environment, model = chosen["environment"], chosen["model"]
+        env_id = _dig(_read(f"environment/{environment}", config_dir), "spear", "env", "id")
         needs = (
-            *_list_data_needs(env_id, chosen.env_kwargs),
-            *_list_model_needs(None if chosen.model is None else models[chosen.model], env_id, name in of_paper),
+            *_list_data_needs(env_id, kwargs),
+            *_list_model_needs(None if model is None else models[model], env_id, name in of_paper),
         )
         listings.append(
-            PresetListing(
-                name, title, name in of_paper, chosen.environment, env_id, chosen.model, chosen.algorithm, needs
-            )
+            PresetListing(name, title, name in of_paper, environment, env_id, model, chosen["algorithm"], needs)
         )
     return listings
 
 
-def _read_paper(name: str) -> _Chosen:
-    preset = load_preset(name)
-    return _Chosen(preset["environment"], preset["model"], _read_defaults(ROOT)["algorithm"], preset["env_kwargs"])
-
-
-def _read_ours(name: str) -> _Chosen:
-    chosen = {**_read_defaults(ROOT), **_read_defaults(f"preset/{name}.yaml")}
-    kwargs: dict[str, Any] = {}
-    for path in (f"fit/{chosen['fit']}" if "fit" in chosen else None, f"preset/{name}"):
-        if path is not None:
-            kwargs |= _dig(_read_config(path), "spear", "env", "kwargs") or {}
-    return _Chosen(chosen["environment"], chosen["model"], chosen["algorithm"], kwargs)
-
-
-def _read_defaults(path: str) -> dict[str, Any]:
-    """The choices of a file's defaults list: ``override /environment: code`` and ``/fit/tiny_code`` alike."""
+def _read_chosen(path: str, config_dir: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file and those it is based on choose, by group, and their keywords of the environment."""
     chosen: dict[str, Any] = {}
-    for entry in _read_config(path.removesuffix(".yaml")).get("defaults", ()):
-        if isinstance(entry, Mapping):
+    kwargs: dict[str, Any] = {}
+    content = _read(path, config_dir)
+    for entry in content.get("defaults", ()):
+        if isinstance(entry, Mapping):  # override /environment: code
             chosen |= {group.rpartition(" ")[2].lstrip("/"): choice for group, choice in entry.items()}
-        elif entry.startswith("/"):
-            group, _, choice = entry.lstrip("/").rpartition("/")
-            chosen[group] = choice
-    return {group: choice for group, choice in chosen.items() if "${" not in str(choice)}
+        elif entry != "_self_":  # /fit/tiny_code, or base/agent of the same group
+            below = entry[1:] if entry.startswith("/") else f"{path.rpartition('/')[0]}/{entry}"
+            group, _, name = below.rpartition("/")
+            more, keywords = _read_chosen(below, config_dir)
+            chosen |= {**more, group: name}
+            kwargs |= keywords
+    return chosen, kwargs | (_dig(content, "spear", "env", "kwargs") or {})
 
 
-@lru_cache(maxsize=64)
-def _read_config(path: str) -> dict[str, Any]:
-    file = resources.files("spear_training") / "config" / f"{path}.yaml"
-    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return content
+@lru_cache(maxsize=128)
+def _read(path: str, config_dir: Path | None) -> dict[str, Any]:
+    files = [folder / f"{path}.yaml" for folder in (CONFIG, *find_user_folder(config_dir))]
+    return read_config(next((file for file in files if file.is_file()), files[-1]))
 
 
 def _dig(content: Any, *keys: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,21 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from spear_agents.engines.vision import has_vision
-from spear_agents.evaluate import choose_template
 from spear_agents.files import explain_unwritable, write_json, write_text
-from spear_agents.prompting import check_taken_keywords, disarm_context
-from spear_envs.core.env import text_of
+from spear_agents.prompting import check_taken_keywords
 from spear_envs.core.errors import SpearError
-from spear_envs.core.prompts import IMAGE, PromptContext
+from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.checkpoints import Resume, check_files, check_origin, is_finished
-from spear_training.choices import GROUPS, check_choice
+from spear_training.checkpoints import check_files, check_origin, is_finished
+from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
-from spear_training.environments import EnvironmentSettings, make_environment
-from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
-from spear_training.recording import RecordSettings
+from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
+from spear_training.settings import RunSettings
 from spear_training.supervise import hold_lock
 from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
@@ -40,8 +39,6 @@ ROOT = "spear"
 """The configuration that all others are choices in."""
 POLICY = "policy"
 """Folder of a run's own warm start, where its configuration asks for one."""
-RUN_KEYS = ("env", "seed", "deterministic", "resume", "keep_best", "warm_start", "vision_start", "record")
-"""Keys of the ``spear`` node that steer the run; the others are :class:`SpearSettings`."""
 
 CHANGEABLE = (
     "spear.resume",
@@ -65,7 +62,6 @@ CHANGEABLE = (
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
 WHOLE_NUMBERS = (
-    "spear.seed",
     "trainer.log_val_generations",
     "trainer.total_training_steps",
     "data.train_batch_size",
@@ -73,38 +69,54 @@ WHOLE_NUMBERS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size",
 )
 """Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
-MAY_BE_ZERO = ("spear.seed", "trainer.log_val_generations")
+MAY_BE_ZERO = ("trainer.log_val_generations",)
 
 
-def read_settings(node: Any) -> SpearSettings:
-    """The algorithm's settings in the ``spear`` node of a configuration.
+@dataclass(frozen=True)
+class Training:
+    """A training that may start: its configuration, what that says in ``spear``, and the environment it plays."""
+
+    config: DictConfig
+    settings: RunSettings
+    environment: EnvironmentFacts
+
+
+def compose_training(overrides: Sequence[str], out: Path, *, config_dir: Path | None = None) -> Training:
+    """Compose what ``overrides`` say of a run in ``out``; it must be complete (name a model) and make sense.
 
     Raises:
-        SpearError: a key or a value is wrong.
+        SpearError: as :func:`compose_config` and :func:`check_config`, or no model is named.
     """
-    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
-    return SpearSettings.from_mapping({key: value for key, value in plain.items() if key not in RUN_KEYS})
+    config = compose_config(overrides, out, check=False, config_dir=config_dir)
+    settings = RunSettings.from_config(config)
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = _resolve_model(config, settings, out)
+        config.spear.env.valid_split = settings.env.valid_split
+    resolve_custom_reward(config)
+    return check_config(config)
 
 
-def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -> DictConfig:
+def compose_config(
+    overrides: Sequence[str], out: Path, *, check: bool = True, config_dir: Path | None = None
+) -> DictConfig:
     """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
 
-    With ``check`` it must also be complete (name a model) and make sense.
+    Args:
+        check: whether it must also be complete and make sense, as :func:`compose_training` has it.
+        config_dir: a user's own choices, as :func:`spear_training.choices.find_files` has them.
 
     Raises:
         SpearError: no such choice or key, a value of the wrong kind; one line that names the nearest valid one.
     """
-    store = ConfigStore.instance()
-    store.store(group="spear", name="defaults", node=SpearSettings().to_mapping())
+    if check:
+        return compose_training(overrides, out, config_dir=config_dir).config
+    ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
     GlobalHydra.instance().clear()
-    search = "hydra.searchpath=[pkg://verl.trainer.config]"
+    folders = ["pkg://verl.trainer.config", *(f"file://{folder.resolve()}" for folder in find_user_folder(config_dir))]
+    search = f"hydra.searchpath=[{','.join(map(quote_value, folders))}]"
     choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
     for group, _, choice in (choice.partition("=") for choice in choices):
-        check_choice(group, choice)
-        flavour, _, name = choice.rpartition("/")
-        if group == "preset" and name in list_presets():
-            node = build_configuration(load_preset(name, flavour or FLAVOURS[0]))
-            store.store(group=f"preset/{flavour}".rstrip("/"), name=name, node=node, package="_global_")
+        check_choice(group, choice, config_dir)
     with initialize_config_module("spear_training.config", version_base=None):
         try:
             base = config = compose(ROOT, overrides=[search, *choices])
@@ -113,24 +125,18 @@ def compose_config(overrides: Sequence[str], out: Path, *, check: bool = True) -
             others = [check_override(override, config) for override in others]
             if others:
                 config = compose(ROOT, overrides=[search, *choices, *others])
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
-    settings = read_settings(config.spear)
+    settings = RunSettings.from_config(config)
     if others:
         _check_changes(base, config)
     with open_dict(config):
-        for key, needed, _ in _list_derived(settings):
+        for key, needed, _ in _list_derived(settings.algorithm):
             OmegaConf.update(config, key, bool(OmegaConf.select(config, key) or needed))
         config.trainer.default_local_dir = str(out.resolve() / "checkpoints")
         if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
             # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
-        if check:
-            config.actor_rollout_ref.model.path = _resolve_model(config, out)
-            resolve_custom_reward(config)
-            if isinstance(config.spear.env, DictConfig):
-                config.spear.env.valid_split = _read_environment(config).valid_split
-            check_config(config)
     return config
 
 
@@ -149,14 +155,9 @@ def quote_value(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
-def makes_policy(config: DictConfig) -> bool:
-    """Whether a training makes its own tiny policy before it starts."""
-    return config.spear.warm_start is not None or config.spear.vision_start is not None
-
-
-def _resolve_model(config: DictConfig, out: Path) -> str:
+def _resolve_model(config: DictConfig, settings: RunSettings, out: Path) -> str:
     name = config.actor_rollout_ref.model.path
-    if name is None and makes_policy(config):
+    if name is None and settings.makes_policy:
         return str((out / POLICY).resolve())
     if name is None:
         raise SpearError(
@@ -233,24 +234,21 @@ def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
     )
 
 
-def check_config(config: DictConfig) -> None:
-    """Check what can be checked without starting anything.
+def check_config(config: DictConfig) -> Training:
+    """Check what can be checked without starting anything but the environment.
 
     Raises:
         SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
     """
-    settings = read_settings(config.spear)
-    for key, needed, advice in _list_derived(settings):
+    settings = RunSettings.from_config(config)
+    for key, needed, advice in _list_derived(settings.algorithm):
         if OmegaConf.select(config, key) != needed:
             raise SpearError(f"{key} can only be {needed!r} here: {advice}")
-    if settings.loss.aggregation.value == "sum-norm":
+    if settings.algorithm.loss.aggregation is Aggregation.SUM_NORM:
         raise SpearError(
             "spear.loss.aggregation=sum-norm depends on the micro-batch size; "
             "take seq-mean-token-sum-norm (the same up to scale)"
         )
-    choices = [choice.value for choice in Resume]
-    if config.spear.resume not in choices:
-        raise SpearError(f"spear.resume must be one of {', '.join(choices)}, not {config.spear.resume!r}")
     for key in WHOLE_NUMBERS:
         value = OmegaConf.select(config, key)
         least = 0 if key in MAY_BE_ZERO else 1
@@ -258,20 +256,23 @@ def check_config(config: DictConfig) -> None:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     _check_hardware(config)
     check_rollouts(config)
-    RolloutCorrection.from_mapping(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
-    if not isinstance(config.spear.env, DictConfig):
-        raise SpearError(f"spear.env must be a mapping of settings, not {config.spear.env!r}")
-    if not isinstance(config.spear.record, DictConfig):
-        raise SpearError(f"spear.record must be a mapping of settings, not {config.spear.record!r}")
-    RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record, resolve=True))
+    RolloutCorrection.from_node(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
     check_taken_keywords(config.data.apply_chat_template_kwargs or {})
-    environment = _read_environment(config)
     name = config.actor_rollout_ref.model.path
-    made_here = makes_policy(config) and not Path(name).is_dir()
-    vision = config.spear.vision_start is not None if made_here else has_vision(name)
-    if vision and settings.advantage.needs_critic:
+    made_here = settings.makes_policy and not Path(name).is_dir()
+    vision = settings.vision_start is not None if made_here else has_vision(name)
+    if vision and settings.algorithm.advantage.needs_critic:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
-    _check_environment(environment, config.data.train_batch_size, vision)
+    environment = inspect_environment(settings.env)
+    size, train = config.data.train_batch_size, environment.train
+    if train.tasks < size:
+        raise SpearError(f"data.train_batch_size={size} exceeds the {train.tasks} tasks of the split {train.split}")
+    if environment.shows_picture and not vision:
+        raise SpearError(
+            f"the prompt of {environment.id} shows a picture, which the model cannot read: "
+            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
+        )
+    return Training(config, settings, environment)
 
 
 def _check_hardware(config: DictConfig) -> None:
@@ -297,44 +298,14 @@ def _check_hardware(config: DictConfig) -> None:
             )
 
 
-def _read_environment(config: DictConfig) -> EnvironmentSettings:
-    return EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
-
-
-def _check_environment(settings: EnvironmentSettings, train_batch_size: int, vision: bool) -> None:
-    for split in (settings.valid_split, settings.train_split):
-        env: Any = make_environment(settings, split=split)
-        try:
-            template = choose_template(env, settings.template)
-            observation, info = env.reset(seed=0)
-        finally:
-            env.close()
-    if len(env.tasks) < train_batch_size:
-        raise SpearError(
-            f"data.train_batch_size={train_batch_size} exceeds the {len(env.tasks)} tasks of the split {split}"
-        )
-    context = PromptContext(
-        instruction=info["instruction"],
-        observation=text_of(observation),
-        admissible_actions=info["admissible_actions"],
-        history=(),
-        turn=1,
-        max_turns=env.max_turns,
-    )
-    if IMAGE in template.render(disarm_context(context)) and not vision:
-        raise SpearError(
-            f"the prompt of {settings.id} shows a picture, which the model cannot read: "
-            "choose a text view (Sokoban: spear.env.kwargs.modality=text) or a Qwen2.5-VL"
-        )
-
-
-def prepare_run(config: DictConfig, out: Path) -> int | None:
+def prepare_run(training: Training, out: Path) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
     Raises:
         SpearError: the folder cannot be written, it holds a run of another configuration, a training is under way in
             it, or the engine that plays the episodes is not installed.
     """
+    config = training.config
     require_backend(config)
     checkpoints = out / "checkpoints"
     try:
@@ -349,21 +320,10 @@ def prepare_run(config: DictConfig, out: Path) -> int | None:
         if checkpoint is not None:
             folder = checkpoints / f"global_step_{checkpoint}"
             check_files(folder)
-            check_origin(folder, flatten_config(config), Resume(config.spear.resume), changeable=CHANGEABLE)
+            check_origin(folder, flatten_config(config), training.settings.resume, changeable=CHANGEABLE)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
-        write_json(out / TASKS_FILE, _describe_tasks(config))
+        write_json(out / TASKS_FILE, training.environment.describe_tasks())
     return checkpoint
-
-
-def _describe_tasks(config: DictConfig) -> dict[str, Any]:
-    """Which tasks a run is on, so that two runs can be told to be on the same ones."""
-    environment = _read_environment(config)
-    described = {}
-    for name, split in (("train", environment.train_split), ("valid", environment.valid_split)):
-        env: Any = make_environment(environment, split=split)
-        described[name] = {"split": split, "tasks": len(env.tasks), "fingerprint": env.tasks.fingerprint}
-        env.close()
-    return {"environment": environment.id, **described}
 
 
 def repair_tracker(checkpoints: Path) -> int | None:

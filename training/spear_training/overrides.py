@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from click.shell_completion import CompletionItem
 
-from spear_training.choices import GROUPS, list_choices, list_official
-from spear_training.presets.loader import FLAVOURS
+from spear_training.choices import CONFIG_DIR, GROUPS, OFFICIAL, list_choices, list_official
 
-__all__ = ["OVERRIDE", "Override"]
+__all__ = ["CONFIG_DIR_OPTION", "OVERRIDE", "Override"]
 
 
 class Override(click.ParamType):
@@ -23,8 +24,8 @@ class Override(click.ParamType):
             return [CompletionItem(f"{name}=") for name in GROUPS if name.startswith(group)]
         if group not in GROUPS:
             return []
-        choices = list_choices(group)
-        if group == "preset" and begun.startswith(FLAVOURS[1][:1]):  # as many again, so only when they are asked for
+        choices = list_choices(group, ctx.params.get("config_dir"))
+        if group == "preset" and begun.startswith(OFFICIAL[:1]):  # as many again, so only when they are asked for
             choices |= {name: choices[name.rpartition("/")[2]] for name in list_official()}
         return [
             CompletionItem(f"{group}={choice}", help=title)
@@ -34,3 +35,9 @@ class Override(click.ParamType):
 
 
 OVERRIDE = Override()
+CONFIG_DIR_OPTION = click.option(
+    "--config-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar=CONFIG_DIR,
+    help="Folder with choices of your own: algorithm/NAME.yaml, preset/NAME.yaml, ...",
+)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_agents.records import EPISODES, SETTINGS
 from spear_agents.trajectory import Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.records import STRICT, Record, number
 
 FOLDER = "rollouts"
 """Folder of the episodes within a run."""
@@ -21,24 +24,14 @@ VALIDATIONS = "validations"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RecordSettings:
+@dataclass(frozen=True, config=STRICT)
+class RecordSettings(Record):
     """The ``spear.record`` node: at step 1 and every ``every`` steps after it, ``episodes`` are kept; 0 for none."""
 
-    every: int = 10
-    episodes: int = 4
+    PATH: ClassVar[str] = "spear.record"
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> RecordSettings:
-        """Build from a plain mapping.  Raises SpearError where a key does not exist or a value is out of range."""
-        names = [item.name for item in fields(cls)]
-        for key, value in mapping.items():
-            if key not in names:
-                raise SpearError(f"spear.record.{key} is not a setting; there are {', '.join(names)}")
-            least = 1 if key == "every" else 0
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise SpearError(f"spear.record.{key} must be a whole number, {least} or more, not {value!r}")
-        return cls(**mapping)
+    every: int = number(10, at_least=1)
+    episodes: int = number(4, at_least=0)
 
     def count(self, step: int) -> int:
         """Episodes that are kept of a step (from 1)."""

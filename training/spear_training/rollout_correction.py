@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.records import STRICT, Record
 
 LEVELS = ("token", "sequence")
 REJECTIONS = (
@@ -19,8 +21,8 @@ REJECTIONS = (
 _NODE = "algorithm.rollout_correction"
 
 
-@dataclass(frozen=True)
-class RolloutCorrection:
+@dataclass(frozen=True, config=STRICT)
+class RolloutCorrection(Record):
     """Importance weights and rejections of sampled tokens, r = pi_trainer / pi_rollout; names and meanings are verl's.
 
     Attributes:
@@ -35,13 +37,15 @@ class RolloutCorrection:
             for k1; the greatest divergence for k2 and k3.
     """
 
+    PATH: ClassVar[str] = _NODE
+
     rollout_is: str | None = None
     rollout_is_threshold: str | float = 2.0
     rollout_is_batch_normalize: bool = False
     rollout_rs: str | None = None
     rollout_rs_threshold: str | float | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.rollout_is is not None and self.rollout_is not in LEVELS:
             raise SpearError(f"{_NODE}.rollout_is must be null, {' or '.join(LEVELS)}, not {self.rollout_is!r}")
         _check_bounds("rollout_is_threshold", self.rollout_is_threshold)
@@ -62,14 +66,13 @@ class RolloutCorrection:
             _check_bounds("rollout_rs_threshold", bound, both=name.endswith("k1"))
 
     @classmethod
-    def from_mapping(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
-        """From verl's configuration; None where it changes nothing.
+    def from_node(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
+        """From verl's node, which has other keys, too; None where it changes nothing.
 
         Raises:
             SpearError: a value has no meaning, or weights are asked for without the trainer's own log-probs.
         """
-        own = {name: node[name] for name in cls.__dataclass_fields__ if name in node}
-        made = cls(**own)
+        made = cls(**{name: node[name] for name in cls.__dataclass_fields__ if name in node})
         if made.rollout_is is None and made.rollout_rs is None:
             return None
         if node.get("bypass_mode"):

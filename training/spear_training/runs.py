@@ -14,7 +14,8 @@ from spear_agents.files import explain_unwritable
 from spear_agents.metrics import read_history
 from spear_training.advising import Adviser
 from spear_training.dry_run import choose_warm_start, show_cuts
-from spear_training.launch import POLICY, compose_config, makes_policy, prepare_run
+from spear_training.guidance import RunShape
+from spear_training.launch import POLICY, compose_training, prepare_run
 from spear_training.plots import plot_curves
 from spear_training.supervise import Observer, supervise_training
 
@@ -97,26 +98,28 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
             make_tiny_vision_policy(settings, folder, lambda done, total: observe("training steps", done, total))
 
 
-def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> None:
+def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
     """Compose, check, train with a progress bar, and draw the curves; make the policy first where there is none.
 
     Raises:
         SpearError: anything a user can mend.
     """
-    config = compose_config(overrides, out)
+    training = compose_training(overrides, out, config_dir=config_dir)
+    config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)
-    checkpoint = prepare_run(config, out)
+    checkpoint = prepare_run(training, out)
     if checkpoint is not None and checkpoint >= total:
         console.print(f"{out} has its {total} steps already")
     else:
         if checkpoint is not None:
             console.print(f"resuming {out} after step {checkpoint}")
-        if makes_policy(config):
-            show_cuts(overrides, console)
+        if settings.makes_policy:
+            show_cuts(overrides, console, config_dir)
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
-                make_policy(choose_warm_start(config), out / POLICY, console)
-        adviser = Adviser(console, config)
+                make_policy(choose_warm_start(settings), out / POLICY, console)
+        shape = RunShape.of_config(config, training.environment.max_turns)
+        adviser = Adviser(console, settings.algorithm, shape)
         adviser.review_start()
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
@@ -128,7 +131,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console) -> Non
         finally:
             if any("training/global_step" in record for record in read_history(out)):
                 try:
-                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {config.spear.env.id}")
+                    picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {settings.env.id}")
                 except OSError as error:  # must not hide why the training stopped
                     console.print(str(explain_unwritable(out / "curves.png", error)))
                 else:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,70 +9,74 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
-from spear_training.algorithms import SpearSettings
-from spear_training.choices import GROUPS, list_choices
-from spear_training.launch import compose_config, read_settings
-from spear_training.presets import FLAVOURS, build_configuration, list_presets, load_preset
-from spear_training.presets.configuration import DERIVED, PATH_OF_KEY
+from spear_training.choices import GROUPS, list_choices, list_official
+from spear_training.inventory import survey_presets
+from spear_training.launch import compose_config
+from spear_training.presets import list_presets, load_preset
+from spear_training.settings import RunSettings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-NOT_IN_IT = {
-    *("environment", "model"),  # choices of other groups
-    *("max_epochs", "total_steps", "ppo_mini_batch_size", "ppo_mini_batch_unit"),  # steps and tasks are derived
-    *("use_dynamic_batch", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu"),  # tokens are derived
-    *("log_prob_micro_batch_size_per_gpu", "log_prob_max_token_len_per_gpu", "loss_aggregation"),
-    "entropy_coefficient",  # the trainer has no entropy bonus
-}
-"""Keys of a preset that do not appear in the configuration as they are."""
 GPU_CLUSTERS = [name for name in list_choices("cluster") if name != "cpu"]
+MODELS = {preset.name: preset.model for preset in survey_presets() if preset.of_paper and preset.model}
 
 
 def compose(*overrides: str) -> Any:
     return compose_config(overrides, Path("runs/x"), check=False)
 
 
-def test_every_key_of_a_preset_goes_somewhere() -> None:
-    assert set(PATH_OF_KEY) | NOT_IN_IT == set(load_preset("alfworld"))
-    assert not set(PATH_OF_KEY) & NOT_IN_IT
-
-
-def get(node: Mapping[str, Any], path: str) -> Any:
-    for name in path.split("."):
-        node = node[name]
-    return node
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("name", list_presets())
-def test_a_preset_gives_settings_that_hold(name: str, flavour: str) -> None:
-    preset = load_preset(name, flavour)
-    node = build_configuration(preset)
-    own = {key: value for key, value in node["spear"].items() if key != "env"}
-    settings = SpearSettings.from_mapping(own).to_mapping()
-    for key, path in PATH_OF_KEY.items():
-        assert get(node, path) == preset[key] or key == "env_kwargs", key
-        if path.startswith("spear.") and not path.startswith("spear.env"):
-            assert get({"spear": settings}, path) == preset[key], key
-    assert node["spear"]["env"]["kwargs"] == {**preset["env_kwargs"], "max_turns": preset["max_turns"]}
-
-
 @pytest.mark.parametrize(
-    ("name", "flavour", "expected"),
+    ("choice", "expected"),
     [
         # 1,024, 256 and 64 rows are tasks times eight; rows of a micro-batch count as tokens.
-        ("alfworld", "paper", (200, 128, 8 * 2560, 8 * 2560)),
-        ("webshop", "paper", (350, 32, 4 * 5120, 4 * 5120)),
-        ("webshop", "official", (350, 32, 4 * 4608, 4 * 4608)),
-        ("sokoban", "paper", (200, 8, 8 * 2048, 8 * 2048)),
-        ("math", "paper", (300, 32, 18432, 73728)),
-        ("math", "official", (300, 64, 18432, 73728)),
-        ("search", "paper", (300, 32, None, 73728)),
+        ("alfworld", (200, 128, 8 * 2560, 8 * 2560)),
+        ("official/alfworld", (200, 128, 8 * 2560, 8 * 2560)),
+        ("webshop", (350, 32, 4 * 5120, 4 * 5120)),
+        ("official/webshop", (350, 32, 4 * 4608, 4 * 4608)),
+        ("sokoban", (200, 8, 8 * 2048, 8 * 2048)),
+        ("official/sokoban", (200, 8, 8 * 1536, 8 * 1536)),
+        ("math", (300, 32, 18432, 73728)),
+        ("official/math", (300, 64, 18432, 73728)),
+        ("search", (300, 32, 16384, 73728)),  # the first is verl's own
     ],
 )
-def test_what_is_derived(name: str, flavour: str, expected: tuple[int | None, ...]) -> None:
-    preset = load_preset(name, flavour)
-    values = tuple(derive(preset) for derive in DERIVED.values())
-    assert values == (*expected, "seq-mean-token-sum-norm"), "sum-norm is taken for its invariant form"
+def test_what_verl_counts_otherwise_than_the_table(choice: str, expected: tuple[int, ...]) -> None:
+    config = compose(f"preset={choice}", "cluster=8gpu")
+    keys = ("trainer.total_training_steps", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_max_token_len_per_gpu")
+    keys += (f"{ROLLOUT}.log_prob_max_token_len_per_gpu",)
+    assert tuple(OmegaConf.select(config, key) for key in keys) == expected
+    loss = RunSettings.from_config(config).algorithm.loss
+    assert loss.aggregation.value == "seq-mean-token-sum-norm", "sum-norm is taken for its invariant form"
+
+
+@pytest.mark.parametrize("choice", [*list_presets(), *list_official()])
+def test_a_preset_gives_settings_that_hold(choice: str) -> None:
+    settings = RunSettings.from_config(compose(f"preset={choice}"))
+    assert settings.env.kwargs["max_turns"] == load_preset(choice.rpartition("/")[2])["max_turns"]
+    assert settings.algorithm.cov.bounds.value == "fixed" and settings.algorithm.cov.upper in (40, 60)
+
+
+def test_the_authors_presets_differ_as_documented() -> None:
+    paper, authors = (RunSettings.from_config(compose(f"preset={name}webshop")).algorithm for name in ("", "official/"))
+    for node, key, before, after in (
+        ("sil", "coupling", "joint", "sequential"),
+        ("sil", "always_add", False, True),
+        ("sil", "trigger_ratio", 1.0, 1.5),
+        ("reward", "success", 1.0, 10.0),
+        ("reward", "failure", -1.0, 0.0),
+        ("reward", "format", "bonus", "penalty_per_turn"),
+        ("reward", "tool_count", "valid", "steps"),
+        ("cov", "scope", "position", "batch"),
+        ("filter", "void", "trajectory", "turn"),
+        ("replay", "power_of_two", False, True),
+        ("replay", "max_age", None, 5),
+    ):
+        assert (paper.to_mapping()[node][key], authors.to_mapping()[node][key]) == (before, after), key
+    math = RunSettings.from_config(compose("preset=official/math")).algorithm
+    assert (math.reward.format.value, math.filter.void.value, math.replay.require_tool_call) == ("none", "off", True)
+    shapes = [
+        compose(f"preset=official/math_{model}_32b_16k").spear.reward.tool_shape for model in ("qwen2.5", "qwen3")
+    ]
+    assert shapes == ["linear", "any_if_correct"]
 
 
 def validate(config: Any) -> None:
@@ -86,10 +89,10 @@ def validate(config: Any) -> None:
     validate_config(config, use_reference_policy=False, use_critic=False)
     for node in (config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm):
         omega_conf_to_dataclass(node)
-    read_settings(config.spear)
+    RunSettings.from_config(config)
 
 
-@pytest.mark.parametrize("name", [name for name in list_presets() if load_preset(name)["model"]])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_row_of_the_paper_on_each_cluster_is_a_configuration_of_verl(name: str) -> None:
     preset = load_preset(name)
     for cluster in GPU_CLUSTERS:
@@ -103,7 +106,7 @@ def test_a_row_of_the_paper_on_each_cluster_is_a_configuration_of_verl(name: str
         assert rollout.tensor_model_parallel_size == (1 if alone else preset["tensor_parallel_size"])
         assert actor.ulysses_sequence_parallel_size == (1 if alone else preset["sequence_parallel_size"])
         assert config.ray_kwargs.ray_init.get("num_gpus") is None, "Ray refuses it in a cluster that is there already"
-        assert actor.fsdp_config.optimizer_offload == (alone or preset["model"].endswith("32b"))
+        assert actor.fsdp_config.optimizer_offload == (alone or MODELS[name].endswith("32b"))
         # Only a row of 32K tokens does not fit into the micro-batch of a single GPU: `check_config` says so.
         fits = actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size
         assert fits >= preset["max_prompt_length"] + preset["max_response_length"] or (
@@ -116,7 +119,7 @@ def test_a_row_of_the_paper_on_each_cluster_is_a_configuration_of_verl(name: str
 def test_the_authors_variant_is_a_configuration_of_verl(name: str) -> None:
     config = compose(f"preset=official/{name}", "cluster=8gpu")
     validate(config)
-    settings = read_settings(config.spear)
+    settings = RunSettings.from_config(config).algorithm
     assert settings.sil.coupling.value == "sequential" and settings.replay.power_of_two
 
 
@@ -124,7 +127,7 @@ def test_the_authors_variant_is_a_configuration_of_verl(name: str) -> None:
 def test_a_dry_run_shrinks_everything_but_the_algorithm(name: str) -> None:
     full, dry = compose(f"preset={name}"), compose(f"preset={name}", "model=tiny")
     validate(dry)
-    before, after = (read_settings(config.spear).to_mapping() for config in (full, dry))
+    before, after = (RunSettings.from_config(config).algorithm.to_mapping() for config in (full, dry))
     before["replay"]["capacity"] = after["replay"]["capacity"]
     assert before == after, "only the buffer is smaller"
     assert dry.trainer.total_training_steps == 2 and dry.actor_rollout_ref.model.path is None
@@ -132,10 +135,14 @@ def test_a_dry_run_shrinks_everything_but_the_algorithm(name: str) -> None:
 
 
 def test_an_algorithm_wins_over_the_preset_and_the_command_line_over_both() -> None:
-    settings = read_settings(compose("preset=webshop_qwen2.5_7b", "algorithm=grpo", "spear.clip.low=0.1").spear)
+    settings = RunSettings.from_config(
+        compose("preset=webshop_qwen2.5_7b", "algorithm=grpo", "spear.clip.low=0.1")
+    ).algorithm
     assert (settings.sil.enabled, settings.clip.high, settings.clip.low) == (False, 0.2, 0.1)
     # The order in which they are given does not matter.
-    again = read_settings(compose("spear.clip.low=0.1", "algorithm=grpo", "preset=webshop_qwen2.5_7b").spear)
+    again = RunSettings.from_config(
+        compose("spear.clip.low=0.1", "algorithm=grpo", "preset=webshop_qwen2.5_7b")
+    ).algorithm
     assert settings == again
 
 

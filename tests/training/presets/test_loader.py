@@ -11,7 +11,7 @@ TABLE = {
     "train_batch_size": (32, 32, 128, 32, 128),
     "val_data_size": (128,) * 5,
     "ppo_mini_batch_size": (1024, 256, 32, 64, 32),
-    "ppo_max_token_len_per_gpu": (None, None, 18432, None, None),
+    "ppo_max_token_len_per_gpu": (None, None, 18432, None, 16384),  # the last is a dash there, and verl's own here
     "ppo_micro_batch_size_per_gpu": (8, 4, None, 8, None),
     "log_prob_max_token_len_per_gpu": (None, None, 73728, None, 73728),
     "log_prob_micro_batch_size_per_gpu": (8, 4, None, 8, None),
@@ -44,21 +44,17 @@ TABLE = {
 }
 
 
+LONG = {"max_turns": 15, "max_response_length": 30000}
 ROWS = {
-    "alfworld_qwen2.5_1.5b": ("alfworld", {"model": "qwen2.5_1.5b"}),
-    "alfworld_qwen2.5_7b": ("alfworld", {"model": "qwen2.5_7b"}),
-    "webshop_qwen2.5_1.5b": ("webshop", {"model": "qwen2.5_1.5b"}),
-    "webshop_qwen2.5_7b": ("webshop", {"model": "qwen2.5_7b"}),
-    "sokoban_qwen2.5_vl_3b": ("sokoban", {"model": "qwen2.5_vl_3b"}),
-    "math_32k": ("math", {"max_turns": 15, "max_response_length": 30000}),
-    "math_qwen2.5_32b_16k": ("math", {"model": "qwen2.5_32b"}),
-    "math_qwen2.5_32b_32k": ("math_32k", {"model": "qwen2.5_32b"}),
-    "math_qwen3_32b_16k": ("math", {"model": "qwen3_32b"}),
-    "math_qwen3_32b_32k": ("math_32k", {"model": "qwen3_32b"}),
-    "search_qwen2.5_7b": ("search", {"model": "qwen2.5_7b"}),
-    "search_qwen2.5_14b": ("search", {"model": "qwen2.5_14b"}),
+    **{f"alfworld_qwen2.5_{size}": ("alfworld", {}) for size in ("1.5b", "7b")},
+    **{f"webshop_qwen2.5_{size}": ("webshop", {}) for size in ("1.5b", "7b")},
+    **{f"search_qwen2.5_{size}": ("search", {}) for size in ("7b", "14b")},
+    **{f"math_{model}_32b_16k": ("math", {}) for model in ("qwen2.5", "qwen3")},
+    **{f"math_{model}_32b_32k": ("math", LONG) for model in ("qwen2.5", "qwen3")},
+    "math_32k": ("math", LONG),
+    "sokoban_qwen2.5_vl_3b": ("sokoban", {}),
 }
-"""Rows of the result tables: what each inherits from, and what it says itself."""
+"""Rows of the result tables: the column of each, and what it says itself."""
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -69,7 +65,7 @@ def test_a_preset_is_its_column_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_its_column_with_a_model_and_a_context(name: str) -> None:
+def test_a_row_is_its_column_with_a_context(name: str) -> None:
     parent, own = ROWS[name]
     assert load_preset(name) == load_preset(parent) | own
 
@@ -83,30 +79,13 @@ def test_the_list_of_presets() -> None:
 def test_a_preset_has_all_keys_and_no_other(name: str, flavour: str) -> None:
     preset = load_preset(name, flavour)
     assert preset.keys() == load_preset("alfworld").keys()
-    assert [key for key, value in preset.items() if isinstance(value, dict)] == ["env_kwargs"]
+    assert preset.keys() == {*TABLE, "rollout_temperature", "rollout_top_p"}
 
 
-def test_flavours_differ_as_documented() -> None:
-    paper, official = (load_preset("webshop", flavour) for flavour in FLAVOURS)
-    for key, values in {
-        "sil_coupling": ("joint", "sequential"),
-        "outcome_success": (1.0, 10.0),
-        "outcome_failure": (-1.0, 0.0),
-        "format_mode": ("bonus", "penalty_per_turn"),
-        "tool_count": ("valid", "steps"),
-        "cov_scope": ("position", "batch"),
-        "void_filter": ("trajectory", "turn"),
-        "always_add": (False, True),
-        "trigger_ratio": (1.0, 1.5),
-        "power_of_two": (False, True),
-        "max_age": (None, 5),
-    }.items():
-        assert (paper[key], official[key]) == values, key
+def test_flavours_differ() -> None:
     assert [load_preset("alfworld", flavour)["warmup_steps"] for flavour in FLAVOURS] == [100, 200]
     assert [load_preset("math", flavour)["ppo_mini_batch_size"] for flavour in FLAVOURS] == [32, 64]
-    assert load_preset("math", "official")["format_mode"] == "none"
-    shapes = [load_preset(f"math_{model}_32b_16k", "official")["tool_shape"] for model in ("qwen2.5", "qwen3")]
-    assert shapes == ["linear", "any_if_correct"]
+    assert [load_preset("webshop", flavour)["tensor_parallel_size"] for flavour in FLAVOURS] == [2, 1]
 
 
 def test_unknown_names_are_answered_with_the_choices() -> None:
@@ -120,5 +99,5 @@ def test_unknown_names_are_answered_with_the_choices() -> None:
 
 def test_presets_loaded_twice_share_nothing() -> None:
     first = load_preset("math")
-    first["env_kwargs"]["dataset"] = "another"
-    assert load_preset("math")["env_kwargs"] == {"dataset": "dapo-aime"}
+    first["max_turns"] = 99
+    assert load_preset("math")["max_turns"] == 8

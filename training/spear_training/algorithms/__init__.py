@@ -1,4 +1,4 @@
-"""The SPEAR paper as pure functions over tensors, two buffers and one record of settings; torch and numpy only."""
+"""The SPEAR paper as pure functions over tensors, two buffers and one record of settings; no verl, no Ray."""
 
 from spear_envs.core.rewards import compose_reward, cosine_decay, cosine_warmup, tool_call_reward
 from spear_training.algorithms.advantages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spear_envs.core.errors import SpearError
 
 
-class SettingsError(SpearError, ValueError):
+class SettingsError(SpearError):  # no ValueError: pydantic would wrap it
     """A setting does not exist, has the wrong type or is out of range; the message names the key and the mend."""
 
 

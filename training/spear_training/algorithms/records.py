@@ -1,46 +1,80 @@
-"""Frozen records of settings: read from nested mappings, checked, and written back."""
+"""Frozen records of settings: pydantic checks them, and what is wrong is said in one line with its dotted path."""
 
 from __future__ import annotations
 
 import difflib
-import math
-import types
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 from spear_training.algorithms.errors import SettingsError
 
 R = TypeVar("R", bound="Record")
 
-_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""Configuration of every record's dataclass."""
+_LIMITS = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "finite_number": "finite",
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def number(
-    default: Any, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """A numeric field of a :class:`Record` with its range; ``at_least`` and ``at_most`` belong to the range."""
-    return field(default=default, metadata={"at_least": at_least, "above": above, "at_most": at_most})
+    return Field(default=default, ge=at_least, gt=above, le=at_most, lt=below)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Record:
-    """Base of a settings node. Fields are numbers, booleans, enums, ``None`` where optional, or further records."""
+    """Base of a settings node. Fields are numbers, booleans, enums, ``None`` where optional, or further records.
+
+    Whichever way one is made, a SettingsError says what is wrong with it.
+    """
 
     PATH: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for item in fields(self):
-            path = f"{self.PATH}.{item.name}"
-            value = _coerce(path, getattr(self, item.name), hints[item.name])
-            _check_range(path, value, item)
-            object.__setattr__(self, item.name, value)
-        self.check()
-
     def check(self) -> None:
         """Hold the fields against one another; overridden where they depend on each other."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _validate(cls, values: Any, handler: Any) -> Any:
+        try:
+            made = handler(values)
+        except ValidationError as error:
+            raise SettingsError(_explain(cls, error)) from None
+        made.check()
+        return made
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_word(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic would turn into a number or a boolean, and take YAML's words for choices."""
+        kind = _find_kind(cls, str(info.field_name))
+        is_word = isinstance(value, (bool, str))
+        if (kind is bool and not is_word) or (kind in (int, float) and is_word):
+            raise ValueError(value)
+        if kind is str and value is None and cls.__pydantic_fields__[str(info.field_name)].annotation is str:  # type: ignore[attr-defined]
+            return "none"  # a schedule that YAML's `null` names
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            # YAML reads a bare `off` as false, and `null` is a natural way to say none.
+            word = "off" if value is False else "none" if value is None else value
+            return word if word in [member.value for member in kind] else value
+        return value
 
     @classmethod
     def from_mapping(cls: type[R], mapping: Mapping[str, Any] | None) -> R:
@@ -50,120 +84,64 @@ class Record:
             SettingsError: a key does not exist (the message names the nearest one), or a value is of the wrong type or
                 out of range.
         """
-        if mapping is None:
-            return cls()
-        if not isinstance(mapping, Mapping):
-            raise SettingsError(f"{cls.PATH} must be a mapping of settings, not {mapping!r}")
-        hints = get_type_hints(cls)
-        names = {item.name for item in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, value in mapping.items():
-            if key not in names:
-                raise SettingsError(f"{cls.PATH}.{key} is not a setting; {_suggest(cls, str(key))}")
-            kind = hints[key]
-            values[key] = kind.from_mapping(value) if _is_record(kind) else value
-        return cls(**values)
+        return TypeAdapter(cls).validate_python({} if mapping is None else mapping)
 
     def to_mapping(self) -> dict[str, Any]:
         """The record as nested plain values (numbers, booleans, strings, ``None``): JSON-able and YAML-able."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+        plain: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return plain
 
     @classmethod
     def keys(cls) -> Iterator[str]:
         """Dotted paths of all settings below this node, in order of declaration."""
-        hints = get_type_hints(cls)
-        for item in fields(cls):
-            if _is_record(hints[item.name]):
-                yield from hints[item.name].keys()
+        for name in _list_names(cls):
+            kind = _find_kind(cls, name)
+            if isinstance(kind, type) and issubclass(kind, Record):
+                yield from kind.keys()
             else:
-                yield f"{cls.PATH}.{item.name}"
+                yield f"{cls.PATH}.{name}"
 
 
-def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Record)
+def _list_names(cls: type[Record]) -> list[str]:
+    return list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
-        return value.to_mapping()
-    if isinstance(value, tuple):
-        return list(value)
-    return value.value if isinstance(value, Enum) else value
+def _find_kind(cls: type[Record], name: str) -> Any:
+    """Type of a field, without the None of an optional one; a union of several types as it is."""
+    kind = cls.__pydantic_fields__[name].annotation  # type: ignore[attr-defined]
+    options = [option for option in get_args(kind) if option is not type(None)]
+    return options[0] if len(options) == 1 else kind
+
+
+def _explain(cls: type[Record], error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    fault, value = first["type"], first["input"]
+    if not first["loc"]:
+        return f"{cls.PATH} must be a mapping of settings, not {value!r}"
+    name = first["loc"][0]
+    if fault in ("unexpected_keyword_argument", "invalid_key"):
+        return f"{cls.PATH}.{name} is not a setting; {_suggest(cls, str(name))}"
+    if isinstance(name, int):  # a positional argument
+        name = _list_names(cls)[name]
+    path = f"{cls.PATH}.{name}"
+    if fault in _LIMITS:
+        return f"{path} must be {_LIMITS[fault].format(**first.get('ctx', {}))}, not {value!r}"
+    kind = _find_kind(cls, name)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = [member.value for member in kind]
+        near = difflib.get_close_matches(str(value), names, 1)
+        return f"{path} cannot be {value!r}; {f'did you mean {near[0]}?' if near else 'choose ' + ', '.join(names)}"
+    if fault in ("mapping_type", "dataclass_type"):
+        return f"{path} must be a mapping of settings, not {value!r}"
+    return f"{path} must be {_KINDS[kind]}, not {value!r}" if kind in _KINDS else f"{path}: {first['msg']}"
 
 
 def _suggest(cls: type[Record], key: str) -> str:
     """The nearest valid key: a sibling, or else one anywhere below, or else all siblings."""
-    siblings = [item.name for item in fields(cls)]
-    near = difflib.get_close_matches(key, siblings, 1)
-    if near:
-        return f"did you mean {cls.PATH}.{near[0]}?"
+    siblings = {name: f"{cls.PATH}.{name}" for name in _list_names(cls)}
     below = {path.rpartition(".")[2]: path for path in cls.keys()}  # noqa: SIM118 - a class method, no mapping
-    near = difflib.get_close_matches(key, list(below), 1, 0.8)
-    if near:
-        return f"did you mean {below[near[0]]}?"
+    for names, cutoff in ((siblings, 0.6), (below, 0.8)):
+        if near := difflib.get_close_matches(key, list(names), 1, cutoff):
+            return f"did you mean {names[near[0]]}?"
     return f"there are {', '.join(siblings)}"
-
-
-def _coerce(path: str, value: Any, kind: Any) -> Any:
-    """``value`` as an instance of ``kind``, where that loses nothing; else a SettingsError naming the path."""
-    if get_origin(kind) in (Union, types.UnionType):
-        if value is None:
-            return None
-        kind = next(option for option in get_args(kind) if option is not type(None))
-    if _is_record(kind):
-        if not isinstance(value, kind):
-            raise SettingsError(f"{path} must be a {kind.__name__}, not {value!r}")
-        return value
-    if get_origin(kind) is tuple:
-        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-            raise SettingsError(f"{path} must be a list of names, not {value!r}")
-        return tuple(value)
-    if get_origin(kind) is not None:
-        if not isinstance(value, Mapping):
-            raise SettingsError(f"{path} must be a mapping, not {value!r}")
-        return dict(value)
-    if kind is str:
-        return "none" if value is None else str(value)
-    if issubclass(kind, Enum):
-        return _coerce_choice(path, value, kind)
-    if kind is bool:
-        if isinstance(value, str) and value.lower() in _WORDS:
-            return _WORDS[value.lower()]
-        if not isinstance(value, bool):
-            raise SettingsError(f"{path} must be true or false, not {value!r}")
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SettingsError(f"{path} must be a number, not {value!r}")
-    if not math.isfinite(value):
-        raise SettingsError(f"{path} must be finite, not {value!r}")
-    if kind is int and value != int(value):
-        raise SettingsError(f"{path} must be a whole number, not {value!r}")
-    return kind(value)
-
-
-def _coerce_choice(path: str, value: Any, kind: type[Enum]) -> Enum:
-    # YAML reads a bare `off` as false, and `null` is a natural way to say none.
-    names = [member.value for member in kind]
-    if value is False and "off" in names:
-        value = "off"
-    elif value is None and "none" in names:
-        value = "none"
-    try:
-        return kind(value)
-    except ValueError:
-        near = difflib.get_close_matches(str(value), names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(names)}"
-        raise SettingsError(f"{path} cannot be {value!r}; {hint}") from None
-
-
-def _check_range(path: str, value: Any, item: Field[Any]) -> None:
-    limits = item.metadata
-    if value is None or not limits:
-        return
-    low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
-    if low is not None and value < low:
-        raise SettingsError(f"{path} must be at least {low}, not {value}")
-    if above is not None and value <= above:
-        raise SettingsError(f"{path} must be above {above}, not {value}")
-    if high is not None and value > high:
-        raise SettingsError(f"{path} must be at most {high}, not {value}")

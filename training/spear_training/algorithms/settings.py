@@ -6,8 +6,10 @@ Defaults are the library's own choices; the presets of the paper and of the auth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from spear_training.algorithms.choices import (
     Aggregation,
@@ -24,14 +26,14 @@ from spear_training.algorithms.choices import (
     VoidFilter,
 )
 from spear_training.algorithms.errors import SettingsError
-from spear_training.algorithms.records import Record, number
+from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES
 
 Metrics = Mapping[str, float]
 NO_METRICS: Metrics = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SilSettings(Record):
     """Self-imitation: whether, how and how strongly replayed rows are learned from."""
 
@@ -64,7 +66,7 @@ class SilSettings(Record):
         return float(GAMMA.find(self.gamma)(t, self.warmup_steps, metrics, **self.gamma_options))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class RewardSettings(Record):
     """Composition of a trajectory's reward (``eq:rewardtotal``)."""
 
@@ -93,7 +95,7 @@ class RewardSettings(Record):
         return float(MU.find(self.mu)(t, self.decay_steps, metrics, **self.mu_options))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class BaselineSettings(Record):
     """Buffer D_R of group means, from which replayed advantages are recalibrated (``eq:recalibrateadv``)."""
 
@@ -103,7 +105,7 @@ class BaselineSettings(Record):
     """Number of groups; 0 switches recalibration off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ReplaySettings(Record):
     """Replay buffer D (``alg:sal``)."""
 
@@ -118,7 +120,7 @@ class ReplaySettings(Record):
     """Draw the largest power of two of entries, as the authors' code does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CovarianceSettings(Record):
     """Covariance clipping (``eq:clipuniform``); of replayed rows unless ``on_policy`` is set."""
 
@@ -154,7 +156,7 @@ class CovarianceSettings(Record):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ClipSettings(Record):
     """Clipping of the policy ratio (``eq:silvanilladetail``)."""
 
@@ -167,7 +169,7 @@ class ClipSettings(Record):
     max_log_ratio: float | None = number(20.0, above=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class KlSettings(Record):
     """KL divergence to the reference policy (``eq:kl``)."""
 
@@ -176,7 +178,7 @@ class KlSettings(Record):
     coefficient: float = number(0.0, at_least=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class AdvantageSettings(Record):
     """Advantage estimation of on-policy rows."""
 
@@ -205,7 +207,7 @@ class AdvantageSettings(Record):
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CriticSettings(Record):
     """PPO's critic, where the estimator needs one (``sec:ppogrpo``); its optimiser is verl's ``critic.optim``."""
 
@@ -223,7 +225,7 @@ class CriticSettings(Record):
     """Steps at the start in which the critic learns alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LossSettings(Record):
     """The policy's loss of a token, and how these become one number."""
 
@@ -242,7 +244,7 @@ class LossSettings(Record):
         POLICY_LOSSES.find(self.policy)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FilterSettings(Record):
     """Filters of Dr.BoT (``sec:botdetails``)."""
 
@@ -263,7 +265,7 @@ class FilterSettings(Record):
             FILTERS.find(name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SamplingSettings(Record):
     """Dynamic sampling (DAPO): more tasks are drawn while too many groups earn the same in all their episodes."""
 
@@ -274,7 +276,7 @@ class SamplingSettings(Record):
     """Rollouts of a whole batch of tasks that a step makes at most; then it trains on what differs so far."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class SpearSettings(Record):
     """All settings of SPEAR. Immutable: a changed copy comes from :func:`dataclasses.replace` or :meth:`override`."""
 

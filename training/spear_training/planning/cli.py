@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
-from spear_training.overrides import OVERRIDE
+from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True})
@@ -24,9 +24,15 @@ from spear_training.overrides import OVERRIDE
     "--device-memory", type=click.FloatRange(0, min_open=True), default=80.0, show_default=True, help="GiB of a GPU."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@CONFIG_DIR_OPTION
 @click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
 def plan(
-    like: Path | None, device_memory: float, as_json: bool, overrides: tuple[str, ...], **given: float | None
+    like: Path | None,
+    device_memory: float,
+    as_json: bool,
+    config_dir: Path | None,
+    overrides: tuple[str, ...],
+    **given: float | None,
 ) -> None:
     """Print what a training takes, with the formulas: rows, tokens and optimiser steps, replay, memory.
 
@@ -51,7 +57,7 @@ def plan(
         if not any("tokens/prompt" in record for record in history):
             raise SpearError(f"{like} has no metrics of a training step: name a folder that `spear train --out` wrote")
         measured = Texts.measure(history)
-    config = compose_config(overrides, Path("plan"), check=False)
+    config = compose_config(overrides, Path("plan"), check=False, config_dir=config_dir)
     made = make_plan(
         config, {key: value for key, value in given.items() if value is not None}, measured, device_memory * GIB
     )

@@ -9,12 +9,12 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from spear_training.advising import count_turns
+from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
-from spear_training.launch import read_settings
 from spear_training.planning.architecture import find_architecture
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
+from spear_training.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | Non
         device_bytes: memory of a device.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
-    settings = read_settings(config.spear)
-    shape = RunShape.of_config(config, count_turns(config))
+    settings = RunSettings.from_config(config)
+    shape = RunShape.of_config(config, count_turns(settings.env))
     most = Texts(shape.max_turns, data.max_prompt_length, data.max_response_length, data.max_response_length)
     known = asdict(measured or most) | given
     known["written"] = min(known["written"], known["response"]) if "written" not in given else known["written"]
     texts = Texts(**known)
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
     bypass = bool(config.algorithm.rollout_correction.bypass_mode)
-    step = size_step(settings, shape, texts, mini_batch, bypass=bypass)
+    step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass)
     path = config.actor_rollout_ref.model.path
     model = None if path is None else find_architecture(str(path))
     memory = None if model is None else size_memory(config, model, step.row_tokens, device_bytes)

@@ -53,7 +53,7 @@ class VerlActor:
         self._reference_in_actor = reference_in_actor
         correction: Any = OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True)
         self._bypass = bool(correction["bypass_mode"])
-        self._correction = RolloutCorrection.from_mapping(correction)
+        self._correction = RolloutCorrection.from_node(correction)
 
     @property
     def ranks(self) -> int:

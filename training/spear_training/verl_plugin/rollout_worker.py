@@ -36,8 +36,9 @@ from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
-from spear_training.environments import EnvironmentSettings, make_environment
+from spear_training.environments import make_environment
 from spear_training.rollouts import HF
+from spear_training.settings import RunSettings
 from spear_training.step.records import Rollout, record_episode, tabulate
 from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.deaths import stop_if_dead
@@ -159,9 +160,9 @@ class RolloutWorker(AgentLoopWorker):
     def __init__(self, config: DictConfig, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, llm_client, *args, **kwargs)
         tq.init()
-        spear = OmegaConf.to_container(config.spear, resolve=True)
-        self._settings = EnvironmentSettings.from_mapping(spear["env"])
-        self._find_repetition = bool(spear["filter"]["repetition"])
+        run = RunSettings.from_config(config)
+        self._settings = run.env
+        self._find_repetition = run.algorithm.filter.repetition
         self._reward = read_custom_reward(config)
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
@@ -172,14 +173,14 @@ class RolloutWorker(AgentLoopWorker):
             engine = MicroBatcher(
                 self._generate_batch,
                 max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
-                deterministic=bool(spear["deterministic"]),
+                deterministic=run.deterministic,
             )
         else:
             engine = ServerEngine(
                 llm_client,
                 self._find_end_ids(),
                 self.tokenizer,
-                seeded=bool(spear["deterministic"]),
+                seeded=run.deterministic,
                 image_token_id=self._reader.image_token_id if self._reader is not None else None,
             )
         self._engine = CountingEngine(engine)

@@ -24,9 +24,9 @@ from spear_agents.engines.vision import has_vision
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
-from spear_training.environments import EnvironmentSettings
-from spear_training.launch import CONFIG_FILE, flatten_config, read_settings
-from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
+from spear_training.launch import CONFIG_FILE, flatten_config
+from spear_training.recording import VALIDATIONS, EpisodeRecorder
+from spear_training.settings import RunSettings
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
@@ -57,10 +57,8 @@ class SpearTrainer(PPOTrainerSync):
         super().__init__(config)
         # verl takes any registered name but "sync" for an asynchronous mode.
         self.trainer_mode = "sync"
-        self.settings = read_settings(config.spear)
-        self.environment = EnvironmentSettings.from_mapping(OmegaConf.to_container(config.spear.env, resolve=True))
-        self.seed = int(config.spear.seed)
-        self.record = RecordSettings.from_mapping(OmegaConf.to_container(config.spear.record))
+        run = RunSettings.from_config(config)
+        self.settings, self.environment, self.seed, self.record = run.algorithm, run.env, run.seed, run.record
         identity = {
             "env_id": self.environment.id,
             "env_kwargs": dict(self.environment.kwargs),

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass as checked
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from spear_agents.engines.hf import quiet_transformers
@@ -24,6 +25,8 @@ from spear_agents.statistics import Part
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
+from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.warmstart.rows import Answers, ExpertRow, collect_expert_rows
 from spear_training.warmstart.tokenizer import make_tokenizer
 
@@ -36,23 +39,25 @@ RARE = 0.1
 """Share of the rows that a rare word occurs in at most."""
 
 
-@dataclass(frozen=True)
-class PolicyShape:
+@checked(frozen=True, config=STRICT)
+class PolicyShape(Record):
     """Size of the model (tied embeddings, no grouped heads).  The default has 0.45 M parameters.
 
     The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
     """
 
-    hidden: int = 96
-    layers: int = 4
-    heads: int = 3
-    mlp: int = 256
-    initializer_range: float = 0.05
+    PATH: ClassVar[str] = "spear.warm_start.shape"
+
+    hidden: int = number(96, at_least=1)
+    layers: int = number(4, at_least=1)
+    heads: int = number(3, at_least=1)
+    mlp: int = number(256, at_least=1)
+    initializer_range: float = number(0.05, above=0)
 
 
-@dataclass(frozen=True)
-class WarmStartSettings:
-    """Everything a warm start depends on.
+@checked(frozen=True, config=STRICT)
+class WarmStartSettings(Record):
+    """Everything a warm start depends on: the ``spear.warm_start`` node.
 
     Attributes:
         episodes: training tasks that the expert plays; won ones give rows.
@@ -76,21 +81,23 @@ class WarmStartSettings:
             out.
     """
 
+    PATH: ClassVar[str] = "spear.warm_start"
+
     env_id: str
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     template: str = "compact"
     layout: Layout = Layout.PER_TURN
-    history: int = 2
-    episodes: int = 2500
-    noise: float = 0.5
-    inadmissible: float = 0.0
+    history: int = number(2, at_least=0)
+    episodes: int = number(2500, at_least=1)
+    noise: float = number(0.5, at_least=0, below=1)
+    inadmissible: float = number(0.0, at_least=0, at_most=1)
     answers: Answers = Answers.PLAYED
-    prompt_weight: float = 0.0
-    renamed: float = 0.0
-    short_epochs: int = 0
-    long_epochs: int = 0
-    epochs: int = 2
-    batch: int = 32
+    prompt_weight: float = number(0.0, at_least=0)
+    renamed: float = number(0.0, at_least=0, at_most=1)
+    short_epochs: int = number(0, at_least=0)
+    long_epochs: int = number(0, at_least=0)
+    epochs: int = number(2, at_least=1)
+    batch: int = number(32, at_least=1)
     learning_rate: float = 1e-3
     warmup_steps: int = 20
     floor: float = 0.1
@@ -99,30 +106,16 @@ class WarmStartSettings:
     clip: float = 1.0
     shape: PolicyShape = field(default_factory=PolicyShape)
     valid_split: str | None = None
-    panel_tasks: int = 256
-    panel_samples: int = 2
-    target: float = 0.3
-    extra_epochs: int = 4
+    panel_tasks: int = number(256, at_least=0)
+    panel_samples: int = number(2, at_least=1)
+    target: float = number(0.3, at_least=0, at_most=1)
+    extra_epochs: int = number(4, at_least=0)
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise < 1:
-            raise SpearError(f"noise must lie in [0, 1), got {self.noise}")
-        for name in ("inadmissible", "renamed", "target"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SpearError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        if not self.prompt_weight >= 0:
-            raise SpearError(f"prompt_weight must be 0 or more, got {self.prompt_weight}")
-        for name in ("episodes", "epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise SpearError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("short_epochs", "long_epochs"):
-            if getattr(self, name) < 0:
-                raise SpearError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.shape.hidden % self.shape.heads or (self.shape.hidden // self.shape.heads) % 2:
-            raise SpearError(
-                f"hidden={self.shape.hidden} over heads={self.shape.heads} must give an even whole number per head"
-            )
+    def check(self) -> None:
+        hidden, heads = self.shape.hidden, self.shape.heads
+        if hidden % heads or (hidden // heads) % 2:
+            raise SettingsError(f"hidden={hidden} over heads={heads} must give an even whole number per head")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
@@ -27,6 +28,8 @@ from spear_agents.engines.vision import ImageReader, read_rows
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE
+from spear_training.algorithms.errors import SettingsError
+from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.warmstart.rows import ExpertRow, collect_expert_rows
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
@@ -47,9 +50,9 @@ CHAT_TEMPLATE = (
 IGNORED = -100
 
 
-@dataclass(frozen=True)
-class TinyVisionSettings:
-    """Everything a tiny vision-language policy depends on.
+@dataclass(frozen=True, config=STRICT)
+class TinyVisionSettings(Record):
+    """Everything a tiny vision-language policy depends on: the ``spear.vision_start`` node.
 
     Attributes:
         episodes: training tasks that the noisy expert plays; won ones give rows.
@@ -58,23 +61,25 @@ class TinyVisionSettings:
         hidden: width of the text model and of the vision tower.
     """
 
+    PATH: ClassVar[str] = "spear.vision_start"
+
     env_id: str = "spear/Sokoban-v0"
     env_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"modality": "image"})
     template: str = "default"
-    episodes: int = 100
-    noise: float = 0.3
-    steps: int = 120
-    batch: int = 16
-    learning_rate: float = 3e-3
+    episodes: int = number(100, at_least=1)
+    noise: float = number(0.3, at_least=0, below=1)
+    steps: int = number(120, at_least=0)
+    batch: int = number(16, at_least=1)
+    learning_rate: float = number(3e-3, above=0)
     vocabulary: int = 1024
     hidden: int = 64
     layers: int = 2
     context: int = 4096
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.hidden % 32:
-            raise SpearError(f"hidden={self.hidden} must be a multiple of 32: two heads of 16 for each")
+            raise SettingsError(f"hidden={self.hidden} must be a multiple of 32: two heads of 16 for each")
 
 
 def make_tiny_vision_policy(

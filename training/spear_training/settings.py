@@ -1,0 +1,54 @@
+"""The ``spear`` node of a composed configuration: all that a run depends on besides verl's own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, ClassVar
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic.dataclasses import dataclass
+
+from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.algorithms.settings import SpearSettings
+from spear_training.checkpoints import Resume
+from spear_training.environments import EnvironmentSettings
+from spear_training.recording import RecordSettings
+
+
+@dataclass(frozen=True, config=STRICT)
+class RunSettings(Record):
+    """A run's environment, seed and habits, and the settings of its algorithm."""
+
+    PATH: ClassVar[str] = "spear"
+
+    env: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    seed: int = number(0, at_least=0)
+    deterministic: bool = True
+    """Whether requests are batched in a canonical order."""
+    resume: Resume = Resume.EXACT
+    keep_best: str | None = "success/all"
+    """Metric of the validation whose best checkpoint is kept."""
+    record: RecordSettings = field(default_factory=RecordSettings)
+    warm_start: Mapping[str, Any] | None = None
+    """Changes to the recipe of the policy that the run makes first; None where it makes none."""
+    vision_start: Mapping[str, Any] | None = None
+    """The same of a policy that sees."""
+    algorithm: SpearSettings = field(default_factory=SpearSettings)
+
+    @property
+    def makes_policy(self) -> bool:
+        """Whether the run makes its own tiny policy before it starts."""
+        return self.warm_start is not None or self.vision_start is not None
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> RunSettings:
+        """The ``spear`` node of a composed configuration.
+
+        Raises:
+            SettingsError: a key does not exist, or a value is of the wrong type or out of range.
+            SpearError: there is no such environment.
+        """
+        node: Any = OmegaConf.to_container(config.spear, resolve=True)
+        own = {item.name: node.pop(item.name) for item in fields(cls) if item.name in node}
+        return cls(**own, algorithm=SpearSettings.from_mapping(node))

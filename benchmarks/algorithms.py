@@ -12,6 +12,7 @@ import torch
 from benchmarks._figures import Bar, Figure, make_parser, measure_cpu, run_benchmark
 from spear_training.algorithms import (
     BaselineBuffer,
+    CovarianceClip,
     ReplayBuffer,
     ReplayEntry,
     calibrate_covariance_bounds,
@@ -23,6 +24,7 @@ from spear_training.algorithms import (
     keep_high_variance_groups,
     spear_loss,
 )
+from spear_training.algorithms.replay import tabulate_entries
 
 ROWS, REPLAY_ROWS, REPLAY_TOKENS = 65_536, 2_048, 6_000
 
@@ -89,10 +91,12 @@ def measure_buffers() -> Iterator[Figure]:
     ids = rng.integers(0, 150_000, (REPLAY_ROWS, REPLAY_TOKENS)).astype(np.int32)
     mask = np.arange(response) // 250 % 2 == 0
     log_probs = -rng.random(response).astype(np.float32)
-    rows = [
-        ReplayEntry(row[:prompt], row[prompt:], mask, log_probs, 3.0 + index, 1.0, 1, str(index))
-        for index, row in enumerate(ids)
-    ]
+    rows = tabulate_entries(
+        [
+            ReplayEntry(row[:prompt], row[prompt:], mask, log_probs, 3.0 + index, 1.0, 1, str(index))
+            for index, row in enumerate(ids)
+        ]
+    )
     buffer = ReplayBuffer(REPLAY_ROWS)
     yield Figure("the first add of 2,048 rows of 6,000 tokens", 1e3 * measure_cpu(lambda: buffer.add(rows)), "ms")
     yield Figure("memory of these rows", buffer.nbytes / 1e6, "MB")
@@ -130,7 +134,8 @@ def measure_tokens() -> Iterator[Figure]:
 
     def step() -> None:
         leaf = log_probs.clone().requires_grad_(True)
-        spear_loss(leaf, old, advantages, mask, replay, gamma=0.5, cov_lower=0.2, generator=generator).loss.backward()
+        cov = CovarianceClip(lower=0.2)
+        spear_loss(leaf, old, advantages, mask, replay, gamma=0.5, cov=cov, generator=generator).loss.backward()
 
     yield Figure("spear_loss and its gradient, 64 x 4,096 tokens", measure_least(step), "s")
     clip = {"ratio": 0.02, "lower": 0.2, "upper": 40.0, "budget": "trajectory", "generator": generator}

@@ -27,7 +27,7 @@ from verl.trainer.ppo.v1 import register_trainer  # noqa: E402
 from spear_training.catalogue import list_algorithms  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
 from spear_training.settings import RunSettings  # noqa: E402
-from spear_training.verl_plugin.state import SpearState  # noqa: E402
+from spear_training.step.state import SpearState  # noqa: E402
 from spear_training.verl_plugin.trainer import SpearTrainer  # noqa: E402
 
 NAME = "every_algorithm"

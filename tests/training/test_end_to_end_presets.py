@@ -19,7 +19,8 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_agents.trajectory import StopReason
 from spear_training.launch import compose_config
-from spear_training.planning.step import Texts, count_optimiser_steps, measure_row
+from spear_training.planning.step import Texts, measure_row
+from spear_training.step.dealing import count_minibatches
 from tests.training.trainings import get_steps
 
 pytestmark = pytest.mark.slow
@@ -174,7 +175,7 @@ def test_a_dry_run_tells_everything_everywhere(tmp_path: Path) -> None:
     assert plan.step.trained >= measured["rows/trained"], "filters of single rows are not foreseen"
     first = steps[0]
     rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    assert first["actor/optimizer_steps"] == count_optimiser_steps(first["rows/trained"], rows)
+    assert first["actor/optimizer_steps"] == count_minibatches(first["rows/trained"], rows)
     row = [first[f"tokens/{part}"] / first["rows/total"] for part in ("prompt", "response", "written")]
     assert first["replay/bytes"] / first["replay/size"] == pytest.approx(measure_row(*row), rel=0.02)
     drawn = [record["step"] for record in steps if record.get("replay/drawn")]

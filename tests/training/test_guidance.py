@@ -32,7 +32,7 @@ SETTING_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] 
     # topic: settings, changes of the shape, and the mend that the advice names
     "group size": ({}, {"group_size": 1, "tasks": 500}, {"advantage": {"estimator": "gae"}}),
     "group filter": ({}, {"tasks": 2, "max_turns": 150}, {"filter": {"groups": 1}}),
-    "covariance bounds": ({"cov": FIXED}, {}, {"cov": {"bounds": "percentile"}}),
+    "covariance bounds": ({"cov": FIXED}, {}, {"cov": {"bounds": "running"}}),
     "replay buffer": ({"replay": {"capacity": 10_000}}, {}, {"replay": {"capacity": 1440}}),
     "baseline buffer": ({"baseline": {"capacity": 3}}, {}, {"baseline": {"capacity": 2048}}),
     "warm-up": ({"sil": {"warmup_steps": 400}}, {}, {"sil": {"warmup_steps": 200}}),
@@ -156,7 +156,7 @@ def test_a_run_that_goes_wrong_is_told_with_the_mend(topic: str) -> None:
 @pytest.mark.parametrize(
     ("records", "nodes", "mend"),
     [
-        (run(clip__cov_fraction=0.0), {"cov": FIXED}, "spear.cov.bounds=percentile"),
+        (run(clip__cov_fraction=0.0), {"cov": FIXED}, "spear.cov.bounds=running"),
         (run(groups__equal=1.0, success__all=0.99), {}, "harder"),
         (run(groups__equal=1.0, success__all=0.01), {}, "easier"),
         (run(without=DRAWS, replay__size=0.0, replay__dropped_other=9.0), {}, "require_tool_call=false"),

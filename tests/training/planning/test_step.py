@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spear_training.algorithms import ReplayBuffer, ReplayEntry
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance import RunShape
-from spear_training.planning.step import StepSizes, Texts, count_optimiser_steps, measure_row, size_step
+from spear_training.planning.step import StepSizes, Texts, measure_row, size_step
 
 
 def make_entry(step: int, prompt: int = 3, response: int = 4, written: int = 2) -> ReplayEntry:
@@ -89,7 +89,7 @@ def test_optimiser_steps_of_the_papers_experiments(
     tasks: int, group: int, rows: int, mini_batch: int, expected: tuple[int, ...]
 ) -> None:
     shape = RunShape(tasks, group, max_turns=50, per_turn=rows > 1, steps=100, response_limit=64)
-    spear = SpearSettings().override({"replay": {"max_age": None}})
+    spear = SpearSettings().override({"replay": {"max_age": None}, "sil": {"coupling": "sequential"}})
     sizes = size(spear, Texts(rows, 100, 10, 10), shape, mini_batch)
     assert (sizes.rows, sizes.trained, sizes.optimiser_steps, sizes.replay_optimiser_steps) == expected
     assert sizes.drawn == 2048
@@ -98,8 +98,10 @@ def test_optimiser_steps_of_the_papers_experiments(
 def test_joint_coupling_deals_replayed_rows_into_the_same_optimiser_steps() -> None:
     spear = SpearSettings().override({"sil": {"coupling": "joint"}, "replay": {"capacity": 64}})
     sizes = size(spear, Texts(10, 20, 4, 4), mini_batch=64)
-    assert sizes.optimiser_steps == count_optimiser_steps(240, 64) == 4
-    assert sizes.replay_optimiser_steps == count_optimiser_steps(240 + 64, 64) - 4 == 1
+    assert (sizes.optimiser_steps, sizes.replay_optimiser_steps) == (4, 0)
+    assert sizes.replay_ratio == 64 / 240
+    apart = size(spear.override({"sil": {"coupling": "sequential"}}), Texts(10, 20, 4, 4), mini_batch=64)
+    assert (apart.optimiser_steps, apart.replay_optimiser_steps, apart.replay_ratio) == (4, 1, 1 / 4)
 
 
 def test_without_self_imitation_nothing_is_replayed() -> None:

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from spear_training.verl_plugin import queue
-from spear_training.verl_plugin.batch import nest_flat
+from spear_training.verl_plugin.columns import nest_flat
 from spear_training.verl_plugin.critic import WEIGHT
 from spear_training.verl_plugin.loss import STEERING
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 
-from spear_training.algorithms import SpearSettings, spear_loss
-from spear_training.verl_plugin.batch import RowTokens, build_columns, nest_flat
+from spear_training.algorithms import ReplayBuffer, RowTable, SpearSettings, policy_loss, spear_loss
+from spear_training.step.state import SpearState
+from spear_training.step.update import Updater, UpdateSizes
+from spear_training.verl_plugin.actor import VerlActor
+from spear_training.verl_plugin.columns import build_columns, nest_flat
 from spear_training.verl_plugin.loss import actor_loss
-from spear_training.verl_plugin.plan import PlannedRow
 from spear_training.verl_plugin.queue import StepQueue
-from spear_training.verl_plugin.state import SpearState
-from spear_training.verl_plugin.update import ActorUpdater, FreshRows, Replay
+from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.verl_plugin.fakes import FakeQueue
 
 VOCABULARY, SCALE, RATE, GAMMA = 13, 6.0, 0.7, 0.3
@@ -68,8 +70,6 @@ class FakeWorkers:
         self.parameters = (0.3 * table).requires_grad_()
         self.reference = 0.5 * table.flip(0)
         """The reference policy's table."""
-        self.corrected = False
-        """Whether rows have weights of rollout correction."""
         self.calls: list[Any] = []
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
@@ -107,11 +107,12 @@ class FakeWorkers:
 
     def compute_loss(self, keys: list[str], fields: list[str], info: dict[str, Any]) -> tuple[torch.Tensor, Any]:
         data = self.queue.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
-        tu.assign_non_tensor(data, dp_size=self.ranks, cov_lower=info["cov_lower"], cov_upper=info["cov_upper"])
+        steering = {name: info[name] for name in ("gamma", "cov_lower", "cov_upper")}
+        tu.assign_non_tensor(data, dp_size=self.ranks, **steering)
         ids = data["input_ids"]
         output = torch.cat([self.log_probs(row) for row in ids.unbind()])
         log_probs = {"log_probs": nest_flat(output, ids.offsets().diff().tolist())}
-        return actor_loss(self.settings, log_probs, data, dp_group=None, corrected=self.corrected)
+        return actor_loss(self.settings, log_probs, data)
 
 
 class Step:
@@ -119,7 +120,6 @@ class Step:
 
     def __init__(
         self,
-        make: Any,
         monkeypatch: pytest.MonkeyPatch,
         settings: SpearSettings,
         *,
@@ -139,116 +139,102 @@ class Step:
         config = OmegaConf.create(
             {
                 "actor_rollout_ref": {
-                    "actor": {
-                        "ppo_mini_batch_size": minibatch,
-                        "ppo_epochs": 1,
-                        "data_loader_seed": 42,
-                        "ppo_max_token_len_per_gpu": 10_000,
-                    },
-                    "rollout": {"n": 1, "temperature": 1.0, "log_prob_max_token_len_per_gpu": 10_000},
+                    "actor": {"ppo_epochs": 1, "data_loader_seed": 42, "ppo_max_token_len_per_gpu": 10_000},
+                    "rollout": {"temperature": 1.0, "log_prob_max_token_len_per_gpu": 10_000},
                 },
                 "data": {"max_response_length": SCALE},
                 "algorithm": {"rollout_correction": {"bypass_mode": bypass, **correction}},
             }
         )
-        tokenizer = type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2})
-        self.keys = StepQueue(tokenizer)
-        self.updater = ActorUpdater(
-            self.workers, config, settings, self.state, self.keys, reference_in_actor=reference_in_actor
-        )
-        self.workers.corrected = self.updater.correction is not None
-        self.rows = self.roll_out(make, rows)
+        self.keys = StepQueue(type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2}))
+        self.actor = VerlActor(self.workers, config, settings, self.keys, reference_in_actor=reference_in_actor)
+        self.updater = Updater(settings, self.state, self.actor, UpdateSizes(minibatch, SCALE))
+        self.played = self.roll_out(rows)
+        self.rows = self.played.drop(*TOKENS)
 
-    def roll_out(self, make: Any, count: int) -> list[PlannedRow]:
+    def roll_out(self, count: int) -> RowTable:
+        """Rows with their tokens, which also lie in the queue."""
         random = np.random.default_rng(count)
-        planned = []
-        for n in range(count):
-            prompt, response = (random.integers(VOCABULARY, size=random.integers(1, 5)).tolist() for _ in range(2))
-            mask = [1, *random.integers(2, size=len(response) - 1).tolist()]
-            tokens = RowTokens(prompt, response, mask, (-2.0 * random.random(len(response))).tolist())
-            self.queue.kv_batch_put(
-                keys=[f"1-{n}_0_0"], partition_id="train", fields=build_columns([tokens]), tags=[{}]
-            )
-            row = make.row(
-                f"1-{n}_0_0", 0, prompt_length=len(prompt), response_length=len(response), loss_tokens=sum(mask)
-            )
-            episode = make.episode(f"1-{n}", 0, turns=1)
-            planned.append(PlannedRow(row, episode, reward=float(n), advantage=float(random.normal())))
-        return planned
+        prompts, responses = random.integers(1, 5, size=(2, count))
+        masks = [[1, *random.integers(2, size=length - 1)] for length in responses]
+        total = int(responses.sum())
+        rows = RowTable(
+            key=[f"1-{n}_0_0" for n in range(count)],
+            trajectory=[f"1-{n}_0" for n in range(count)],
+            prompt_length=prompts,
+            response_length=responses,
+            loss_tokens=list(map(sum, masks)),
+            won=[True] * count,
+            tool_calls=[0] * count,
+            reward=np.arange(count),
+            advantage=random.normal(0.3, size=count),
+            ids=random.integers(VOCABULARY, size=int(prompts.sum()) + total),
+            mask=np.concatenate(masks),
+            rollout_log_probs=-2.0 * random.random(total),
+        )
+        self.keys.put(rows.key.tolist(), build_columns(rows))
+        self.keys.take_keys([])  # those of a rollout are not the update's
+        return rows
 
-    def collect(self) -> FreshRows:
-        """Old log-probs of the rows."""
-        return self.updater.collect_rows(self.rows, self.metrics)
+    def collect(self) -> RowTable:
+        """The rows with old log-probs."""
+        return self.actor.collect(self.rows, self.metrics)
 
-    def remember(self, fresh: FreshRows) -> Replay:
-        """The rows of positive advantage as the replay buffer would give them back, with recalibrated advantages."""
-        entries = fresh.to_entries(1)[0]
-        return Replay(tuple(entries), tuple(0.5 + 0.1 * n for n in range(len(entries))))
+    def remember(self, fresh: RowTable) -> RowTable:
+        """The rows of positive advantage as the replay buffer gives them back, with recalibrated advantages."""
+        buffer = ReplayBuffer()
+        buffer.add(self.actor.read_tokens(fresh.add(origin=[1] * len(fresh))))
+        drawn = buffer.draw(None).rows
+        return self.actor.write(drawn.add(advantage=0.5 + 0.1 * np.arange(len(drawn))))
 
     # ---- the specification -------------------------------------------------------------------------------------------
-    def specify(self, parameters: torch.Tensor, *parts: tuple[str, Any]) -> torch.Tensor:
-        """Gradient of the paper's loss of one mini-batch made of ``parts``."""
+    def specify(
+        self, parameters: torch.Tensor, *, fresh: RowTable | None = None, replay: RowTable | None = None
+    ) -> torch.Tensor:
+        """Gradient of the paper's loss of one mini-batch made of these rows."""
         theta = parameters.detach().clone().requires_grad_()
-        columns = [column for kind, rows in parts for column in self.lay_out(kind, rows)]
-        width = max(len(column["mask"]) for column in columns)
-
-        def pad(name: str) -> torch.Tensor:
-            return torch.stack(
-                [torch.nn.functional.pad(column[name], (0, width - len(column[name]))) for column in columns]
-            )
-
-        clip, cov = self.settings.clip, self.settings.cov
+        parts = [self.lay_out(rows) | {"replay": [flag] * len(rows)}
+                 for rows, flag in ((fresh, False), (replay, True)) if rows is not None]  # fmt: skip
+        pads = {
+            name: pad([row for part in parts for row in part[name]]) for name in ("ids", "old", "advantages", "mask")
+        }
+        clip = self.settings.clip
         result = spear_loss(
-            theta[pad("ids")] - 2.0,
-            pad("old"),
-            pad("advantages"),
-            pad("mask") > 0,
-            torch.tensor([column["replay"] for column in columns]),
+            theta[pads["ids"]] - 2.0,
+            pads["old"],
+            pads["advantages"],
+            pads["mask"],
+            torch.tensor([flag for part in parts for flag in part["replay"]]),
             gamma=GAMMA,
-            clip_low=clip.low,
-            clip_high=clip.high,
-            dual_clip=clip.dual,
-            cov_ratio=cov.ratio,
+            policy=partial(policy_loss, clip_low=clip.low, clip_high=clip.high, dual_clip=clip.dual),
+            cov_ratio=self.settings.cov.ratio,
             mode=self.settings.loss.aggregation.value,
             loss_scale_factor=SCALE,
-            ref_log_probs=self.workers.reference[pad("ids")] - 2.0,
+            ref_log_probs=self.workers.reference[pads["ids"]] - 2.0,
             kl_coefficient=self.settings.kl.coefficient,
         )
         result.loss.backward()
         assert theta.grad is not None
         return theta.grad
 
-    def lay_out(self, kind: str, rows: Any) -> list[dict[str, Any]]:
-        if kind == "replay":
-            return [
-                {
-                    "ids": torch.as_tensor(np.asarray(entry.response_ids), dtype=torch.int64),
-                    "old": torch.as_tensor(np.asarray(entry.old_log_probs), dtype=torch.float64),
-                    "mask": torch.as_tensor(np.asarray(entry.response_mask), dtype=torch.int64),
-                    "advantages": torch.full((len(entry.response_ids),), advantage, dtype=torch.float64),
-                    "replay": True,
-                }
-                for entry, advantage in zip(rows.entries, rows.advantages, strict=True)
-            ]
-        columns, start = [], 0
-        for planned, length in zip(rows.rows, rows.lengths, strict=True):
-            stored = self.queue.rows[planned.row.key]
-            columns.append(
-                {
-                    "ids": stored["input_ids"][planned.row.prompt_length :],
-                    "old": torch.from_numpy(rows.old_log_probs[start : start + length]).double(),
-                    "mask": stored["loss_mask"],
-                    "advantages": torch.full((length,), planned.advantage, dtype=torch.float64)
-                    if rows.advantages is None
-                    else torch.from_numpy(rows.advantages[start : start + length]).double(),
-                    "replay": False,
-                }
-            )
-            start += length
-        return columns
+    def lay_out(self, rows: RowTable) -> dict[str, list[Any]]:
+        """Ids, old log-probs, advantages and masks of the response tokens of each row."""
+        prompts = zip(rows.key, rows.prompt_length, strict=True)
+        advantages = rows if "token_advantages" in rows else rows.add(token_advantages=rows.spread(rows.advantage))
+        return {
+            "ids": [self.queue.rows[key]["input_ids"][length:] for key, length in prompts],
+            "old": [torch.from_numpy(part).double() for part in rows.split("log_probs")],
+            "advantages": [torch.from_numpy(part) for part in advantages.split("token_advantages")],
+            "mask": [torch.from_numpy(part) for part in rows.split("mask")],
+        }
 
 
-def choose(coupling: str = "sequential", **nodes: Any) -> SpearSettings:
+def pad(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Rows as a matrix, zeros on the right."""
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def choose(coupling: str = "joint", **nodes: Any) -> SpearSettings:
     plain = {"sil": {"coupling": coupling}, "cov": {"ratio": 0.0}}
     return SpearSettings.from_mapping(plain | nodes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin.update import Replay
 from tests.training.verl_plugin.steps import GAMMA, LAYOUTS, RATE, Step, choose
 
 
@@ -23,9 +21,9 @@ class Disagreement:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.ids, self.masks, self.ratios = [], [], []
-        for planned in step.rows:
-            stored = step.queue.rows[planned.row.key]
-            self.ids.append(stored["input_ids"][planned.row.prompt_length :])
+        for key, prompt in zip(step.rows.key, step.rows.prompt_length, strict=True):
+            stored = step.queue.rows[key]
+            self.ids.append(stored["input_ids"][prompt:])
             self.masks.append(stored["loss_mask"] > 0)
             own = (step.workers.parameters.detach()[self.ids[-1]] - 2.0).float()
             stored["rollout_log_probs"] = own - torch.linspace(-0.9, 0.9, 7)[self.ids[-1] % 7]
@@ -35,10 +33,10 @@ class Disagreement:
         """Parameters after one step on the rows' mean over kept tokens of -A times the factor."""
         theta = self.step.workers.parameters.detach().clone().requires_grad_()
         total = sum(mask.sum() for mask in kept)
-        for planned, ids, factor, mask in zip(self.step.rows, self.ids, factors, kept, strict=True):
+        for advantage, ids, factor, mask in zip(self.step.rows.advantage, self.ids, factors, kept, strict=True):
             log_probs = theta[ids]
             ratio = (log_probs - log_probs.detach()).exp()
-            (-(planned.advantage * ratio * factor)[mask].sum() / total).backward()
+            (-(advantage * ratio * factor)[mask].sum() / total).backward()
         assert theta.grad is not None
         return theta.detach() - RATE * theta.grad
 
@@ -47,10 +45,10 @@ class Disagreement:
 @pytest.mark.parametrize("threshold", [1.5, "0.6_1.5"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
-    make: Any, monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, level: str, threshold: Any, layout: dict[str, Any]
 ) -> None:
     settings = choose(loss={"aggregation": "token-mean"})
-    step = Step(make, monkeypatch, settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
+    step = Step(monkeypatch, settings, rollout_is=level, rollout_is_threshold=threshold, **layout)
     between = Disagreement(step)
     factors = []
     for ratio, mask in zip(between.ratios, between.masks, strict=True):
@@ -59,14 +57,14 @@ def test_tokens_weigh_what_the_actor_thinks_of_them_against_the_rollout(
         factors.append(raw.clamp(max=1.5) if threshold == 1.5 else torch.where(inside, raw, 0.0))
     assert any(bool((factor != ratio).any()) for factor, ratio in zip(factors, between.ratios, strict=True))
     expected = between.specify(factors, between.masks)
-    step.updater.update(step.collect(), Replay.empty(), 0.0, step.metrics)
+    step.updater.update(step.collect(), None, 0.0, step.metrics)
     torch.testing.assert_close(step.workers.parameters.detach(), expected, rtol=1e-5, atol=1e-6)
     assert step.metrics["rollout_corr/rollout_is_mean"] > 0
 
 
-def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = choose(loss={"aggregation": "token-mean"})
-    step = Step(make, monkeypatch, settings, rollout_rs="token_k1", rollout_rs_threshold="0.6_1.5")
+    step = Step(monkeypatch, settings, rollout_rs="token_k1", rollout_rs_threshold="0.6_1.5")
     between = Disagreement(step)
     # verl holds the bounds against the rollout's probability over the actor's.
     kept = [
@@ -78,31 +76,31 @@ def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(make: Any, mon
     expected = between.specify([torch.ones_like(ratio) for ratio in between.ratios], kept)
     fresh = step.collect()
     assert fresh.mask.tolist() == torch.cat(kept).tolist()
-    assert [planned.row.loss_tokens for planned in fresh.rows] == [int(mask.sum()) for mask in kept]
-    entries, others = fresh.to_entries(1)
-    good = [n for n, planned in enumerate(step.rows) if planned.advantage > 0 and kept[n].any()]
-    assert [np.asarray(entry.response_mask).tolist() for entry in entries] == [kept[n].tolist() for n in good]
-    assert others == len(step.rows) - len(good)
-    step.updater.update(fresh, Replay.empty(), 0.0, step.metrics)
+    assert fresh.loss_tokens.tolist() == [int(mask.sum()) for mask in kept]
+    good = {
+        name: kept[n].tolist() for n, name in enumerate(fresh.trajectory) if fresh.advantage[n] > 0 and kept[n].any()
+    }
+    drawn = step.remember(fresh)
+    assert dict(zip(drawn.trajectory, map(np.ndarray.tolist, drawn.split("mask")), strict=True)) == good
+    step.updater.update(fresh, None, 0.0, step.metrics)
     torch.testing.assert_close(step.workers.parameters.detach(), expected, rtol=1e-5, atol=1e-6)
     assert 0 < step.metrics["rollout_corr/rollout_rs_masked_fraction"] < 1
 
 
-def test_a_step_without_a_token_both_agree_on_is_told(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(make, monkeypatch, choose(), rollout_is="token", rollout_is_threshold="20_30")
+def test_a_step_without_a_token_both_agree_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step(monkeypatch, choose(), rollout_is="token", rollout_is_threshold="20_30")
     with pytest.raises(SpearError, match=r"no token of this step .* 20_30.*rollout\.dtype"):
         step.collect()
 
 
 @pytest.mark.parametrize("coupling", ["sequential", "joint"])
-def test_replayed_rows_are_not_corrected(make: Any, monkeypatch: pytest.MonkeyPatch, coupling: str) -> None:
+def test_replayed_rows_are_not_corrected(monkeypatch: pytest.MonkeyPatch, coupling: str) -> None:
     after = []
     corrections: tuple[dict[str, Any], ...] = ({}, {"rollout_is": "token"})
     for correction in corrections:
-        step = Step(make, monkeypatch, choose(coupling), **correction)
+        step = Step(monkeypatch, choose(coupling), **correction)
         fresh = step.collect()
         replay = step.remember(fresh)
-        still = replace(fresh, rows=tuple(replace(planned, advantage=0.0) for planned in fresh.rows))
-        step.updater.update(still, replay, GAMMA, step.metrics)
+        step.updater.update(fresh.add(advantage=np.zeros(len(fresh))), replay, GAMMA, step.metrics)
         after.append(step.workers.parameters.detach())
     torch.testing.assert_close(after[0], after[1], rtol=1e-6, atol=1e-7)

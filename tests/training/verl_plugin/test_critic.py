@@ -1,4 +1,4 @@
-"""PPO's critic with a table of values for a model: its loss, the advantages it gives, its optimiser steps."""
+"""PPO's critic with a table of values for a model: its values, its loss, its optimiser steps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from spear_training.algorithms import SpearSettings, aggregate_loss, gae_advantages, value_loss
+from spear_training.algorithms import RowTable, SpearSettings, aggregate_loss, value_loss
 from spear_training.verl_plugin import critic
-from spear_training.verl_plugin.batch import RowTokens, build_columns, nest_flat
-from spear_training.verl_plugin.critic import CriticUpdater, ValueTargets, critic_loss
-from spear_training.verl_plugin.plan import PlannedRow
+from spear_training.verl_plugin.columns import build_columns, nest_flat
+from spear_training.verl_plugin.critic import VerlCritic, critic_loss
 from spear_training.verl_plugin.queue import StepQueue
-from spear_training.verl_plugin.state import SpearState
-from spear_training.verl_plugin.update import FreshRows
+from spear_training.verl_plugin.rollout_worker import TOKENS
 from tests.training.verl_plugin.fakes import FakeQueue
 from tests.training.verl_plugin.steps import run_minibatches
 
-VOCABULARY, RATE = 9, 0.5
-EPISODES = ((2, 1.1), (3, -0.9), (1, 0.7))
-"""Turns and reward of each episode."""
+VOCABULARY, RATE, ROWS = 9, 0.5, 5
 
 
 class FakeCritics:
@@ -76,11 +72,10 @@ class FakeCritics:
 
 
 class Step:
-    """Episodes of one step; row 1 of the second episode is not trained on."""
+    """Rows of one step, and the critic."""
 
     def __init__(
         self,
-        make: Any,
         monkeypatch: pytest.MonkeyPatch,
         settings: SpearSettings,
         *,
@@ -103,55 +98,41 @@ class Step:
                     "ppo_max_token_len_per_gpu": 10_000,
                     "forward_max_token_len_per_gpu": 10_000,
                 },
+                "trainer": {"balance_batch": True},
             }
         )
         self.keys = StepQueue(type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 1}))
-        self.updater = CriticUpdater(self.workers, config, settings, SpearState(settings, seed=1), self.keys)
-        self.tokens: dict[str, tuple[list[int], list[int]]] = {}
-        self.fresh = self.roll_out(make)
+        self.critic = VerlCritic(self.workers, config, np.random.default_rng(1), self.keys)
+        self.played = self.roll_out()
+        self.rows = self.played.drop(*TOKENS)
 
-    def roll_out(self, make: Any) -> FreshRows:
-        random, planned = np.random.default_rng(3), []
-        for number, (turns, reward) in enumerate(EPISODES):
-            edits = []
-            for turn in range(turns):
-                prompt, response = (random.integers(VOCABULARY, size=random.integers(1, 5)).tolist() for _ in range(2))
-                mask = [*random.integers(2, size=len(response) - 1).tolist(), 1]
-                key = f"1-{number}_0_{turn}"
-                self.tokens[key] = response, mask
-                columns = build_columns([RowTokens(prompt, response, mask, [0.0] * len(response))])
-                self.queue.kv_batch_put(keys=[key], partition_id="train", fields=columns, tags=[{}])
-                lengths = {"prompt_length": len(prompt), "response_length": len(response), "loss_tokens": sum(mask)}
-                edits.append(lengths)
-            episode = make.episode(f"1-{number}", 0, turns=turns, rows=edits)
-            planned += [PlannedRow(row, episode, reward=reward, advantage=0.0) for row in episode.rows]
-        del planned[3]
-        masks = [np.asarray(self.tokens[row.row.key][1], dtype=bool) for row in planned]
-        lengths = tuple(len(mask) for mask in masks)
-        flat = np.concatenate(masks)
-        return FreshRows(tuple(planned), lengths, flat, np.zeros(len(flat), np.float32), ())
+    def roll_out(self) -> RowTable:
+        """Rows with their tokens, which also lie in the queue."""
+        random = np.random.default_rng(3)
+        prompts, responses = random.integers(1, 5, size=(2, ROWS))
+        masks = [[*random.integers(2, size=length - 1), 1] for length in responses]
+        rows = RowTable(
+            key=[f"1-{n}_0_0" for n in range(ROWS)],
+            prompt_length=prompts,
+            response_length=responses,
+            loss_tokens=list(map(sum, masks)),
+            ids=random.integers(VOCABULARY, size=int((prompts + responses).sum())),
+            mask=np.concatenate(masks),
+        )
+        self.keys.put(rows.key.tolist(), build_columns(rows))
+        self.keys.take_keys([])  # those of a rollout are not the update's
+        return rows
 
-    def specify_advantages(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Advantages and returns of each row, an episode at a time as one conversation."""
-        found = {}
-        for number, (turns, reward) in enumerate(EPISODES):
-            keys = [f"1-{number}_0_{turn}" for turn in range(turns)]
-            ids = torch.tensor([token for key in keys for token in self.tokens[key][0]])
-            mask = torch.tensor([[on for key in keys for on in self.tokens[key][1]]])
-            paid = torch.zeros(mask.shape, dtype=torch.float64)
-            paid[0, -1] = reward  # every response ends with a token of the policy's
-            options = self.settings.critic
-            advantages, returns = gae_advantages(
-                paid,
-                self.workers.parameters.detach()[ids][None],
-                mask,
-                gamma=options.gamma,
-                lam=options.lam,
-                whiten=False,
-            )
-            sizes = [len(self.tokens[key][0]) for key in keys]
-            found |= dict(zip(keys, zip(advantages[0].split(sizes), returns[0].split(sizes), strict=True), strict=True))
-        return found
+    @property
+    def responses(self) -> torch.Tensor:
+        """Ids of all response tokens."""
+        parts = zip(self.played.split("ids"), self.played.prompt_length, strict=True)
+        return torch.from_numpy(np.concatenate([ids[prompt:] for ids, prompt in parts])).long()
+
+    def value(self) -> RowTable:
+        """The rows with values, and returns that are not far from them."""
+        rows = self.critic.value(self.rows)
+        return rows.add(returns=rows.values + np.random.default_rng(2).normal(size=len(rows.values)))
 
 
 def choose(**nodes: Any) -> SpearSettings:
@@ -162,73 +143,32 @@ LAYOUTS = [{}, {"ranks": 2}, {"ranks": 3, "micro": 1}]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_advantages_run_through_the_turns_of_an_episode(
-    make: Any, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int]
+def test_the_value_of_a_token_is_of_the_state_it_was_written_in(
+    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int]
 ) -> None:
-    settings = choose(critic={"gamma": 0.97, "lam": 0.9, "whiten": False})
-    step = Step(make, monkeypatch, settings, **layout)
-    wanted = step.specify_advantages()
-    fresh, targets = step.updater.estimate(step.fresh, step.metrics)
-    keys = [planned.row.key for planned in fresh.rows]
-    assert fresh.advantages is not None and "1-1_0_1" not in keys, "and the row that is left out is seen all the same"
-    expected = [torch.cat([wanted[key][part] for key in keys]) for part in (0, 1)]
-    np.testing.assert_allclose(fresh.advantages, expected[0], atol=1e-6)
-    np.testing.assert_allclose(targets.returns, expected[1], atol=1e-6)
-    for planned in fresh.rows:
-        own = np.asarray(step.tokens[planned.row.key][1], dtype=bool)
-        assert planned.advantage == pytest.approx(float(wanted[planned.row.key][0][own].mean()), abs=1e-6)
-
-
-def test_whitening_is_of_the_loss_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = Step(make, monkeypatch, choose(critic={"whiten": False}))
-    plain, _ = raw.updater.estimate(raw.fresh, {})
-    step = Step(make, monkeypatch, choose())
-    white, _ = step.updater.estimate(step.fresh, step.metrics)
-    assert white.advantages is not None and plain.advantages is not None
-    on = step.fresh.mask
-    assert white.advantages[on].mean() == pytest.approx(0, abs=1e-6)
-    assert white.advantages[on].std(ddof=1) == pytest.approx(1, abs=1e-5) and not white.advantages[~on].any()
-    assert [row.advantage for row in white.rows] == [row.advantage for row in plain.rows], "what gates the buffer"
-    order = np.argsort(plain.advantages[on], kind="stable")
-    assert (np.diff(white.advantages[on][order]) >= -1e-6).all()
-
-
-def test_the_first_values_explain_nothing_and_right_ones_all(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(make, monkeypatch, choose())
-    with torch.no_grad():
-        step.workers.parameters.zero_()
-    fresh, targets = step.updater.estimate(step.fresh, step.metrics)
-    # With gamma = lambda = 1 and values of 0, every token of an episode is worth its reward.
-    rewards = [planned.reward for planned, n in zip(fresh.rows, fresh.lengths, strict=True) for _ in range(n)]
-    np.testing.assert_allclose(targets.returns[fresh.mask], np.asarray(rewards)[fresh.mask], atol=1e-6)
-    assert step.metrics["critic/explained_variance"] == 0 and step.metrics["critic/value_mean"] == 0
-    assert [row.advantage for row in fresh.rows] == pytest.approx([row.reward for row in fresh.rows], abs=1e-6)
-    metrics: dict[str, float] = {}
-    returns = torch.tensor([1.0, 2.0, 4.0])
-    step.updater._describe(returns.clone(), returns, metrics)
-    assert metrics["critic/explained_variance"] == pytest.approx(1)
-    step.updater._describe(returns.clone(), torch.ones(3), metrics)
-    assert metrics["critic/explained_variance"] == 0
+    step = Step(monkeypatch, choose(), **layout)
+    rows = step.critic.value(step.rows)
+    assert rows.key.tolist() == step.rows.key.tolist() and rows.mask.tolist() == step.played.mask.tolist()
+    np.testing.assert_allclose(rows.values, step.workers.parameters.detach()[step.responses], atol=1e-7)
 
 
 @pytest.mark.parametrize("clip", [0.1, None])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_critic_takes_a_step_down_the_clipped_value_loss(
-    make: Any, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], clip: float | None
+    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], clip: float | None
 ) -> None:
-    step = Step(make, monkeypatch, choose(critic={"clip": clip}), **layout)
-    fresh, targets = step.updater.estimate(step.fresh, step.metrics)
+    step = Step(monkeypatch, choose(critic={"clip": clip}), **layout)
+    rows = step.value()
     # Half of the old values far away from the present ones, so that the clip decides about some of them.
-    moved = ValueTargets(targets.old_values + np.resize([0.0, 0.3], len(targets.old_values)), targets.returns)
+    rows = rows.add(values=rows.values + np.resize([0.0, 0.3], len(rows.values)))
     theta = step.workers.parameters.detach().clone().requires_grad_()
-    ids = torch.tensor([token for planned in fresh.rows for token in step.tokens[planned.row.key][0]])
-    mask = torch.from_numpy(fresh.mask)[None]
-    values = theta[ids][None]
-    old, returns = (torch.from_numpy(part).double()[None] for part in (moved.old_values, moved.returns))
-    loss = aggregate_loss(value_loss(values, old, returns, mask, clip=clip), mask, mode="token-mean")
+    mask, old, returns = (torch.from_numpy(part)[None] for part in (rows.mask, rows.values, rows.returns))
+    loss = aggregate_loss(
+        value_loss(theta[step.responses][None], old, returns, mask, clip=clip), mask, mode="token-mean"
+    )
     loss.backward()
     assert theta.grad is not None
-    step.updater.update(fresh, moved, step.metrics)
+    step.critic.update(rows, step.metrics)
     expected = theta.detach() - RATE * theta.grad
     torch.testing.assert_close(step.workers.parameters.detach(), expected, atol=1e-6, rtol=0)
     assert step.metrics["critic/loss"] == pytest.approx(loss.item(), abs=1e-6)
@@ -239,13 +179,13 @@ def test_the_critic_takes_a_step_down_the_clipped_value_loss(
 @pytest.mark.parametrize(("minibatch", "count"), [(2, 2), (100, 1)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_row_is_learned_from_once(
-    make: Any, monkeypatch: pytest.MonkeyPatch, minibatch: int, count: int, ranks: int
+    monkeypatch: pytest.MonkeyPatch, minibatch: int, count: int, ranks: int
 ) -> None:
-    step = Step(make, monkeypatch, choose(), minibatch=minibatch, ranks=ranks)
-    step.updater.update(*step.updater.estimate(step.fresh, step.metrics), step.metrics)
+    step = Step(monkeypatch, choose(), minibatch=minibatch, ranks=ranks)
+    step.critic.update(step.value(), step.metrics)
     (call,) = step.workers.calls
     rows = [key for key in call.keys if not key.startswith("padding")]
-    assert sorted(rows) == sorted(planned.row.key for planned in step.fresh.rows)
+    assert sorted(rows) == sorted(step.rows.key)
     assert len(call.keys) == count * call.extra_info["mini_batch_size"]
     assert call.extra_info["mini_batch_size"] % ranks == 0
     assert set(step.keys.take_keys([])) == {*rows, *(key for key in step.queue.rows if key.startswith("padding"))}

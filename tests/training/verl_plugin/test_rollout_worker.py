@@ -29,11 +29,11 @@ from spear_training.verl_plugin.plan import reward_episode
 from spear_training.verl_plugin.rollout_worker import (
     CountingEngine,
     EpisodeOrder,
-    Rollout,
     RolloutManager,
     RolloutWorker,
     ServerEngine,
 )
+from tests.training.episodes import make_episode, play
 
 END, STOP = 2, 9
 CORRIDOR = tests.spear_envs.corridor.CorridorEnv
@@ -232,15 +232,18 @@ def test_rows_and_records_of_played_episodes_fit_together(queue: FakeQueue, layo
     records = rollout.records
     assert rollout.generations == sum(record.turns for record in records), "nothing is generated in vain"
     assert [(r.group, r.sample, r.task_id) for r in records] == [(o.group, o.sample, o.task_id) for o in orders]
-    rows = queue.rows()
-    assert list(rows) == [row.key for record in records for row in record.rows]
-    for record in records:
-        assert len(record.rows) == (1 if layout is Layout.CONVERSATION else record.turns)
-        for row in record.rows:
-            written = rows[row.key]
-            assert len(written["loss_mask"]) == len(written["rollout_log_probs"]) == row.response_length
-            assert int(written["loss_mask"].sum()) == row.loss_tokens
-            assert len(written["input_ids"]) == row.prompt_length + row.response_length
+    written, rows = queue.rows(), rollout.rows
+    assert list(written) == rows.key.tolist()
+    assert rows.key.tolist() == [f"{record.trajectory}_{n}" for record in records for n in range(record.rows)]
+    assert [r.rows for r in records] == [1 if layout is Layout.CONVERSATION else r.turns for r in records]
+    assert not set(rollout_worker.TOKENS) & set(rows.columns), "tokens travel through the queue alone"
+    for key, prompt, response, own in zip(
+        rows.key, rows.prompt_length, rows.response_length, rows.loss_tokens, strict=True
+    ):
+        columns = written[key]
+        assert len(columns["loss_mask"]) == len(columns["rollout_log_probs"]) == response
+        assert int(columns["loss_mask"].sum()) == own
+        assert len(columns["input_ids"]) == prompt + response
     assert {write["partition_id"] for write in queue.writes} == {rollout_worker.PARTITION}
 
 
@@ -261,7 +264,7 @@ def test_the_episodes_that_are_to_be_recorded_come_back_whole(
     assert [(e.task_id, e.seed) for e in rollout.episodes] == [(o.task_id, o.seed) for o in orders if o.recorded]
     assert [len(episode.turns) for episode in rollout.episodes] == [rollout.records[n].turns for n in (1, 4)]
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    other = Rollout(rollout.records, 1, rollout.episodes[:1])
+    other = replace(rollout, episodes=rollout.episodes[:1])
     assert len(RolloutManager.collect([other, rollout]).episodes) == 3
 
 
@@ -292,7 +295,7 @@ def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> No
 
 def test_validation_writes_nothing(queue: FakeQueue) -> None:
     rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
-    assert len(rollout.records) == 8 and queue.writes == []
+    assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
 
 
 def test_the_same_environments_play_step_after_step(queue: FakeQueue) -> None:
@@ -319,22 +322,22 @@ def test_tokens_of_a_faulted_episode_are_not_written(queue: FakeQueue, monkeypat
     monkeypatch.setattr(CORRIDOR, "_act", act)
     worker = open_worker(lambda prompt, dice: respond(dice.choice(["left", "right"])))
     orders = order_episodes("train")
-    records = asyncio.run(worker.play(orders, Sampling(), "train", keep=True)).records
-    broken = [record for record in records if record.fault is not None]
-    assert [(record.fault, len(record.rows)) for record in broken] == [("backend", 1)] * 2
-    assert not set(queue.rows()) & {row.key for record in broken for row in record.rows}
+    rollout = asyncio.run(worker.play(orders, Sampling(), "train", keep=True))
+    broken = [record for record in rollout.records if record.fault is not None]
+    assert [(record.fault, record.turns, record.rows) for record in broken] == [("backend", 1, 0)] * 2
+    assert rollout.rows.key.tolist() == list(queue.rows())
+    assert not set(rollout.rows.trajectory) & {record.trajectory for record in broken}
 
 
 def test_nothing_to_play_and_nothing_to_write(queue: FakeQueue) -> None:
-    assert asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True)) == Rollout([], 0)
-    assert queue.writes == []
+    rollout = asyncio.run(open_worker(walk).play([], Sampling(), "train", keep=True))
+    assert (rollout.records, len(rollout.rows), rollout.generations, queue.writes) == ((), 0, 0, [])
 
 
 def test_many_rows_are_written_in_parts(queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_worker, "ROWS_PER_WRITE", 5)
-    records = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True)).records
-    rows = [row.key for record in records for row in record.rows]
-    assert [key for write in queue.writes for key in write["keys"]] == rows
+    rollout = asyncio.run(open_worker(walk).play(order_episodes("train"), Sampling(), "train", keep=True))
+    assert [key for write in queue.writes for key in write["keys"]] == rollout.rows.key.tolist()
     assert [len(write["keys"]) for write in queue.writes[:-1]] == [5] * (len(queue.writes) - 1)
     assert all(len(write["tags"]) == len(write["keys"]) == write["fields"].batch_size[0] for write in queue.writes)
 
@@ -442,8 +445,9 @@ def test_groups_are_dealt_evenly_and_stay_together(workers: int) -> None:
     assert len(futures) == sum(bool(share) for share in shares), "an idle worker is not called"
 
 
-def test_records_come_back_in_one_order_whichever_worker_played(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [make.episode(group, sample) for group in ("1-00000", "1-00001") for sample in range(3)]
+def test_records_come_back_in_one_order_whichever_worker_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = [make_episode(group, sample) for group in ("1-00000", "1-00001") for sample in range(3)]
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    parts = [Rollout(records[3:], 7), Rollout(records[:3][::-1], 5)]
-    assert RolloutManager.collect(parts) == Rollout(records, 12)
+    found, wanted = RolloutManager.collect([play(episodes[3:]), play(episodes[:3][::-1])]), play(episodes)
+    assert found.records == wanted.records and found.generations == wanted.generations
+    assert found.rows.key.tolist() == wanted.rows.key.tolist()

@@ -1,9 +1,8 @@
-"""The order of a step, with fakes for rollouts and updates: what is drawn, trained, stored, cleared and saved when."""
+"""verl's loop around a step, with fakes for rollouts and workers: what is played, cleared, logged and saved when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +11,27 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
-import numpy as np
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
-from spear_envs.core.rewards import cosine_decay, cosine_warmup
-from spear_training.algorithms import Estimator, SpearSettings
+from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
-from spear_training.verl_plugin.plan import PlannedRow
-from spear_training.verl_plugin.rollout_worker import PARTITION, EpisodeOrder, Rollout
-from spear_training.verl_plugin.state import SpearState
+from spear_training.step.records import Rollout
+from spear_training.step.state import SpearState
+from spear_training.step.step import SpearStep
+from spear_training.step.update import UpdateSizes
+from spear_training.verl_plugin import trainer as trainer_module
+from spear_training.verl_plugin.queue import PARTITION
+from spear_training.verl_plugin.rollout_worker import EpisodeOrder
 from spear_training.verl_plugin.trainer import SpearTrainer
-from spear_training.verl_plugin.update import FreshRows, Replay
 from tests.agents.test_metrics import train, write_launch
-from tests.training.test_recording import make_episode
+from tests.training.episodes import Episode, make_episode, play
+from tests.training.step.fakes import FakeActor
+from tests.training.test_recording import make_episode as make_trajectory
 
 
 class FakeRollouts:
@@ -38,7 +40,7 @@ class FakeRollouts:
     def __init__(self) -> None:
         self.orders: list[EpisodeOrder] = []
         self.calls: list[dict[str, Any]] = []
-        self.records: list[Any] = []
+        self.played: list[Episode] = []
         self.episodes: list[Any] = []
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[Any]:
@@ -47,30 +49,9 @@ class FakeRollouts:
         return ["future"]
 
     def collect(self, futures: Sequence[Any]) -> Rollout:
-        return Rollout(self.records, sum(record.turns for record in self.records), self.episodes)
-
-
-class FakeUpdater:
-    """The two calls on actor workers: remembers with what it was called and what the buffers held then."""
-
-    def __init__(self, state: SpearState) -> None:
-        self.state = state
-        self.log: list[Any] = []
-
-    def collect_rows(self, rows: Sequence[PlannedRow], metrics: dict[str, Any]) -> FreshRows:
-        lengths = tuple(planned.row.response_length for planned in rows)
-        total = sum(lengths)
-        tokens = tuple((np.ones(2, np.int32), np.full(n, 7, np.int32)) for n in lengths)
-        return FreshRows(tuple(rows), lengths, np.ones(total, bool), np.full(total, -0.5, np.float32), tokens)
-
-    def update(self, fresh: FreshRows, replay: Replay, gamma: float, metrics: dict[str, Any]) -> None:
-        baseline = None if self.state.baseline is None else len(self.state.baseline)
-        self.log.append(
-            SimpleNamespace(fresh=fresh, replay=replay, gamma=gamma, stored=len(self.state.replay), baseline=baseline)
-        )
-
-    def take_replay_seconds(self) -> float:
-        return 0.25
+        assert futures == ["future"]
+        made = play(self.played)
+        return Rollout(made.records, made.rows, made.generations, tuple(self.episodes))
 
 
 class FakeQueue:
@@ -78,22 +59,6 @@ class FakeQueue:
 
     def take_keys(self, keys: Sequence[str]) -> list[str]:
         return [*keys, "own"]
-
-
-class FakeCritic:
-    """Says that every row was worth its number in the step, and remembers when it was trained."""
-
-    def __init__(self, updater: FakeUpdater) -> None:
-        self.updater = updater
-        self.trained_before: list[int] = []
-
-    def estimate(self, fresh: FreshRows, metrics: dict[str, Any]) -> tuple[FreshRows, str]:
-        rows = tuple(replace(row, advantage=float(n)) for n, row in enumerate(fresh.rows))
-        return replace(fresh, rows=rows, advantages=np.ones(len(fresh.mask), np.float32)), "targets"
-
-    def update(self, fresh: FreshRows, targets: str, metrics: dict[str, Any]) -> None:
-        assert targets == "targets" and fresh.advantages is not None
-        self.trained_before.append(len(self.updater.log))
 
 
 def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
@@ -130,14 +95,17 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                 "test_freq": 2,
                 "val_before_train": True,
                 "log_val_generations": 0,
+                "nnodes": 2,
+                "n_gpus_per_node": 4,
             },
             "spear": {"keep_best": "success/all"},
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
-    trainer.updater, trainer.queue = FakeUpdater(trainer.state), FakeQueue()
-    trainer.use_critic = trainer.settings.advantage.estimator is Estimator.GAE
-    trainer.critic = FakeCritic(trainer.updater)
+    trainer.actor, trainer.queue = FakeActor(trainer.state), FakeQueue()
+    trainer.spear_step = SpearStep(
+        trainer.settings, trainer.state, trainer.actor, None, max_response_length=8, sizes=UpdateSizes(100, 8.0)
+    )
     trainer.asleep = 0
 
     def sleep_replicas() -> None:
@@ -148,126 +116,50 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     return trainer
 
 
-def make_group(make: Any, name: str = "1-00000", wins: int = 1, count: int = 2, turns: int = 2) -> list[Any]:
-    return [make.episode(name, n, won=n < wins, turns=turns, tool_calls=turns) for n in range(count)]
+def make_group(name: str = "1-00000", wins: int = 1, count: int = 2) -> list[Episode]:
+    return [make_episode(name, n, won=n < wins, tool_calls=2) for n in range(count)]
 
 
-def take_step(trainer: Any, records: list[Any], t: int) -> tuple[dict[str, Any], Any]:
+def take_step(trainer: Any, episodes: list[Episode], t: int) -> tuple[dict[str, Any], Any]:
     trainer.global_steps = t
-    trainer.rollouts.records = records
+    trainer.rollouts.played = episodes
     metrics: dict[str, Any] = {}
     return metrics, trainer._step_once(metrics, {}, 2)
 
 
 # ---- a step ----------------------------------------------------------------------------------------------------------
-def test_a_step_trains_on_its_rows_and_names_their_keys(tmp_path: Path, make: Any) -> None:
+def test_a_step_names_the_keys_of_its_rows_and_takes_its_times(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
-    records = make_group(make)
-    metrics, batch = take_step(trainer, records, 1)
-    (call,) = trainer.updater.log
-    assert [planned.row.key for planned in call.fresh.rows] == [row.key for r in records for row in r.rows]
-    assert batch.keys == [*(row.key for r in records for row in r.rows), "own"]
+    trainer.rollouts.played = make_group()
+    metrics: dict[str, Any] = {}
+    times: dict[str, float] = {}
+    batch = trainer._step_once(metrics, times, 2)
+    keys = [f"1-00000_{sample}_{row}" for sample in (0, 1) for row in (0, 1)]
+    assert trainer.actor.log[0].update.rows.key.tolist() == keys
+    assert batch.keys == [*keys, "own"]
     assert batch.partition_id == PARTITION and len(batch.tags) == len(batch.keys)
     assert trainer.asleep == 1, "rollout engines give the device back before training"
-    assert metrics["rollout/wasted_generations"] == 0 and metrics["rollout/generations"] == 4
-    assert metrics["perf/spear_driver_seconds"] > 0.25
-    assert all(np.isfinite(value) for value in metrics.values())
+    assert {"gen", "old_log_prob", "update_actor"} <= times.keys() and metrics["perf/spear_driver_seconds"] > 0
 
 
-@pytest.mark.parametrize("t", [1, 7, 40])
-def test_weights_of_a_step_are_those_of_the_schedules(tmp_path: Path, make: Any, t: int) -> None:
-    trainer: Any = open_trainer(tmp_path, sil={"warmup_steps": 20}, reward={"decay_steps": 10})
-    metrics, _ = take_step(trainer, make_group(make), t)
-    assert metrics["spear/gamma"] == trainer.updater.log[0].gamma == cosine_warmup(t, 20)
-    assert metrics["spear/mu"] == cosine_decay(t, 10)
-    assert metrics["reward/tool_call"] == pytest.approx(0.2)
-    assert metrics["reward/total"] == pytest.approx(0.1 + 0.2 * cosine_decay(t, 10))
-
-
-def test_what_is_replayed_is_always_older(tmp_path: Path, make: Any) -> None:
+def test_rows_that_no_update_reads_are_cleared_all_the_same(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
-    for t in range(1, 7):
-        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000"), t)
-        call = trainer.updater.log[-1]
-        # Each step stores its two winning rows; at four the next step replays them and begins anew.
-        assert call.baseline == t, "the step's own mean is in the baseline before the draw"
-        if t in (3, 5):
-            assert metrics["replay/drawn"] == len(call.replay.entries) == 4
-            assert metrics["replay/considered"] == 4 and metrics["replay/discarded"] == 0
-            assert {entry.step for entry in call.replay.entries} == {t - 2, t - 1}
-            assert call.stored == 0 and metrics["replay/size"] == 2
-            # Reward 1.1 against a baseline whose median is the mean of one win and one loss.
-            assert call.replay.advantages == pytest.approx([1.0] * 4)
-        else:
-            assert call.replay.entries == ()
-            assert "replay/drawn" not in metrics
-        assert metrics["replay/kept"] == 2 and metrics["replay/dropped_nonpositive"] == 2
-        assert metrics["baseline/size"] == t and metrics["baseline/p50"] == pytest.approx(0.1)
+    faults = [make_episode("2-00000", n, fault="backend", stop="fault") for n in range(2)]
+    assert take_step(trainer, faults, 2)[1].keys == ["own"], "rows of a faulted episode were never written"
+    masked = [make_episode("1-00000", n, won=n == 0, rows=[{"void": True}]) for n in range(2)]
+    assert len(take_step(trainer, masked, 3)[1].keys) == 5
+    assert trainer.actor.log == []
 
 
-def test_a_replay_step_may_store_nothing(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, sil={"always_add": False})
-    sizes = [take_step(trainer, make_group(make, f"{t}-00000"), t)[0]["replay/size"] for t in range(1, 6)]
-    assert sizes == [2, 4, 0, 2, 4]
-
-
-def test_old_rows_leave_the_buffer(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, replay={"capacity": 100, "max_age": 1})
-    evicted = [take_step(trainer, make_group(make, f"{t}-00000"), t)[0]["replay/evicted_age"] for t in range(1, 5)]
-    assert evicted == [0, 0, 2, 2]
-
-
-def test_without_self_imitation_nothing_is_stored_or_drawn(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, sil={"enabled": False})
-    for t in range(1, 5):
-        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000"), t)
-        assert trainer.updater.log[-1].replay.entries == ()
-        assert metrics["replay/size"] == 0 and metrics["spear/gamma"] == 0
-        assert "replay/kept" not in metrics
-
-
-def test_without_a_baseline_the_stored_advantages_are_replayed(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, baseline={"capacity": 0})
-    for t in range(1, 4):
-        metrics, _ = take_step(trainer, make_group(make, f"{t}-00000", count=4), t)
-    assert "baseline/size" not in metrics
-    assert trainer.updater.log[-1].replay.advantages == pytest.approx([1.5] * 4)
-
-
-def test_a_step_of_faults_alone_changes_nothing(tmp_path: Path, make: Any) -> None:
+def test_further_batches_of_a_step_are_of_further_tasks(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
-    take_step(trainer, make_group(make), 1)
-    records = [make.episode("2-00000", n, fault="backend", stop="fault") for n in range(2)]
-    metrics, batch = take_step(trainer, records, 2)
-    assert len(trainer.updater.log) == 1
-    assert batch.keys == ["own"], "rows of a faulted episode were never written"
-    assert metrics["fault/backend"] == 2 and metrics["rows/trained"] == 0
-    assert metrics["replay/size"] == 2 and metrics["baseline/size"] == 1
-
-
-def test_a_step_whose_rows_are_all_masked_still_tells_the_baseline(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path)
-    records = [make.episode("1-00000", n, won=n == 0, rows=[{"void": True}]) for n in range(2)]
-    metrics, batch = take_step(trainer, records, 1)
-    assert trainer.updater.log == [] and metrics["baseline/size"] == 1
-    assert len(batch.keys) == 5, "written rows are cleared all the same"
-
-
-def test_with_ppo_the_critics_advantages_are_trained_on_and_gate_the_buffer(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, replay={"capacity": 100})
-    metrics, _ = take_step(trainer, make_group(make), 1)
-    (call,) = trainer.updater.log
-    assert trainer.critic.trained_before == [0], "the critic learns before the actor"
-    assert [row.advantage for row in call.fresh.rows] == [0, 1, 2, 3] and call.fresh.advantages is not None
-    assert metrics["replay/kept"] == 3 and metrics["replay/dropped_nonpositive"] == 1
-    assert metrics["advantage/mean"] == 1.5
-
-
-def test_the_critic_may_learn_alone_at_first(tmp_path: Path, make: Any) -> None:
-    trainer: Any = open_trainer(tmp_path, advantage={"estimator": "gae"}, critic={"warmup": 2})
-    for t in range(1, 5):
-        take_step(trainer, make_group(make, f"{t}-00000"), t)
-    assert trainer.critic.trained_before == [0, 0, 0, 1] and len(trainer.updater.log) == 2
+    trainer.train_dataloader = [{"task_id": ["a", "b"]}, {"task_id": ["c", "d"]}]
+    trainer.prepare_step()
+    trainer.play(0)
+    trainer.play(1)
+    orders = trainer.rollouts.orders
+    assert [(o.group, o.task_id) for o in orders if o.sample == 0] == [("1-00002", "c"), ("1-00003", "d")]
+    assert not any(order.recorded for order in orders), "the first batch has as many as are asked for"
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -288,7 +180,7 @@ def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     assert (call[2].temperature, call[2].top_p, call[2].top_k, call[2].max_tokens) == (1.0, 1.0, 0, 8)
 
 
-def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path, make: Any) -> None:
+def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     trainer.train_dataloader = [{"task_id": ["a", "b"]}]
     found = []
@@ -297,8 +189,8 @@ def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path, mak
         trainer.prepare_step()
         found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
     assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
-    trainer.rollouts.episodes = [make_episode(5), make_episode(6)]
-    metrics, _ = take_step(trainer, make_group(make), 3)
+    trainer.rollouts.episodes = [make_trajectory(5), make_trajectory(6)]
+    metrics, _ = take_step(trainer, make_group(), 3)
     assert metrics["rollout/recorded"] == 2.0
     path = tmp_path / "rollouts" / "episodes.jsonl"
     assert [(t.step, t.seed) for t in read_trajectories(path)] == [(3, 5), (3, 6)]
@@ -321,10 +213,10 @@ def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_
     assert not set(draw(3)) & set(draw(4))
 
 
-def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path, make: Any) -> None:
+def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(4)]
-    trainer.rollouts.records = make_group(make, wins=1, count=4)
+    trainer.rollouts.played = make_group(wins=1, count=4)
     found = []
     for t in (0, 10):
         trainer.global_steps = t
@@ -339,14 +231,14 @@ def test_validation_plays_the_whole_panel_the_same_way_each_time(tmp_path: Path,
     assert (call["sampling"].temperature, call["sampling"].top_p, call["sampling"].top_k) == (0.4, 0.6, 5)
 
 
-def test_a_sample_of_each_validation_is_recorded(tmp_path: Path, make: Any) -> None:
+def test_a_sample_of_each_validation_is_recorded(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     trainer.val_dataset = [{"task_id": f"v{n}"} for n in range(2)]
-    trainer.rollouts.records = make_group(make, wins=1, count=4)
+    trainer.rollouts.played = make_group(wins=1, count=4)
     trainer.config.trainer.log_val_generations = 3
     for t in (0, 10, 10):  # a training that is resumed validates the step of its checkpoint again
         trainer.global_steps = t
-        trainer.rollouts.episodes = [make_episode(t), make_episode(t + 1)]
+        trainer.rollouts.episodes = [make_trajectory(t), make_trajectory(t + 1)]
         trainer._validate()
         asked = [(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded]
         assert asked == [("v0", 0), ("v0", 1), ("v1", 0)]
@@ -357,7 +249,7 @@ def test_a_sample_of_each_validation_is_recorded(tmp_path: Path, make: Any) -> N
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     seen: list[bool] = []
@@ -373,13 +265,13 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
     trainer: Any = open_trainer(tmp_path)
     for t in (1, 2, 3):
-        take_step(trainer, make_group(make, f"{t}-00000"), t)
+        take_step(trainer, make_group(f"{t}-00000"), t)
         trainer._save_checkpoint()
     assert seen == [True, True, True]
     assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_2", "global_step_3"]
 
-    EpisodeRecorder(tmp_path, {}).write(2, [make_episode(2)])
-    EpisodeRecorder(tmp_path, {}).write(3, [make_episode(3)])
+    EpisodeRecorder(tmp_path, {}).write(2, [make_trajectory(2)])
+    EpisodeRecorder(tmp_path, {}).write(3, [make_trajectory(3)])
 
     def load(self: Any) -> None:
         self.global_steps = 2
@@ -392,7 +284,7 @@ def test_the_state_is_saved_before_verl_calls_the_checkpoint_the_latest(
     assert len(resumed.state.replay) == 4 and resumed.state.baseline.values == pytest.approx([0.1, 0.1])
 
 
-def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(self: Any) -> None:
         (self._checkpoint_folder() / "actor").mkdir()
         (self._checkpoint_folder() / "actor" / "weights").write_text(str(self.global_steps))
@@ -405,7 +297,7 @@ def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, mon
         trainer.global_steps = t
         if t:
             trainer._save_checkpoint()
-        trainer.rollouts.records = make_group(make, wins=wins, count=4)
+        trainer.rollouts.played = make_group(wins=wins, count=4)
         trainer._validate()
     # Before the first step there is nothing to keep; an equal value later is no better.
     assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
@@ -416,13 +308,13 @@ def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, make: Any, mon
 
 
 def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
     monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
     trainer: Any = open_trainer(tmp_path)
     trainer.prepare_step = dict
-    trainer.rollouts.records = make_group(make, count=3)
+    trainer.rollouts.played = make_group(count=3)
     trainer.global_steps = 5
     metrics: dict[str, Any] = {}
     trainer.step(metrics, {})
@@ -459,11 +351,36 @@ def test_a_new_run_loads_nothing_and_a_foreign_checkpoint_is_told(
 # ---- the rest --------------------------------------------------------------------------------------------------------
 def test_times_are_added_to_the_metrics(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
-    metrics = {"perf/spear_driver_seconds": 0.5}
+    metrics = {"perf/spear_driver_seconds": 0.5, "tokens/prompt": 300.0, "tokens/response": 100.0}
     trainer._compute_metrics(None, metrics, {"step": 10.0, "gen": 4.0}, global_steps=3, epoch=1)
     assert metrics["timing_s/gen"] == 4.0 and metrics["perf/step_seconds"] == 10.0
     assert metrics["perf/spear_driver_share"] == 0.05
+    assert (metrics["perf/tokens_per_second"], metrics["perf/tokens_per_second_per_rank"]) == (40.0, 5.0)
     assert (metrics["training/global_step"], metrics["training/epoch"]) == (3, 1)
+
+
+def test_the_algorithm_is_brought_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[UpdateSizes] = []
+    monkeypatch.setattr(trainer_module, "has_vision", lambda path: True)
+    monkeypatch.setattr(trainer_module, "SpearStep", lambda *_, sizes, **__: made.append(sizes))
+    trainer: Any = open_trainer(tmp_path)
+    installed: dict[str, Any] = {}
+    for name in ("actor_rollout_wg", "critic_wg"):
+        group = SimpleNamespace(set_loss_fn=lambda function, name=name: installed.update({name: function}))
+        setattr(trainer, name, group)
+    trainer.use_critic, trainer.ref_in_actor = True, False
+    trainer.tokenizer = SimpleNamespace(pad_token_id=0)
+    more = {
+        "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 5, "ppo_epochs": 3}},
+        "trainer": {"balance_batch": False},
+        "algorithm": {"rollout_correction": {"bypass_mode": True}},
+    }
+    trainer.config = OmegaConf.merge(trainer.config, more)
+    trainer.install_algorithm()
+    assert made == [UpdateSizes(rows_per_minibatch=10, scale_factor=8.0, epochs=3, balance=False)]
+    assert installed["actor_rollout_wg"].func is trainer_module.actor_loss
+    assert installed["actor_rollout_wg"].args == (trainer.settings,)
+    assert installed["critic_wg"].func is trainer_module.critic_loss and trainer.queue.vision
 
 
 def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from verl.utils import tensordict_utils as tu
 
 from spear_agents.engines.hf import HFModel
 from spear_agents.engines.vision import pack_pictures
-from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.algorithms import RowTable
+from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.queue import StepQueue
 from spear_training.verl_plugin.vision import PICTURES, add_vision_inputs
 from spear_training.verl_plugin.workers import CpuLanguageModelEngine
@@ -28,22 +29,22 @@ def model(tiny_vision_policy: Path) -> HFModel:
     return HFModel(tiny_vision_policy)
 
 
-def sample_rows(model: HFModel) -> list[RowTokens]:
+def sample_rows(model: HFModel) -> RowTable:
     requests = show(model, range(3), lengthen=True)
     answers = model.generate_batch(requests)
-    return [
-        RowTokens(
-            request.prompt_ids,
-            answer.token_ids,
-            [1] * len(answer.token_ids),
-            answer.log_probs,
-            pack_pictures(request.images),
-        )
-        for request, answer in zip(requests, answers, strict=True)
-    ]
+    packed = [pack_pictures(request.images) for request in requests]
+    return RowTable(
+        prompt_length=[len(request.prompt_ids) for request in requests],
+        response_length=[len(answer.token_ids) for answer in answers],
+        ids=[n for pair in zip(requests, answers, strict=True) for n in (*pair[0].prompt_ids, *pair[1].token_ids)],
+        mask=[True for answer in answers for _ in answer.token_ids],
+        rollout_log_probs=[value for answer in answers for value in answer.log_probs],
+        picture_bytes=list(map(len, packed)),
+        pictures=np.concatenate(packed),
+    )
 
 
-def forward(model: HFModel, rows: list[RowTokens], favour: int | None = None) -> torch.Tensor:
+def forward(model: HFModel, rows: RowTable, favour: int | None = None) -> torch.Tensor:
     """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
     engine: Any = object.__new__(CpuLanguageModelEngine)
     engine.pad_to_length = None
@@ -59,14 +60,13 @@ def forward(model: HFModel, rows: list[RowTokens], favour: int | None = None) ->
         output.logits[..., favour] += 100.0
     values = engine.prepare_model_outputs(output, args, batch, None)["log_probs"]
     parts = values.values().split(values.offsets().diff().tolist())
-    return torch.cat([part[len(row.prompt_ids) - 1 : -1] for part, row in zip(parts, rows, strict=True)])
+    return torch.cat([part[prompt - 1 : -1] for part, prompt in zip(parts, rows.prompt_length, strict=True)])
 
 
 def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tower(model: HFModel) -> None:
     rows = sample_rows(model)
     found = forward(model, rows)
-    expected = np.concatenate([np.asarray(row.log_probs) for row in rows])
-    assert found.detach().numpy() == pytest.approx(expected, abs=1e-4)
+    assert found.detach().numpy() == pytest.approx(rows.rollout_log_probs, abs=1e-4)
     patches = model.model.model.visual.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(found.sum(), [patches])
     assert float(gradient.norm()) > 1e-6
@@ -80,11 +80,11 @@ def test_what_no_response_may_hold_takes_no_probability(model: HFModel) -> None:
 
 def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:
     rows = sample_rows(model)
-    padding = StepQueue(SimpleNamespace(pad_token_id=0), vision=True)._padding
-    mixed = forward(model, [*rows[:2], padding, rows[2]])
+    padding = StepQueue(SimpleNamespace(pad_token_id=0), vision=True)._make_padding(1)
+    mixed = forward(model, RowTable.join([rows, padding]).take([0, 1, 3, 2]))
     plain = forward(model, rows)
-    counts = [len(row.response_ids) for row in rows]
-    kept = torch.cat([mixed[: sum(counts[:2])], mixed[sum(counts[:2]) + 1 :]])
+    first = int(rows.response_length[:2].sum())
+    kept = torch.cat([mixed[:first], mixed[first + 1 :]])
     assert torch.allclose(kept, plain, atol=1e-5)
 
 
@@ -98,7 +98,8 @@ def test_positions_are_of_text_and_of_the_three_axes(model: HFModel) -> None:
     for number, row in enumerate(positions.values().split(ids.offsets().diff().tolist(), dim=1)):
         assert row.shape[0] == 4
         assert row[0].tolist() == list(range(row.shape[1]))
-        places = torch.tensor(rows[number].prompt_ids) == model.reader.image_token_id
+        prompt = rows.split("ids")[number][: rows.prompt_length[number]]
+        places = torch.from_numpy(prompt) == model.reader.image_token_id
         height, width = row[2, : len(places)][places], row[3, : len(places)][places]
         assert len(set(height.tolist())) == len(set(width.tolist())) == 3  # 96 pixels: 6x6 patches, merged by 2
         assert row[1:, -1].unique().numel() == 1  # text goes on alike in all three

@@ -15,7 +15,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import TrainingWorker
 
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin.batch import RowTokens, build_columns
+from spear_training.algorithms import RowTable
+from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.workers import (
     CpuLanguageModelEngine,
     CpuValueModelEngine,
@@ -32,15 +33,12 @@ SIZES = ((3, 4), (1, 1), (5, 2), (2, 6))
 def build_micro_batch(*, entropy: bool) -> tuple[TensorDict, torch.Tensor, dict[str, Any]]:
     """A micro-batch with a model's padded logits, as verl hands them over without padding removal."""
     random = torch.Generator().manual_seed(0)
-    rows = [
-        RowTokens(
-            torch.randint(VOCABULARY, (prompt,), generator=random).tolist(),
-            torch.randint(VOCABULARY, (response,), generator=random).tolist(),
-            [1] * response,
-            [0.0] * response,
-        )
-        for prompt, response in SIZES
-    ]
+    rows = RowTable(
+        prompt_length=[prompt for prompt, _ in SIZES],
+        response_length=[response for _, response in SIZES],
+        ids=torch.randint(VOCABULARY, (sum(map(sum, SIZES)),), generator=random).numpy(),
+        mask=[True] * sum(response for _, response in SIZES),
+    )
     data = build_columns(rows)
     tu.assign_non_tensor(
         data, use_remove_padding=False, use_fused_kernels=False, calculate_entropy=entropy, distillation_use_topk=False

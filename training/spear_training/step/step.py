@@ -157,10 +157,12 @@ class SpearStep:
                 known = self._critic.value(known)
         with watch(DRIVER):
             found = estimate(known, self._settings)
-            if found.shape == (len(known),) and self._critic is None:
+            of_rows = found.shape == (len(known),)
+            if of_rows and self._critic is None:
                 fresh = fresh.add(advantage=found[known.kept])
             else:
-                fresh = self._add_token_advantages(fresh, known.add(token_advantages=found).take(known.kept), metrics)
+                known = known.add(token_advantages=known.spread(found) if of_rows else found)
+                fresh = self._add_token_advantages(fresh, known.take(known.kept), metrics)
         if self._critic is not None:
             with watch("update_critic"):
                 self._critic.update(fresh, metrics)

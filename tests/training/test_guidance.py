@@ -40,6 +40,7 @@ SETTING_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "reward scale": ({"reward": {"success": 1, "failure": 0}}, {}, {"reward": {"success": 1, "failure": -1}}),
     "scale factor": ({"loss": {"scale_factor": 6}}, {}, {"loss": {"scale_factor": 512}}),
     "anchors": ({"advantage": {"estimator": "gigpo"}}, {"per_turn": False, "tasks": 300}, {"advantage": {}}),
+    "sequence clip": ({"loss": {"policy": "gspo"}}, {}, {"clip": {"low": 0.0003, "high": 0.0004}}),
 }
 
 
@@ -80,6 +81,7 @@ def test_more_ways_to_the_same_advice(nodes: dict[str, Any], sizes: dict[str, An
         ({"reward": {"mu": "none", "decay_steps": 999}}, {}),
         ({"advantage": {"singleton": "raw"}}, {"group_size": 1, "tasks": 500}),
         ({"baseline": {"capacity": 0}}, {}),
+        ({"loss": {"policy": "cispo"}}, {}),
         ({"loss": {"scale_factor": 32}}, {"per_turn": False, "tasks": 300}),
         ({}, {"steps": 2}),  # a dry run has the schedules of the real one
     ],
@@ -115,6 +117,15 @@ QUIET = {
     "replay/eligible": 12.0,
     "clip/cov_fraction": 0.01,
     "training/rollout_log_probs_diff_mean": 1e-6,
+    "kl/old": 0.02,
+    "replay/ess": 0.9,
+    "replay/failed": 0.1,
+    "rows/at_limit": 0.05,
+    "stop/context_limit": 0.0,
+    "perf/rank_balance": 1.02,
+    "sampling/rounds": 2.0,
+    "sampling/differing": 1.2,
+    "spear/mu": 0.5,
 }
 
 
@@ -140,6 +151,12 @@ HISTORY_CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "masks": (run(mask__void=0.6), "spear.filter.void=off"),
     "idle steps": (run(rows__trained=0.0), "switch off the filter"),
     "large updates": (run(clip__ppo_fraction=0.5), "optim.lr"),
+    "late bounds": (run(clip__cov_fraction=0.004), "spear.cov.momentum"),
+    "stale replay": (run(replay__ess=0.3), "spear.replay.max_age"),
+    "imitated failures": (run(replay__failed=0.74), "spear.reward.decay_steps"),
+    "limits of length": (run(rows__at_limit=0.4), "data.max_response_length"),
+    "idle ranks": (run(perf__rank_balance=1.3), "trainer.balance_batch"),
+    "dynamic sampling": (run(sampling__differing=0.7, sampling__rounds=3.0), "spear.sampling.max_rounds"),
     "rollout engine": (run(**{"training/rollout_log_probs_diff_mean": 0.2}), "rollout.dtype"),
     "critic": (run(**{"critic/explained_variance": -0.3}), "critic.optim.lr"),
     "entropy": ([*run(6), *run(9, **{"entropy/token-mean": 0.05})], "spear.sil.warmup_steps"),
@@ -164,6 +181,14 @@ def test_a_run_that_goes_wrong_is_told_with_the_mend(topic: str) -> None:
         ([*run(6), *run(9, **{"entropy/token-mean": 3.0})], {}, "learning rate"),
         (run(mask__overlong=0.9), {}, "data.max_response_length"),
         (run(mask__repetition=0.9), {}, "temperature"),
+        (run(kl__old=0.4), {"loss": {"policy": "cispo"}}, "ppo_mini_batch_size"),
+        (run(rows__at_limit=0.4, stop__context_limit=0.4), {}, "data.max_prompt_length"),
+        (run(rows__at_limit=0.9, mask__overlong=0.9), {}, "spear.filter.overlong=false"),
+        (run(replay__failed=0.74, spear__mu=0.0), {}, "spear.reward.format=none"),
+        (run(replay__failed=0.74), {}, "spear.sil.gamma=success"),
+        (run(replay__failed=0.74), {"sil": {"gamma": "success"}}, "require_tool_call"),
+        (run(replay__failed=0.74, spear__mu=0.0), {"reward": {"format": "none"}}, "easier tasks"),
+        (run(sampling__differing=0.2, success__all=0.01), {}, "easier"),
     ],
 )
 def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dict[str, Any], mend: str) -> None:
@@ -180,6 +205,10 @@ def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dic
         (run(WINDOW - 1, groups__equal=1.0, rows__trained=0.0), {}),
         (run(clip__cov_fraction=0.0), {"cov": {"ratio": 0.0}}),
         (run(10, **{"critic/explained_variance": -0.3}), {}),
+        (run(clip__ppo_fraction=0.5), {"loss": {"policy": "gspo"}}),
+        (run(clip__cov_fraction=0.004), {"cov": {"bounds": "percentile"}}),
+        ([*run(20), *run(2, kl__old=0.9, sampling__differing=0.1)], {}),
+        (run(WINDOW - 1, replay__failed=1.0, replay__ess=0.1, kl__old=1.0, rows__at_limit=1.0), {}),
     ],
 )
 def test_too_early_or_not_concerned_is_not_told(records: list[dict[str, Any]], nodes: dict[str, Any]) -> None:

@@ -61,6 +61,9 @@ CHANGEABLE = (
 )
 """What may differ when a run is resumed; every other difference would make the run another one."""
 
+OPEN_NODES = ("spear.env.kwargs", "spear.loss.policy_options", "spear.sil.gamma_options", "spear.reward.mu_options")
+"""Keywords of an environment and of functions, which no configuration lists."""
+
 WHOLE_NUMBERS = (
     "trainer.log_val_generations",
     "trainer.total_training_steps",
@@ -193,8 +196,8 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
         raise SpearError(f"{override!r} is no override: write key=value")
     # Hydra reads a bare ~ in a value as the deletion of a key.
     override = override.replace("=~/", f"={Path.home()}/", 1)
-    if key.split(".")[:3] == ["spear", "env", "kwargs"] and not override.startswith(("+", "~")):
-        return f"++{override}"  # an environment has keywords that no configuration lists
+    if any(key.startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):
+        return f"++{override}"
     if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
         return override
     known = list(_list_keys(base))

@@ -5,7 +5,8 @@ what was found and which setting mends it.
 """
 
 from spear_training.guidance.advice import Advice, RunShape
-from spear_training.guidance.history import WINDOW, review_history
+from spear_training.guidance.history import WINDOW
+from spear_training.guidance.review import review_history
 from spear_training.guidance.settings import review_settings
 
 __all__ = ["WINDOW", "Advice", "RunShape", "review_history", "review_settings"]

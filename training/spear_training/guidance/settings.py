@@ -155,6 +155,17 @@ def _check_anchors(settings: SpearSettings, shape: RunShape) -> Advice | None:
     )
 
 
+def _check_sequence_clip(settings: SpearSettings, shape: RunShape) -> Advice | None:
+    if settings.loss.policy != "gspo" or settings.clip.low <= 0.01:
+        return None
+    return Advice(
+        "sequence clip",
+        f"gspo clips the ratio of a whole sequence, the mean of its tokens', which hardly ever leaves 1 by "
+        f"spear.clip.low={settings.clip.low:g}",
+        "set spear.clip.low=0.0003 spear.clip.high=0.0004, as its authors have it",
+    )
+
+
 _SETTING_RULES: tuple[Callable[[SpearSettings, RunShape], Advice | None], ...] = (
     _check_group_size,
     _check_group_filter,
@@ -166,4 +177,5 @@ _SETTING_RULES: tuple[Callable[[SpearSettings, RunShape], Advice | None], ...] =
     _check_reward_scale,
     _check_scale_factor,
     _check_anchors,
+    _check_sequence_clip,
 )

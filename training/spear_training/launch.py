@@ -196,7 +196,7 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
         raise SpearError(f"{override!r} is no override: write key=value")
     # Hydra reads a bare ~ in a value as the deletion of a key.
     override = override.replace("=~/", f"={Path.home()}/", 1)
-    if any(key.startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):
+    if any(f"{key}.".startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):
         return f"++{override}"
     if override.startswith(("+", "~")) or key.startswith("hydra.") or _exists(base, key):
         return override

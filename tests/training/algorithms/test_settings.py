@@ -71,6 +71,13 @@ def test_settings_are_frozen_and_overridden_by_copies() -> None:
         ({"advantage": {"estimator": "math:pi"}}, "is no function"),
         ({"loss": {"policy": "nonsense"}}, r"spear\.loss\.policy cannot be 'nonsense'; choose vanilla, gspo"),
         ({"sil": {"gamma": "cosin"}}, "did you mean cosine"),
+        (
+            {"sil": {"gamma": "success", "gamma_options": {"goal": 1}}},
+            "gamma=success and its options do not fit.*'goal'",
+        ),
+        ({"reward": {"mu_options": {"x": 1}}}, "do not fit"),
+        ({"loss": {"policy": "gspo", "policy_options": {"share": 0.1}}}, "policy=gspo and its options do not fit"),
+        ({"advantage": {"estimator": "math:sqrt"}}, "do not fit"),
         ({"reward": {"mu": "entropy"}}, r"spear\.reward\.mu cannot be 'entropy'"),
         ({"filter": {"custom": ["mine"]}}, r"spear\.filter\.custom cannot be 'mine'"),
     ],

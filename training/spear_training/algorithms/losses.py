@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,12 +132,13 @@ def gspo_loss(
     *,
     clip_low: float,
     clip_high: float,
-    **_: Any,
+    dual_clip: float | None = None,
+    max_log_ratio: float | None = None,
 ) -> PolicyLoss:
     """GSPO: the clipped loss with the ratio of the whole sequence, s = exp(mean of log ratios), in each of its tokens.
 
     Its clip is much narrower than a token's: the authors have ``clip_low`` 3e-4 and ``clip_high`` 4e-4. Arguments and
-    result as in :func:`policy_loss`, without the dual clip.
+    result as in :func:`policy_loss`; there is no dual clip, and log ratios end at 10.
     """
     on = check_tokens(log_probs, mask)
     weights = expand_advantages(advantages, log_probs).detach()
@@ -162,8 +162,8 @@ def cispo_loss(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
     max_log_ratio: float | None = 20.0,
-    **_: Any,
 ) -> PolicyLoss:
     """CISPO: -sg(clip(r)) A log pi. The clip limits a token's weight and never takes its gradient away.
 
@@ -185,10 +185,12 @@ def kl_cov_loss(
     advantages: Tensor,
     mask: Tensor,
     *,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+    max_log_ratio: float | None = 20.0,
     share: float = 0.0002,
     coefficient: float = 1.0,
-    max_log_ratio: float | None = 20.0,
-    **_: Any,
 ) -> PolicyLoss:
     """KL-Cov: no clip, but a KL penalty on the ``share`` of tokens of largest covariance, at least one.
 

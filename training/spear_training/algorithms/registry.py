@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -56,6 +57,17 @@ class Registry(Generic[F]):
         near = difflib.get_close_matches(str(name), self.names, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(self.names)}"
         raise SettingsError(f"{self.setting} cannot be {name!r}; {hint} A function of yours is package.module:function")
+
+    def check(self, name: str, *arguments: Any, **keywords: Any) -> None:
+        """See that the function of ``name`` can be called with these.
+
+        Raises:
+            SettingsError: it cannot, or as :meth:`find`.
+        """
+        try:
+            inspect.signature(self.find(name)).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise SettingsError(f"{self.setting}={name} and its options do not fit: {error}") from error
 
     def _import(self, name: str) -> F:
         path, _, attribute = name.partition(":")

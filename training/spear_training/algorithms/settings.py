@@ -52,7 +52,7 @@ class SilSettings(Record):
     """Whether a step that replays also adds its own rows."""
 
     def check(self) -> None:
-        GAMMA.find(self.gamma)
+        GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, **self.gamma_options)
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """gamma at global step ``t``, which starts at 1 (``eq:gamma``); 0 when self-imitation is off.
@@ -84,7 +84,7 @@ class RewardSettings(Record):
     decay_steps: int = number(200, at_least=0)
 
     def check(self) -> None:
-        MU.find(self.mu)
+        MU.check(self.mu, 1, self.decay_steps, NO_METRICS, **self.mu_options)
         if self.success <= self.failure:
             raise SettingsError(
                 f"spear.reward.success ({self.success}) must exceed spear.reward.failure ({self.failure})"
@@ -200,7 +200,7 @@ class AdvantageSettings(Record):
         return bool(getattr(ESTIMATORS.find(self.estimator), "critic", False))
 
     def check(self) -> None:
-        ESTIMATORS.find(self.estimator)
+        ESTIMATORS.check(self.estimator, "rows", "settings")
         if self.estimator in ("rloo", "gae") and self.normalize_std:
             raise SettingsError(
                 f"spear.advantage.normalize_std has no meaning with estimator {self.estimator}: set it to false"
@@ -241,7 +241,10 @@ class LossSettings(Record):
     """L of the -norm modes; ``null``: the maximum response length."""
 
     def check(self) -> None:
-        POLICY_LOSSES.find(self.policy)
+        clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None, "max_log_ratio": None}
+        POLICY_LOSSES.check(
+            self.policy, *("log_probs", "old_log_probs", "advantages", "mask"), **clip, **self.policy_options
+        )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -262,7 +265,7 @@ class FilterSettings(Record):
 
     def check(self) -> None:
         for name in self.custom:
-            FILTERS.find(name)
+            FILTERS.check(name, "rows", "settings")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spear_training.algorithms import GAMMA, MU, SpearSettings
+from spear_training.algorithms import GAMMA, MU, SettingsError, SpearSettings
 
 ENTROPY, SUCCESS, NEW = "entropy/token-mean", "success/all", "anchors/new"
 
@@ -37,6 +37,17 @@ def test_a_schedule_of_ones_own_is_a_function_of_the_step() -> None:
     settings = SpearSettings.from_mapping({"sil": {"gamma": name}, "reward": {"mu": name, "mu_options": {"start": 1}}})
     assert [settings.sil.weight(t) for t in (1, 2)] == [1.0, 0.0]
     assert [settings.reward.weight(t) for t in (1, 2)] == [0.0, 1.0]
+
+
+def give(t, steps, metrics, answer=None):
+    return answer
+
+
+@pytest.mark.parametrize("answer", [-0.1, float("nan"), float("inf"), "much", None, True])
+def test_a_weight_that_is_none_is_told(answer: object) -> None:
+    chosen = {"gamma": f"{__name__}:give", "gamma_options": {"answer": answer}}
+    with pytest.raises(SettingsError, match=r"spear\.sil\.gamma=.*:give gave .*: a weight is a finite number"):
+        SpearSettings.from_mapping({"sil": chosen}).sil.weight(3)
 
 
 def test_constants_may_have_another_value() -> None:

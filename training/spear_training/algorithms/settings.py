@@ -5,6 +5,7 @@ Defaults are the library's own choices; the presets of the paper and of the auth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from spear_training.algorithms.choices import (
 )
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
-from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES
+from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Registry
 
 Metrics = Mapping[str, float]
 NO_METRICS: Metrics = {}
@@ -63,7 +64,9 @@ class SilSettings(Record):
         """
         if not self.enabled:
             return 0.0
-        return float(GAMMA.find(self.gamma)(t, self.warmup_steps, metrics, **self.gamma_options))
+        return _read_weight(
+            GAMMA, self.gamma, GAMMA.find(self.gamma)(t, self.warmup_steps, metrics, **self.gamma_options)
+        )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -92,7 +95,7 @@ class RewardSettings(Record):
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the step before."""
-        return float(MU.find(self.mu)(t, self.decay_steps, metrics, **self.mu_options))
+        return _read_weight(MU, self.mu, MU.find(self.mu)(t, self.decay_steps, metrics, **self.mu_options))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -308,6 +311,17 @@ class SpearSettings(Record):
         for node, values in mapping.items():
             merged[node] = {**merged[node], **values} if node in merged and isinstance(values, Mapping) else values
         return SpearSettings.from_mapping(merged)
+
+
+def _read_weight(registry: Registry[Any], name: str, value: Any) -> float:
+    """What a schedule gave, as a weight.
+
+    Raises:
+        SettingsError: it is no finite number of 0 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")
+    return float(value)
 
 
 def _check_order(low_name: str, low: float, high_name: str, high: float) -> None:

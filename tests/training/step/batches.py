@@ -161,7 +161,10 @@ CASES = {
     "on-policy clip too": choose(cov=fix(ratio=0.1, **ON_POLICY)),
     "on-policy clip alone": choose(cov=fix(ratio=0.0, **ON_POLICY)),
     "no dual clip, no clamp": choose(
-        cov=NO_COV, clip={"dual": None, "max_log_ratio": None}, loss={"aggregation": "token-mean"}, kl={"coefficient": 0.1}
+        cov=NO_COV,
+        clip={"dual": None, "max_log_ratio": None},
+        loss={"aggregation": "token-mean"},
+        kl={"coefficient": 0.1},
     ),
     "narrow clips": choose(cov=NO_COV, clip={"low": 0.02, "high": 0.03, "dual": 1.1, "max_log_ratio": 0.5}),
     "KL to a reference": choose(cov=fix(ratio=0.1), kl={"coefficient": 0.2}),

@@ -28,9 +28,7 @@ class Run:
         self.actor = FakeActor(self.state)
         self.critic = FakeCritic(self.actor, values) if self.settings.advantage.needs_critic else None
         sizes = UpdateSizes(rows_per_minibatch=100, scale_factor=8.0)
-        self.step = SpearStep(
-            self.settings, self.state, self.actor, self.critic, max_response_length=8, sizes=sizes
-        )
+        self.step = SpearStep(self.settings, self.state, self.actor, self.critic, max_response_length=8, sizes=sizes)
 
     def take(self, t: int, *batches: list[Episode]) -> StepReport:
         self.rollouts = FakeRollouts(*(batches or [make_group(f"{t}-00000")]))

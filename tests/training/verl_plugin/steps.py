@@ -195,7 +195,9 @@ class Step:
         theta = parameters.detach().clone().requires_grad_()
         parts = [self.lay_out(rows) | {"replay": [flag] * len(rows)}
                  for rows, flag in ((fresh, False), (replay, True)) if rows is not None]  # fmt: skip
-        pads = {name: pad([row for part in parts for row in part[name]]) for name in ("ids", "old", "advantages", "mask")}
+        pads = {
+            name: pad([row for part in parts for row in part[name]]) for name in ("ids", "old", "advantages", "mask")
+        }
         clip = self.settings.clip
         result = spear_loss(
             theta[pads["ids"]] - 2.0,

@@ -150,9 +150,13 @@ def test_with_an_adapter_the_reference_is_the_actor_without_it(monkeypatch: pyte
     for inside in (False, True):
         step = Step(monkeypatch, choose(**TERMS["KL to a reference"]), reference_in_actor=inside)
         if inside:
-            without = step.workers.compute_ref_log_prob
-            monkeypatch.setattr(step.workers, "compute_ref_log_prob", lambda meta, ask=without: ask(meta)
-                                if meta.extra_info.get("no_lora_adapter") else pytest.fail("there is no such worker"))  # fmt: skip
+            ask = step.workers.compute_ref_log_prob
+
+            def without_adapter(meta: Any, ask: Any = ask) -> None:
+                assert meta.extra_info["no_lora_adapter"], "there is no other worker"
+                ask(meta)
+
+            monkeypatch.setattr(step.workers, "compute_ref_log_prob", without_adapter)
         train(step)
         found.append(step.workers.parameters.detach())
     assert torch.equal(*found)

@@ -29,9 +29,7 @@ def unnest(column: torch.Tensor) -> list[list[float]]:
 
 def make_rows(**more: Any) -> RowTable:
     """Two rows: two tokens of prompt and three of response, and one of each."""
-    return RowTable(
-        prompt_length=[2, 1], response_length=[3, 1], ids=[5, 6, 7, 8, 9, 1, 2], mask=[1, 0, 1, 1], **more
-    )
+    return RowTable(prompt_length=[2, 1], response_length=[3, 1], ids=[5, 6, 7, 8, 9, 1, 2], mask=[1, 0, 1, 1], **more)
 
 
 def test_columns_hold_prompt_and_response_without_padding() -> None:

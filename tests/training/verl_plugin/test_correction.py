@@ -77,7 +77,9 @@ def test_rejected_tokens_leave_the_loss_and_what_it_is_divided_by(monkeypatch: p
     fresh = step.collect()
     assert fresh.mask.tolist() == torch.cat(kept).tolist()
     assert fresh.loss_tokens.tolist() == [int(mask.sum()) for mask in kept]
-    good = {name: kept[n].tolist() for n, name in enumerate(fresh.trajectory) if fresh.advantage[n] > 0 and kept[n].any()}
+    good = {
+        name: kept[n].tolist() for n, name in enumerate(fresh.trajectory) if fresh.advantage[n] > 0 and kept[n].any()
+    }
     drawn = step.remember(fresh)
     assert dict(zip(drawn.trajectory, map(np.ndarray.tolist, drawn.split("mask")), strict=True)) == good
     step.updater.update(fresh, None, 0.0, step.metrics)

@@ -20,7 +20,6 @@ from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.environments import EnvironmentSettings
-from spear_training.step.records import Rollout
 from spear_training.verl_plugin import rollout_worker
 from spear_training.verl_plugin.rollout_worker import (
     CountingEngine,

@@ -100,12 +100,14 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
     cost = step.replay_cost / step.on_policy_cost
     others = f"{step.passes} (with old log-probs)" if step.passes > step.replay_passes else str(step.passes)
+    steps = str(step.replay_optimiser_steps) if step.replay_optimiser_steps else "none of its own"
+    unit = "replay step for each on-policy one" if step.replay_optimiser_steps else "row for each on-policy one"
     return [
         ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),
         ("first replay", f"step {step.first_replay}", "1 + steps until the buffer is full"),
         ("then every", f"{step.replay_period} steps", "a replay empties the buffer"),
         ("rows of a replay", _count(step.drawn), "at most: the capacity, if all are above the baseline"),
-        ("its optimiser steps", str(step.replay_optimiser_steps), f"{step.replay_ratio:.2g} for each on-policy one"),
+        ("its optimiser steps", steps, f"on average {step.replay_ratio:.2g} {unit}"),
         (
             "cost a step",
             f"{cost:.0%}",

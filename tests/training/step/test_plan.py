@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from spear_training.algorithms import (
+    SettingsError,
     SpearSettings,
     compose_reward,
     estimate,
@@ -170,7 +171,12 @@ def test_an_episode_that_outgrew_the_context_is_overlong_however_short_its_rows_
 
 
 def flag_even_turns(rows: Any, settings: Any) -> Any:
+    assert len(rows.reward) == len(rows)
     return rows.turn % 2 == 0
+
+
+def give_numbers(rows: Any, settings: Any) -> Any:
+    return rows.reward
 
 
 def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
@@ -178,6 +184,8 @@ def test_a_filter_of_ones_own_is_named_in_the_settings() -> None:
     episodes = [make_episode("g", 0, won=True), make_episode("g", 1)]
     made = plan(episodes, choose(filter={"custom": [name]}))
     assert find_keys(made) == {"g_0_1", "g_1_1"} and made.masked[name] == 2
+    with pytest.raises(SettingsError, match=r"gave float64 \[4\] for 4 rows: give true or false"):
+        plan(episodes, choose(filter={"custom": [f"{__name__}:give_numbers"]}))
 
 
 def test_a_void_turn_may_take_out_its_whole_trajectory() -> None:

@@ -136,8 +136,11 @@ def estimate(rows: RowTable, settings: SpearSettings) -> Array:
         SettingsError: the estimator's answer has another shape or holds numbers that are not finite.
     """
     name = settings.advantage.estimator
-    found = ESTIMATORS.find(name)(rows, settings)
-    values = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, dtype=np.float64)
+    found = ESTIMATORS.call(name, rows, settings)
+    try:
+        values = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise SettingsError(f"spear.advantage.estimator={name} gave {found!r:.80}, which are no numbers") from None
     tokens = int(rows.response_length.sum())
     if values.shape not in ((len(rows),), (tokens,)):
         raise SettingsError(

@@ -44,12 +44,13 @@ def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str
         "repetition": rows.repetitive & choice.repetition,
     }
     for name in choice.custom:
-        flags = np.asarray(FILTERS.find(name)(rows, settings), dtype=bool)
-        if flags.shape != (len(rows),):
+        flags = np.asarray(FILTERS.call(name, rows, settings))
+        if flags.shape != (len(rows),) or flags.dtype.kind not in "biu":
             raise SettingsError(
-                f"spear.filter.custom={name} gave {list(flags.shape)} flags for {len(rows)} rows: give one for each row"
+                f"spear.filter.custom={name} gave {flags.dtype} {list(flags.shape)} for {len(rows)} rows: "
+                "give true or false for each row"
             )
-        found[name] = flags
+        found[name] = flags.astype(bool)
     return found
 
 

@@ -43,7 +43,8 @@ def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tenso
     """
     clip = settings.clip
     bound = partial(
-        POLICY_LOSSES.find(settings.loss.policy),
+        POLICY_LOSSES.call,
+        settings.loss.policy,
         clip_low=clip.low,
         clip_high=clip.high,
         dual_clip=clip.dual,
@@ -56,8 +57,10 @@ def bind_policy_loss(settings: SpearSettings) -> Callable[[Tensor, Tensor, Tenso
         if isinstance(answer, PolicyLoss):
             return answer
         if not isinstance(answer, Tensor) or answer.shape != log_probs.shape:
+            shape = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             raise SettingsError(
-                f"spear.loss.policy={settings.loss.policy} must give token losses of shape {list(log_probs.shape)}"
+                f"spear.loss.policy={settings.loss.policy} must give token losses of shape {list(log_probs.shape)}, "
+                f"not {shape}"
             )
         on = check_tokens(log_probs, mask)
         none = torch.zeros_like(on)

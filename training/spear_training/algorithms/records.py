@@ -134,6 +134,8 @@ def _explain(cls: type[Record], error: ValidationError) -> str:
         return f"{path} cannot be {value!r}; {f'did you mean {near[0]}?' if near else 'choose ' + ', '.join(names)}"
     if fault in ("mapping_type", "dataclass_type"):
         return f"{path} must be a mapping of settings, not {value!r}"
+    if fault == "tuple_type":
+        return f"{path} must be a list, as [{value}], not {value!r}"
     return f"{path} must be {_KINDS[kind]}, not {value!r}" if kind in _KINDS else f"{path}: {first['msg']}"
 
 

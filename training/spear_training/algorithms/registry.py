@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from spear_training.algorithms.errors import SettingsError
 
 F = TypeVar("F", bound=Callable[..., Any])
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Registry(Generic[F]):
@@ -55,32 +57,65 @@ class Registry(Generic[F]):
         if ":" in str(name):
             return self._import(str(name))
         near = difflib.get_close_matches(str(name), self.names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(self.names)}"
-        raise SettingsError(f"{self.setting} cannot be {name!r}; {hint} A function of yours is package.module:function")
+        hint = f"did you mean {near[0]}? " if near else f"choose {', '.join(self.names)}. " if self._functions else ""
+        raise SettingsError(f"{self.setting} cannot be {name!r}; {hint}A function of yours is package.module:function")
 
-    def check(self, name: str, *arguments: Any, **keywords: Any) -> None:
-        """See that the function of ``name`` can be called with these.
+    def check(self, name: str, *arguments: Any, options: Mapping[str, Any] = NO_OPTIONS, **keywords: Any) -> None:
+        """See that the function of ``name`` can be called with these; it must name each of the user's ``options``.
 
         Raises:
             SettingsError: it cannot, or as :meth:`find`.
         """
+        signature = inspect.signature(self.find(name))
+        named = [key for key, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+        for key in options:
+            if key in keywords or key not in named:
+                own = [one for one in named[len(arguments) :] if one not in keywords]
+                raise SettingsError(
+                    f"{self.setting}={name} has no option {key!r}; it has {', '.join(own) or 'none that it names'}"
+                )
         try:
-            inspect.signature(self.find(name)).bind(*arguments, **keywords)
+            signature.bind(*arguments, **keywords, **options)
         except TypeError as error:
-            raise SettingsError(f"{self.setting}={name} and its options do not fit: {error}") from error
+            raise SettingsError(f"{self.setting}={name}{signature} cannot be called as it will be: {error}") from error
+
+    def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """What the function of ``name`` gives.
+
+        Raises:
+            SettingsError: a user's function raised; says where and what.
+        """
+        function = self.find(name)
+        try:
+            return function(*arguments, **keywords)
+        except Exception as error:
+            if name in self._functions:
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise SettingsError(
+                f"{self.setting}={name} raised {_tell(error)} ({place.filename}, line {place.lineno}, in {place.name})"
+            ) from error
 
     def _import(self, name: str) -> F:
         path, _, attribute = name.partition(":")
         try:
-            found = getattr(import_module(path), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise SettingsError(
-                f"{self.setting}={name} cannot be imported ({error}): start from the folder of the module, install it, "
-                "or put its folder on PYTHONPATH"
-            ) from error
+            module = import_module(path)
+        except Exception as error:  # a module of a user's may raise anything
+            mend = ""
+            if isinstance(error, ModuleNotFoundError) and error.name == path.partition(".")[0]:
+                mend = ": start from the folder of the module, install it, or put its folder on PYTHONPATH"
+            raise SettingsError(f"{self.setting}={name} cannot be imported ({_tell(error)}){mend}") from error
+        found = getattr(module, attribute, None)
         if not callable(found):
-            raise SettingsError(f"{self.setting}={name} is no function but {type(found).__name__}")
+            near = difflib.get_close_matches(attribute, [key for key in vars(module) if not key.startswith("_")], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingsError(f"{self.setting}={name}: {path} has no function {attribute!r}{hint}")
         return found
+
+
+def _tell(error: Exception) -> str:
+    """Kind and message of an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 ESTIMATORS: Registry[Callable[..., Any]] = Registry("spear.advantage.estimator")

@@ -53,7 +53,7 @@ class SilSettings(Record):
     """Whether a step that replays also adds its own rows."""
 
     def check(self) -> None:
-        GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, **self.gamma_options)
+        GAMMA.check(self.gamma, 1, self.warmup_steps, NO_METRICS, options=self.gamma_options)
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """gamma at global step ``t``, which starts at 1 (``eq:gamma``); 0 when self-imitation is off.
@@ -65,7 +65,7 @@ class SilSettings(Record):
         if not self.enabled:
             return 0.0
         return _read_weight(
-            GAMMA, self.gamma, GAMMA.find(self.gamma)(t, self.warmup_steps, metrics, **self.gamma_options)
+            GAMMA, self.gamma, GAMMA.call(self.gamma, t, self.warmup_steps, metrics, **self.gamma_options)
         )
 
 
@@ -87,7 +87,7 @@ class RewardSettings(Record):
     decay_steps: int = number(200, at_least=0)
 
     def check(self) -> None:
-        MU.check(self.mu, 1, self.decay_steps, NO_METRICS, **self.mu_options)
+        MU.check(self.mu, 1, self.decay_steps, NO_METRICS, options=self.mu_options)
         if self.success <= self.failure:
             raise SettingsError(
                 f"spear.reward.success ({self.success}) must exceed spear.reward.failure ({self.failure})"
@@ -95,7 +95,7 @@ class RewardSettings(Record):
 
     def weight(self, t: int, metrics: Metrics = NO_METRICS) -> float:
         """mu at global step ``t``, which starts at 1 (``eq:mudecay``); ``metrics`` are those of the step before."""
-        return _read_weight(MU, self.mu, MU.find(self.mu)(t, self.decay_steps, metrics, **self.mu_options))
+        return _read_weight(MU, self.mu, MU.call(self.mu, t, self.decay_steps, metrics, **self.mu_options))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -245,9 +245,8 @@ class LossSettings(Record):
 
     def check(self) -> None:
         clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": None, "max_log_ratio": None}
-        POLICY_LOSSES.check(
-            self.policy, *("log_probs", "old_log_probs", "advantages", "mask"), **clip, **self.policy_options
-        )
+        tensors = ("log_probs", "old_log_probs", "advantages", "mask")
+        POLICY_LOSSES.check(self.policy, *tensors, options=self.policy_options, **clip)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -107,6 +107,8 @@ def plan_rows(
     rewards = tuple(reward_episode(record, settings.reward, mu) for record in records)
     place = {record.trajectory: number for number, record in enumerate(records)}
     owner = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
+    totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
+    rows = rows.add(reward=totals.numpy()[owner])
     filters = filter_rows(rows, settings, max_response_length)
     hit = np.any(list(filters.values()), axis=0)
 
@@ -114,7 +116,6 @@ def plan_rows(
     if settings.filter.exclude_from_baseline:
         # An episode stays out where nothing of it is trained on; with some rows left it still says how the task went.
         counted &= np.isin(np.arange(len(records)), owner[~hit])
-    totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
     groups, flags = [record.group for record in records], torch.from_numpy(counted)
     statistics = group_statistics(totals, groups, valid=flags)
     wanted = flags
@@ -125,7 +126,7 @@ def plan_rows(
     means = zip(statistics.ids, statistics.mean.tolist(), strict=True)
 
     out = np.asarray([name not in kept_groups for name in rows.group.tolist()], dtype=bool)
-    rows = rows.add(reward=totals.numpy()[owner], kept=~hit & ~out & counted[owner] & (rows.loss_tokens > 0))
+    rows = rows.add(kept=~hit & ~out & counted[owner] & (rows.loss_tokens > 0))
     return StepPlan(
         rewards=rewards,
         rows=rows.take(counted[owner]),

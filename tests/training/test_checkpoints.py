@@ -17,6 +17,7 @@ import torch
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import (
     BEST,
+    FORMAT,
     MANIFEST,
     STATE,
     TENSORS,
@@ -46,7 +47,7 @@ class Bomb:
 
 def test_nested_state_comes_back_with_its_tensors_and_arrays(tmp_path: Path) -> None:
     state = {
-        "format": 2,
+        "format": FORMAT,
         "numbers": [1, 2.5, None, True, 2**100],
         "deep": {"tensor": torch.arange(3), "array": np.arange(4, dtype=np.uint8), "empty": torch.empty(0)},
         "rows": [{"tensor": torch.ones(2, 2)}],
@@ -116,7 +117,7 @@ def test_names_reached_through_an_allowed_module_are_told_too(tmp_path: Path) ->
 
 def test_another_configuration_is_told_with_the_override(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "global_step_3"
-    write_state(folder, {"format": 2, "config": {"a.b": 1, "free.x": 2}, "code": describe_code()})
+    write_state(folder, {"format": FORMAT, "config": {"a.b": 1, "free.x": 2}, "code": describe_code()})
     check_origin(folder, {"a.b": 1, "free.x": 5, "free.y": 6}, Resume.EXACT, changeable=["free"])
     with pytest.raises(SpearError, match=r"a\.b was 1, is now 2 and 1 more.*spear\.resume=changed"):
         check_origin(folder, {"a.b": 2, "c": 0}, Resume.EXACT, changeable=["free"])
@@ -125,7 +126,7 @@ def test_another_configuration_is_told_with_the_override(tmp_path: Path) -> None
 
 def test_other_code_is_told_with_the_override(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "global_step_3"
-    write_state(folder, {"format": 2, "config": {}, "code": {"version": "0.0.1", "source": "abc"}})
+    write_state(folder, {"format": FORMAT, "config": {}, "code": {"version": "0.0.1", "source": "abc"}})
     with pytest.raises(SpearError, match=r"version 0\.0\.1, sources abc.*spear\.resume=changed"):
         check_origin(folder, {}, Resume.EXACT, changeable=[])
     check_origin(folder, {}, Resume.CHANGED, changeable=[])

@@ -223,6 +223,17 @@ def test_every_row_is_trained_on_once_in_minibatches_of_one_size(
     assert step.metrics["perf/rank_balance"] >= 1.0
 
 
+def test_ranks_share_each_of_several_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for layout in LAYOUTS:
+        step = Step(monkeypatch, choose("joint"), minibatch=4, **layout)
+        train(step)
+        assert step.metrics["actor/optimizer_steps"] == 3
+        found.append(step.workers.parameters.detach())
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[2], found[0], atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("coupling", ["sequential", "joint"])
 def test_replayed_rows_need_no_more_memory_than_those_of_an_on_policy_mini_batch(
     monkeypatch: pytest.MonkeyPatch, coupling: str

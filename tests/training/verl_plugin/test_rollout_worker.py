@@ -24,8 +24,8 @@ from spear_envs.core.errors import SpearError
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import EnvironmentSettings
+from spear_training.step.plan import reward_episode
 from spear_training.verl_plugin import rollout_worker
-from spear_training.verl_plugin.plan import reward_episode
 from spear_training.verl_plugin.rollout_worker import (
     CountingEngine,
     EpisodeOrder,

@@ -27,12 +27,6 @@ from spear_training.step.dealing import deal_rows
 from spear_training.supervise import supervise_training
 from spear_training.warmstart import WarmStartSettings, train_policy
 
-MIXES = {
-    "mathematics": (512, 8, lambda random, rows: random.normal(4000, 1500, rows).clip(500, 16000)),
-    "ALFWorld": (1024, 8, lambda random, rows: random.normal(900, 250, rows).clip(100, 2500)),
-    "WebShop": (256, 4, lambda random, rows: random.lognormal(6.8, 0.8, rows)),
-}
-"""Simulated mini-batches: rows, ranks that share them, and lengths in tokens."""
 BARS = (
     Bar("SPEAR's step over GRPO's, replay off", "times", at_most=1.05),
     Bar("SPEAR's step over GRPO's, n_SIL 0.5", "times", at_most=1.20),
@@ -41,8 +35,16 @@ BARS = (
     Bar("driver's share of a step, replay on", at_most=0.01),
     Bar("peak memory of SPEAR's steps over GRPO's and the store", "times", at_most=1.02),
     Bar("columns of 2,048 rows of 6,000 tokens", "s", at_most=0.2),
-    *(Bar(f"tokens of the slowest rank over the mean, {mix}", "times", at_most=1.05) for mix in MIXES),
+    Bar("tokens of the slowest rank over the mean, mathematics", "times", at_most=1.05),
+    Bar("tokens of the slowest rank over the mean, ALFWorld", "times", at_most=1.05),
+    Bar("tokens of the slowest rank over the mean, WebShop", "times", at_most=1.05),
 )
+MIXES = {
+    "mathematics": (512, 8, lambda random, rows: random.normal(4000, 1500, rows).clip(500, 16000)),
+    "ALFWorld": (1024, 8, lambda random, rows: random.normal(900, 250, rows).clip(100, 2500)),
+    "WebShop": (256, 4, lambda random, rows: random.lognormal(6.8, 0.8, rows)),
+}
+"""Simulated mini-batches: rows, ranks that share them, and lengths in tokens."""
 OWN = "benchmarks._training_arms"
 """The training's process."""
 NAME = "arms"

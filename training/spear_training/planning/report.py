@@ -100,7 +100,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
     cost = step.replay_cost / step.on_policy_cost
     others = f"{step.passes} (with old log-probs)" if step.passes > step.replay_passes else str(step.passes)
-    steps = str(step.replay_optimiser_steps) if step.replay_optimiser_steps else "none of its own"
+    steps = str(step.replay_optimiser_steps) if step.replay_optimiser_steps else "none"
     unit = "replay step for each on-policy one" if step.replay_optimiser_steps else "row for each on-policy one"
     return [
         ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),

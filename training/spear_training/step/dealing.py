@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spear_training.algorithms.objective import weigh_rows
 from spear_training.algorithms.rows import Array
 
 
@@ -38,6 +39,16 @@ class Deal:
         """Row numbers in the order verl wants: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
         share = self.size // ranks
         return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
+
+    def weigh(self, loss_tokens: Array, replayed: Array, *, mode: str, loss_scale_factor: float) -> Array:
+        """Weight of each row [N] in its mini-batch; arguments as in :func:`weigh_rows`, of all rows."""
+        weights = np.zeros(len(loss_tokens))
+        for part in self.minibatches:
+            rows = np.asarray([row for row in part if row >= 0], dtype=np.int64)
+            weights[rows] = weigh_rows(
+                loss_tokens[rows], replayed[rows], mode=mode, loss_scale_factor=loss_scale_factor
+            )
+        return weights
 
     def measure_balance(self, lengths: Array, ranks: int) -> float:
         """Tokens of the slowest rank over the mean of all ranks, averaged over mini-batches; 1 is even.

@@ -120,7 +120,7 @@ def plan_rows(
     statistics = group_statistics(totals, groups, valid=flags)
     wanted = flags
     if chosen is not None:
-        wanted = flags & torch.tensor([group in set(chosen) for group in groups], dtype=torch.bool)
+        wanted = flags & torch.tensor(np.isin(groups, list(chosen)), dtype=torch.bool)
     kept = keep_high_variance_groups(totals, groups, ratio=settings.filter.groups, valid=wanted).tolist()
     kept_groups = {group for group, keep in zip(groups, kept, strict=True) if keep}
     means = zip(statistics.ids, statistics.mean.tolist(), strict=True)

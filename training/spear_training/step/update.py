@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spear_training.algorithms import Coupling, RowTable, SpearSettings, weigh_rows
+from spear_training.algorithms import Coupling, RowTable, SpearSettings
 from spear_training.step.dealing import Deal, count_minibatches, deal_rows
 from spear_training.step.state import SpearState
 
@@ -138,15 +138,8 @@ class Updater:
             rng=rng,
             balance=sizes.balance,
         )
-        weights = np.zeros(len(rows))
-        for part in deal.minibatches:
-            members = np.asarray([row for row in part if row >= 0], dtype=np.int64)
-            weights[members] = weigh_rows(
-                rows.loss_tokens[members],
-                replayed[members],
-                mode=self._settings.loss.aggregation.value,
-                loss_scale_factor=sizes.scale_factor,
-            )
+        mode = self._settings.loss.aggregation.value
+        weights = deal.weigh(rows.loss_tokens, replayed, mode=mode, loss_scale_factor=sizes.scale_factor)
         rows = rows.add(weight=weights, seed=rng.integers(SEED_RANGE, size=len(rows)))
         update = Pass(rows, deal, pieces, gamma, self._state.bounds, hold_learning_rate)
         sums = self._actor.train(update)

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric, reduce_metrics
 
-from spear_training.algorithms import RowTable, value_loss, weigh_rows
+from spear_training.algorithms import RowTable, value_loss
 from spear_training.algorithms.settings import CriticSettings
 from spear_training.step.dealing import count_minibatches, deal_rows
 from spear_training.verl_plugin.columns import find_predictions, nest_flat
@@ -94,12 +94,8 @@ class VerlCritic:
             rng=self._rng,
             balance=self._config.trainer.balance_batch,
         )
-        weights = np.zeros((len(rows), 1))
-        for part in deal.minibatches:
-            members = np.asarray([row for row in part if row >= 0], dtype=np.int64)
-            weights[members, 0] = weigh_rows(
-                rows.loss_tokens[members], np.zeros(len(members)), mode="token-mean", loss_scale_factor=1.0
-            )
+        fresh = np.zeros(len(rows), dtype=bool)
+        weights = deal.weigh(rows.loss_tokens, fresh, mode="token-mean", loss_scale_factor=1.0)[:, None]
         keys = rows.key.tolist()
         columns = {OLD_VALUES: rows.values, RETURNS: rows.returns}
         self._queue.put_tokens(keys, rows.response_length, columns, {WEIGHT: weights})

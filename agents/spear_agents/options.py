@@ -76,6 +76,11 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
             help="How the model is prompted.",
         ),
         click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
+        click.option(
+            "--thoughts",
+            is_flag=True,
+            help="The expert says why it does what it does (expert).",
+        ),
         click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
         click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),

@@ -128,7 +128,7 @@ def _open_engine(
     def engine_for(env: Env) -> Engine:
         assert isinstance(env, InfoWatch)
         is_random = settings.engine is EngineKind.RANDOM
-        policy = random_policy(env, template) if is_random else NoisyExpert(env, template)
+        policy = random_policy(env, template) if is_random else NoisyExpert(env, template, thoughts=settings.thoughts)
         return ScriptedEngine(policy, codec)
 
     return _OpenEngine(engine_for, codec, settings.max_tokens)

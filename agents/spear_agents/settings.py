@@ -69,6 +69,7 @@ class EvalSettings:
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
         trials: trials of a task at most, for reflexion.
+        thoughts: the expert writes down why it does what it does (``expert`` only).
         server: where the model is served (``openai`` only).
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
     """
@@ -93,6 +94,7 @@ class EvalSettings:
     seed: int = 0
     method: Method = Method.PLAIN
     trials: int = 1
+    thoughts: bool = False
     server: Server | None = None
     vllm: VLLMOptions | None = None
 
@@ -107,6 +109,8 @@ class EvalSettings:
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
         if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.EXPERT):
             raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} reads no prompt")
+        if self.thoughts and self.engine is not EngineKind.EXPERT:
+            raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
             raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
 

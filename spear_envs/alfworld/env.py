@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, cast
@@ -18,16 +18,26 @@ from spear_envs.alfworld.lexicon import list_names
 from spear_envs.alfworld.oracle import plan
 from spear_envs.alfworld.parsing import CommandParser, PeerParser, VerbatimParser, find_peer_command
 from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTemplate
+from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
-from spear_envs.core.parsing import ResponseFormat, ResponseParser
+from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
 
-__all__ = ["ALFWorldEnv", "Anchor"]
+__all__ = ["ALFWorldEnv", "Anchor", "Expert"]
+
+
+def _make_templates(parser: ResponseParser) -> dict[str, PromptTemplate]:
+    found = (
+        HouseholdTemplate(parser),
+        HouseholdTemplate(parser, "unlisted", lists=False),
+        CompactHouseholdTemplate(parser),
+    )
+    return {template.name: template for template in found}
 
 
 class Anchor(str, Enum):
@@ -37,6 +47,15 @@ class Anchor(str, Enum):
     """All that decides what can happen: places, what is held, opened, clean, hot and so on."""
     OBSERVATION = "observation"
     """The text of the observation, as the peers have it: every ``Nothing happens.`` is then the same state."""
+
+
+class Expert(str, Enum):
+    """Who ``expert_plan`` is."""
+
+    PLANNER = "planner"
+    """Knows where everything lies, and goes straight there."""
+    SEARCHING = "searching"
+    """Knows what the episode has shown, as a policy does, and looks for the rest."""
 
 
 class ALFWorldEnv(SpearEnv[str]):
@@ -61,6 +80,7 @@ class ALFWorldEnv(SpearEnv[str]):
         max_turns: responses after which the episode is truncated.
         history: turns of history that prompts should show; kept as an attribute for those who build prompts.
         anchor: ``"state"`` or ``"observation"``.
+        expert: ``"planner"`` or ``"searching"``: what the expert may know.
         response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
             the command as it stands; between tags it is played in lower case.
 
@@ -71,7 +91,7 @@ class ALFWorldEnv(SpearEnv[str]):
     metadata: dict[str, Any]  # type: ignore[misc]
     splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
     templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
-        {"default": HouseholdTemplate(), "compact": CompactHouseholdTemplate()}
+        _make_templates(TagParser())
     )
 
     def __init__(
@@ -88,6 +108,7 @@ class ALFWorldEnv(SpearEnv[str]):
         max_turns: int = 50,
         history: int = 2,
         anchor: str = "state",
+        expert: str = "planner",
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
@@ -101,6 +122,7 @@ class ALFWorldEnv(SpearEnv[str]):
         self.aliases = choose_member(Aliases, aliases, "aliases")
         self.rooms = choose_member(RoomSize, rooms, "rooms")
         self.anchor = choose_member(Anchor, anchor, "anchor")
+        self.expert = choose_member(Expert, expert, "expert")
         parser = _choose_parser(response_format, on_malformed)
         super().__init__(
             make_task_set(
@@ -121,11 +143,11 @@ class ALFWorldEnv(SpearEnv[str]):
         )
         if game is not None:
             self.splits = GAME_SPLITS
-        self.templates = MappingProxyType(
-            {"default": HouseholdTemplate(parser), "compact": CompactHouseholdTemplate(parser)}
-        )
+        self.templates = MappingProxyType(_make_templates(parser))
         self._game = make_backend(self.backend)
         self._opening = self._said = ""
+        self._shown: set[str] = set()
+        """Receptacles whose contents the episode has shown."""
         self._conditions = (0, 0)
         if self.backend is BackendName.TEXTWORLD:
             self.metadata = {**self.metadata, "blocking": True}
@@ -141,6 +163,7 @@ class ALFWorldEnv(SpearEnv[str]):
     def _start(self, task: Task) -> None:
         self._opening = self._said = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
         self._won = self._game.won
+        self._shown = set()
         self._extra_terms["admissible_commands"] = 0.0
         self._count_conditions()
 
@@ -150,6 +173,8 @@ class ALFWorldEnv(SpearEnv[str]):
         if self.aliases is Aliases.PAPER:
             command = rewrite_command(command, backend.play.game.wording, backend.accepts)
         self._said, accepted, done = backend.step(command)
+        if done is not None and (shown := find_shown(backend.play.game, backend.play.state, done)):
+            self._shown.add(shown)
         if done is not None and not backend.play.game.goal.reads.isdisjoint(CHANGES[done.verb]):
             self._count_conditions()
         won = backend.won
@@ -197,10 +222,11 @@ class ALFWorldEnv(SpearEnv[str]):
         return super().set_state(state)
 
     def _world(self) -> dict[str, Any]:
-        return {"backend": self.backend.value, "said": self._said, **self._game.save()}
+        return {"backend": self.backend.value, "said": self._said, "shown": sorted(self._shown), **self._game.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
         self._said = state["said"]
+        self._shown = set(state["shown"])
         self._game.restore(state)
         self._count_conditions()
 
@@ -216,7 +242,14 @@ class ALFWorldEnv(SpearEnv[str]):
     def expert_plan(self) -> list[str]:
         """Commands that win from the present state; empty if it is won, or if no plan is found."""
         play = self.play
+        if self.expert is Expert.SEARCHING:
+            return search(play.game, play.state, self._shown)
         return plan(play.game, play.state)
+
+    def expert_thought(self, plan: Sequence[str]) -> str:
+        """See ``SpearEnv``; it tells nothing that the episode has not shown."""
+        play = self.play
+        return explain(play.game, play.state, self._shown, plan)
 
     def lexicon(self) -> Iterator[str]:
         """The names of embedded things, alone and numbered, for the compact template; nothing for official games."""

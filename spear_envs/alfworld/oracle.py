@@ -12,7 +12,7 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.state import State
 from spear_envs.alfworld.wishes import Literal, Wish, read_wishes
 
-__all__ = ["is_winnable", "plan"]
+__all__ = ["is_winnable", "list_wanted", "plan"]
 
 _MOST_PLACINGS = 256
 
@@ -44,6 +44,15 @@ def is_winnable(game: Game) -> bool:
         if play.won or play.step(command)[1] is None:
             return False
     return play.won
+
+
+def list_wanted(game: Game, state: State) -> list[str]:
+    """The things that the goal may be about, wherever they are: what it wants moved, held or lit, by their types."""
+    wishes = read_wishes(game.goal.expression)
+    found = (
+        name for wish in wishes for term in _list_objects(wish) for name in _list_candidates(game, state, wish, term)
+    )
+    return sorted(set(found))
 
 
 def _draft_plans(game: Game, state: State, wish: Wish) -> Iterator[Draft]:

@@ -1,4 +1,4 @@
-"""Prompt templates of ALFWorld: ``default`` for language models, ``compact`` for tiny word-level models."""
+"""Prompt templates: ``default`` and ``unlisted`` for language models, ``compact`` for tiny word-level models."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ or on them. You are given one task; it is done as soon as the room is as the tas
 opened or put inside for that. A lamp is switched on by using it.
 - What cannot be done now is answered by "Nothing happens." and still costs a step."""
 
+_COMMANDS = """\
+- Commands: go to PLACE, open PLACE, close PLACE, take THING from PLACE, move THING to PLACE (older games: put THING \
+in/on PLACE), clean, heat or cool THING with PLACE, use THING, examine PLACE, inventory, look. Places and things are \
+named as you see them, with their numbers."""
+
 
 def strip_opening(observation: str) -> str:
     """The first observation without its greeting and its task, which prompts show elsewhere; others as they are."""
@@ -38,13 +43,18 @@ def strip_opening(observation: str) -> str:
 class HouseholdTemplate:
     """All slots of the paper: task, step count, the last turns, observation, admissible commands without ``help``.
 
+    The commands are two thirds of a conversation. Without lists the rules say once which forms they have, and a later
+    message of a conversation is the observation alone.
+
     Args:
         parser: states the form of a response, as the environment reads it.
+        lists: whether prompts list the admissible commands.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "default"
     token_pattern: str | None = None
+    lists: bool = True
 
     def system(self) -> str | None:
         """None: the rules stand in the user message, so that templates of models without a system role work too."""
@@ -52,11 +62,12 @@ class HouseholdTemplate:
 
     def render(self, context: PromptContext) -> str:
         """The whole prompt."""
-        return self._template.render(_strip_context(context))
+        return self._template.render(self._strip(context))
 
     def follow_up(self, context: PromptContext) -> str:
-        """Observation, commands and the form of the response."""
-        return self._template.follow_up(_strip_context(context))
+        """Observation, commands and the form of the response; without lists the observation alone."""
+        stripped = self._strip(context)
+        return self._template.follow_up(stripped) if self.lists else stripped.observation
 
     def respond(self, action: str, think: str = "") -> str:
         """Thoughts and command in the form that the environment reads."""
@@ -64,15 +75,16 @@ class HouseholdTemplate:
 
     @property
     def _template(self) -> DefaultTemplate:
-        return DefaultTemplate(_RULES, self.parser, hidden_actions=frozenset({"help"}))
+        rules = _RULES if self.lists else f"{_RULES}\n{_COMMANDS}"
+        return DefaultTemplate(rules, self.parser, hidden_actions=frozenset({"help"}))
 
-
-def _strip_context(context: PromptContext) -> PromptContext:
-    return replace(
-        context,
-        observation=strip_opening(context.observation),
-        history=[(strip_opening(seen), command) for seen, command in context.history],
-    )
+    def _strip(self, context: PromptContext) -> PromptContext:
+        return replace(
+            context,
+            observation=strip_opening(context.observation),
+            admissible_actions=context.admissible_actions if self.lists else None,
+            history=[(strip_opening(seen), command) for seen, command in context.history],
+        )
 
 
 # A piece is a word with the blank before it, so that no blank is a token; a numbered thing is one piece, so that a tiny

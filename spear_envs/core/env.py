@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -197,6 +197,13 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
         Where later actions hang on what will be seen, the next one; it is asked again then. Empty if all is lost.
         """
+
+    def expert_thought(self, plan: Sequence[str]) -> str:
+        """What an expert could think before it plays the first action of ``plan``; empty where there are no words.
+
+        A policy is to learn it, so it tells nothing that the policy has not seen.
+        """
+        return ""
 
     def _malformed(self, problem: str) -> ActionResult:
         """Answer a malformed response: the turn counts and nothing is played."""

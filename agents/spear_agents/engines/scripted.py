@@ -89,13 +89,22 @@ class NoisyExpert:
         template: writes its responses.
         noise: share of turns that are errors.
         inadmissible: share of the errors that do nothing.
+        thoughts: it writes down why it does what its plan says, where the environment has words for it.
     """
 
-    def __init__(self, env: InfoWatch, template: PromptTemplate, noise: float = 0.0, inadmissible: float = 0.0) -> None:
+    def __init__(
+        self,
+        env: InfoWatch,
+        template: PromptTemplate,
+        noise: float = 0.0,
+        inadmissible: float = 0.0,
+        thoughts: bool = False,
+    ) -> None:
         self._env = env
         self._template = template
         self._noise = noise
         self._inadmissible = inadmissible
+        self._thoughts = thoughts
         self._heard: dict[str, None] = {}
         self._plan: list[str] = []
         self._lost = False
@@ -110,13 +119,15 @@ class NoisyExpert:
         if not self._plan and not self._lost:
             self._plan = list(core.expert_plan())
             self._lost = not self._plan  # a search for a plan that does not exist is the dearest of all: do it once
-        self.advice = None if self._lost else self._template.respond(self._plan[0])
+        thought = core.expert_thought(self._plan) if self._thoughts and self._plan else ""
+        self.advice = None if self._lost else self._template.respond(self._plan[0], thought)
         stray = self._lost or dice.random() < self._noise
         action = self._stray(dice) if stray else self._plan[0]
-        self._plan = self._plan[1:] if self._plan[:1] == [action] else []
+        follows = self._plan[:1] == [action]
+        self._plan = self._plan[1:] if follows else []
         if self._inadmissible:
             self._heard |= dict.fromkeys(self._env.admissible_actions())
-        return self._template.respond(action)
+        return self._template.respond(action, thought if follows else "")
 
     def _stray(self, dice: random.Random) -> str:
         actions = self._env.admissible_actions()

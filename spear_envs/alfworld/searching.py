@@ -1,0 +1,105 @@
+"""An expert that knows what the episode has shown and nothing else, and words for what an expert does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from spear_envs.alfworld.actions import Action, Verb
+from spear_envs.alfworld.game import Game
+from spear_envs.alfworld.interpreter import Interpreter
+from spear_envs.alfworld.oracle import list_wanted, plan
+from spear_envs.alfworld.state import State
+
+__all__ = ["explain", "find_shown", "search"]
+
+_MOST_COMMANDS = 200
+
+
+def find_shown(game: Game, state: State, action: Action) -> str | None:
+    """The receptacle whose contents a command has just shown, or None."""
+    receptacle = action.receptacle
+    if action.verb not in (Verb.GO, Verb.OPEN, Verb.EXAMINE):
+        return None
+    return None if receptacle in game.openable and receptacle not in state.opened else receptacle
+
+
+def search(game: Game, state: State, shown: Set[str]) -> list[str]:
+    """Commands that win from ``state``, each chosen without looking into receptacles that were not shown before it.
+
+    What is known suffices for a plan, or else the next receptacle is looked at: the one here first, then those that
+    take no opening, in the order in which the room lists them, and only those that can hold what is wanted. The list is
+    what the expert would do command by command: it goes on with what each of them shows.
+
+    Args:
+        game: what is played.
+        state: where it stands; it is not changed.
+        shown: receptacles whose contents have been seen.
+
+    Returns:
+        The commands; empty if the game is won, or cannot be won any more.
+    """
+    play, known = Interpreter(game, state.copy()), set(shown)
+    commands: list[str] = []
+    ahead: list[str] = []
+    while not play.won:
+        ahead = ahead or plan(game, _hide(game, play.state, known)) or _look_further(game, play.state, known)
+        if not ahead or len(commands) == _MOST_COMMANDS:
+            return []
+        action = play.step(ahead[0])[1]
+        if action is None:  # known things can be moved as planned, so only an odd game gets here
+            return []
+        commands.append(ahead.pop(0))
+        found = find_shown(game, play.state, action)
+        if found is not None and found not in known:
+            known.add(found)
+            ahead = []
+    return commands
+
+
+def _hide(game: Game, state: State, shown: Set[str]) -> State:
+    """The state as far as it was shown: receptacles not looked into are empty, and closed if they can be."""
+    known = state.copy()
+    known.contents = {name: things if name in shown else () for name, things in state.contents.items()}
+    known.opened = state.opened & shown
+    return known
+
+
+def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
+    """The way to the next receptacle that was not looked into; empty if there is none."""
+    hidden = [name for name in game.receptacles if name not in shown]
+    wanted = list_wanted(game, state)
+    fitting = [name for name in hidden if any(game.accepts(name, thing) for thing in wanted)]
+    if not hidden:
+        return []
+    here = state.location
+    best = min(fitting or hidden, key=lambda name: (game.location_of[name] != here, name in game.openable))
+    if game.location_of[best] != here:
+        return [f"go to {game.names[best]}"]
+    # One that is here and was not shown is closed, or the way there showed another one at the same place.
+    return [f"{'open' if best in game.openable and best not in state.opened else 'examine'} {game.names[best]}"]
+
+
+def explain(game: Game, state: State, shown: Set[str], commands: Sequence[str]) -> str:
+    """A thought before the first of an expert's ``commands``: what is missing, or what comes next and why.
+
+    It tells nothing that was not shown: a thing that the commands are going to take out of a receptacle which was not
+    looked into counts as missing.
+    """
+    if not commands:
+        return ""
+    words = {name: place for place, name in game.names.items()}
+    purpose = next((one for one in commands if not one.startswith(("go to ", "open ", "examine "))), commands[-1])
+    verb, _, rest = purpose.partition(" ")
+    thing, _, source = rest.partition(" from ")
+    if verb == "take" and words.get(source) not in shown:
+        return _miss(thing, commands[0])
+    if verb == "use" and not any(words.get(rest) in state.contents[place] for place in shown):
+        return _miss(rest, commands[0])
+    if purpose == commands[0]:
+        return f"I can do the next step here: {purpose}."
+    return f"The next step is: {purpose}. For that I {commands[0]}."
+
+
+def _miss(thing: str, command: str) -> str:
+    kind = thing.rpartition(" ")[0] or thing
+    return f"I have not found {'an' if kind[0] in 'aeiou' else 'a'} {kind} yet. I will look further: {command}."

@@ -36,6 +36,8 @@ class EnvironmentSettings(Record):
     layout: Layout = Layout.PER_TURN
     history: int = number(2, at_least=0)
     """Turns of history in a ``per_turn`` prompt."""
+    max_turn_tokens: int | None = number(None, above=0)
+    """Longest response of a turn; None for what is left of the row (``data.max_response_length``)."""
 
     @field_validator("valid_split", mode="before")
     @classmethod

@@ -114,3 +114,14 @@ def test_the_lexicon_has_the_names_of_all_splits() -> None:
                 game = env.play.game
                 things = (*game.receptacles, *game.object_types)
                 assert {f" {game.names[thing]}" for thing in things} <= known
+
+
+def test_prompts_without_lists_state_the_commands_once() -> None:
+    game = start()
+    template = HouseholdTemplate(name="unlisted", lists=False)
+    prompt = template.render(show(game.opening, commands=game.admissible))
+    assert "'go to fridge 1'" not in prompt
+    assert "take THING from PLACE" in prompt
+    assert "<think>" in prompt
+    later = template.follow_up(show("You arrive at fridge 1. The fridge 1 is closed.", commands=game.admissible, turn=2))
+    assert later == "You arrive at fridge 1. The fridge 1 is closed."

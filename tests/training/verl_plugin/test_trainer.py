@@ -180,6 +180,13 @@ def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     assert (call[2].temperature, call[2].top_p, call[2].top_k, call[2].max_tokens) == (1.0, 1.0, 0, 8)
 
 
+@pytest.mark.parametrize(("limit", "most"), [(None, 8), (5, 5), (100, 8)])
+def test_a_response_is_limited_by_its_turn_and_by_the_row(tmp_path: Path, limit: int | None, most: int) -> None:
+    trainer: Any = open_trainer(tmp_path)
+    trainer.environment = EnvironmentSettings("tests/Corridor-v0", max_turn_tokens=limit)
+    assert trainer._sampling(validate=False).max_tokens == trainer._sampling(validate=True).max_tokens == most
+
+
 def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     trainer.train_dataloader = [{"task_id": ["a", "b"]}]

@@ -154,11 +154,12 @@ class SpearTrainer(PPOTrainerSync):
     def _sampling(self, *, validate: bool) -> Sampling:
         rollout = self.config.actor_rollout_ref.rollout
         source = rollout.val_kwargs if validate else rollout
+        row = int(rollout.response_length)
         return Sampling(
             temperature=float(source.temperature),
             top_p=float(source.top_p),
             top_k=max(0, int(source.top_k)),
-            max_tokens=int(rollout.response_length),
+            max_tokens=min(self.environment.max_turn_tokens or row, row),
         )
 
     def prepare_step(self) -> dict[str, float]:

@@ -26,10 +26,11 @@ or on them. You are given one task; it is done as soon as the room is as the tas
 opened or put inside for that. A lamp is switched on by using it.
 - What cannot be done now is answered by "Nothing happens." and still costs a step."""
 
-_COMMANDS = """\
-- Commands: go to PLACE, open PLACE, close PLACE, take THING from PLACE, move THING to PLACE (older games: put THING \
-in/on PLACE), clean, heat or cool THING with PLACE, use THING, examine PLACE, inventory, look. Places and things are \
-named as you see them, with their numbers."""
+_SHORT_RULES = """\
+You act in one room of a household, in text. Look for what the task needs, place by place; a closed place shows what \
+is in it once you open it. You can carry one thing. Clean it at a sink basin, heat it with a microwave, cool it with a \
+fridge. Commands: go to PLACE, open PLACE, take THING from PLACE, move THING to PLACE (older games: put THING in/on \
+PLACE), clean/heat/cool THING with PLACE, use LAMP, inventory, look. Use the names and numbers that you see."""
 
 
 def strip_opening(observation: str) -> str:
@@ -43,7 +44,7 @@ def strip_opening(observation: str) -> str:
 class HouseholdTemplate:
     """All slots of the paper: task, step count, the last turns, observation, admissible commands without ``help``.
 
-    The commands are two thirds of a conversation. Without lists the rules say once which forms they have, and a later
+    The commands are two thirds of a conversation. Without lists short rules say once which forms they have, and a later
     message of a conversation is the observation alone.
 
     Args:
@@ -75,8 +76,7 @@ class HouseholdTemplate:
 
     @property
     def _template(self) -> DefaultTemplate:
-        rules = _RULES if self.lists else f"{_RULES}\n{_COMMANDS}"
-        return DefaultTemplate(rules, self.parser, hidden_actions=frozenset({"help"}))
+        return DefaultTemplate(_RULES if self.lists else _SHORT_RULES, self.parser, hidden_actions=frozenset({"help"}))
 
     def _strip(self, context: PromptContext) -> PromptContext:
         return replace(

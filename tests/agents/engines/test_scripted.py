@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,23 @@ def test_the_expert_says_what_it_would_have_done() -> None:
     for seed in range(3):
         play(env, ScriptedEngine(expert), seed=seed)
         assert expert.advice == TEMPLATE.respond("go")
+
+
+def test_an_expert_can_write_down_its_thoughts() -> None:
+    class Talking(CorridorEnv):
+        def expert_thought(self, plan: Sequence[str]) -> str:
+            return f"{len(plan)} to go"
+
+    env = InfoWatch(Talking(lengths=(3,), max_turns=40))
+
+    def think(**options: Any) -> list[tuple[str, str]]:
+        engine = ScriptedEngine(NoisyExpert(env, TEMPLATE, **options))
+        return [(turn.action, turn.response.partition("</think>")[0]) for turn in play(env, engine, task=0).turns]
+
+    assert think(thoughts=True) == [("go", "<think>3 to go"), ("go", "<think>2 to go"), ("go", "<think>1 to go")]
+    assert {thought for _, thought in think()} == {"<think>"}
+    strayed = think(thoughts=True, noise=0.5)
+    assert {"<think>"} == {thought for action, thought in strayed if action == "back"}, "an error has no reason"
 
 
 def test_a_lost_position_is_planned_once_and_played_to_the_end() -> None:

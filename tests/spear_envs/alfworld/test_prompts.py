@@ -123,5 +123,7 @@ def test_prompts_without_lists_state_the_commands_once() -> None:
     assert "'go to fridge 1'" not in prompt
     assert "take THING from PLACE" in prompt
     assert "<think>" in prompt
-    later = template.follow_up(show("You arrive at fridge 1. The fridge 1 is closed.", commands=game.admissible, turn=2))
+    later = template.follow_up(
+        show("You arrive at fridge 1. The fridge 1 is closed.", commands=game.admissible, turn=2)
+    )
     assert later == "You arrive at fridge 1. The fridge 1 is closed."

@@ -120,7 +120,7 @@ def test_an_expert_can_write_down_its_thoughts() -> None:
 
     assert think(thoughts=True) == [("go", "<think>3 to go"), ("go", "<think>2 to go"), ("go", "<think>1 to go")]
     assert {thought for _, thought in think()} == {"<think>"}
-    strayed = think(thoughts=True, noise=0.5)
+    strayed = think(thoughts=True, noise=0.9)
     assert {"<think>"} == {thought for action, thought in strayed if action == "back"}, "an error has no reason"
 
 

@@ -29,8 +29,9 @@ light:  ## the fast tests of sandbox, environments and agents without training: 
 slow: setup  ## the end-to-end tests: they train, resume and start Ray
 	$(PY) -m pytest -q -m slow -n 2 --dist loadfile --durations=20 $(ARGS)
 
-nightly: setup  ## long checks with the package index: wheels in fresh environments, on every Python there is
+nightly: setup  ## long checks: wheels in fresh environments on every Python, a real model, many examples of each property
 	$(PY) -m pytest -q -m nightly --durations=10 $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PY) -m pytest -q -n 2 -m "hypothesis and not slow and not nightly" --durations=10
 
 container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, debootstrap)
 	scripts/container_test.sh $(ARGS)

@@ -1,9 +1,9 @@
 """A real language model on two cores: from nothing to its first episode, its cold start, and a training step.
 
 SmolLM2-135M comes from the package index, learns from games of ALFWorld's searching expert (small rooms, prompts
-without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` goes on to train it
-with SPEAR and plays 240 unseen games before and after. Everything runs through the commands that docs/real-models.md
-shows.
+without lists of commands), and takes training steps of 64 episodes, without lists and with them. ``--full`` goes on
+to train it with SPEAR and plays 240 unseen games before and after. Everything runs through the commands that
+docs/real-models.md shows.
 """
 
 from __future__ import annotations

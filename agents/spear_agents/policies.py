@@ -111,7 +111,7 @@ def _open_engine(
             mark = find_image_mark(tokenizer)
             mark_image = (lambda picture: mark) if local.takes_images else None
         else:
-            model = HFModel(settings.model)
+            model = HFModel(settings.model, dtype=settings.dtype)
             local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
             mark_image = model.reader.mark if model.reader is not None else None
         stack.callback(local.close)

@@ -21,6 +21,7 @@ from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.sampling import draw_tokens, uniform_at
 from spear_agents.engines.stops import StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision, read_rows
+from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
@@ -53,7 +54,8 @@ class HFModel:
     Args:
         path: folder with config.json and weights.
         threads: compute threads of torch, a setting of the whole process; None leaves it as it is.
-        dtype: of the weights.
+        dtype: of weights and computation; None for that of the stored weights, as ``config.json`` names it. Tokens are
+            drawn in float64 from its logits.
         seed: of the stream that requests without a seed draw from.
 
     Raises:
@@ -61,12 +63,13 @@ class HFModel:
     """
 
     def __init__(
-        self, path: str | Path, threads: int | None = 1, dtype: torch.dtype = torch.float32, seed: int = 0
+        self, path: str | Path, threads: int | None = 1, dtype: torch.dtype | str | None = None, seed: int = 0
     ) -> None:
         folder = require_model_file(path, "config.json").parent
         if threads is not None:
             torch.set_num_threads(threads)
         self.reader = ImageReader(folder) if has_vision(folder) else None
+        dtype = dtype or read_dtype(folder)
         loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():

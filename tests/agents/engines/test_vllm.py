@@ -127,6 +127,8 @@ def test_options_of_the_command_line_reach_vllm() -> None:
     assert settings.vllm == VLLMOptions(2, "l", "bfloat16", 512, 0.5, 2.5)
     assert read_options("--engine", "vllm", "--model", "m").vllm == VLLMOptions()
     assert read_options("--engine", "random").vllm is None
+    plain = read_options("--model", "m", "--dtype", "bfloat16")
+    assert (plain.engine, plain.dtype, plain.vllm) == (EngineKind.HF, "bfloat16", None)
     with pytest.raises(SpearError, match="--tensor-parallel is for vLLM"):
         read_options("--engine", "random", "--tensor-parallel", "2")
     with pytest.raises(SpearError, match="engine vllm needs a model folder"):
@@ -145,6 +147,11 @@ def test_what_changes_figures_makes_another_evaluation(tmp_path: Path) -> None:
 
     assert identify(tensor_parallel=2, kv_cache_gib=4.0, gpu_memory_utilization=0.5) == identify()
     assert identify(dtype="bfloat16") != identify()
+    plain = replace(settings, engine=EngineKind.HF, vllm=None)
+    assert replace(plain, dtype="bfloat16").identify("print") != plain.identify("print")
+    for wrong in ({"dtype": "int8"}, {"engine": EngineKind.RANDOM, "dtype": "bfloat16"}):
+        with pytest.raises(SpearError, match="engine hf alone takes one"):
+            replace(plain, **wrong)
     with_adapter = identify(lora=str(tmp_path / "adapter"))
     assert with_adapter != identify()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

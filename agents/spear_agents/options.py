@@ -47,7 +47,11 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
         ),
         click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1 (vllm)."),
         click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory (vllm)."),
-        click.option("--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU 1 (vllm)."),
+        click.option(
+            "--kv-cache-gib",
+            type=float,
+            help="Memory of keys and values; default on a CPU: up to half of what is free (vllm).",
+        ),
         click.option("--base-url", help="Address of the server, up to and with /v1 (openai)."),
         click.option(
             "--server",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -159,7 +159,6 @@ class PromptBuilder:
         self._continuation = self._find_frame(before, reply) if self.layout is Layout.CONVERSATION else None
         self._before = before
         self._reply = reply
-        self._end_marks = self._find_end_marks()
 
     def begin(self) -> Dialogue:
         """The prompts of one episode."""
@@ -236,10 +235,11 @@ class PromptBuilder:
     def _decode_end(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def _find_end_marks(self) -> tuple[str, ...]:
+    @cached_property
+    def _end_marks(self) -> tuple[str, ...]:
         """Texts that end a response: what the chat template writes comes first, if it writes one."""
-        rest = self._render(self._before, add_generation_prompt=False).rpartition(self._reply)[2]
-        written = self._marks.match(rest) if self._marks is not None else None
+        _, found, rest = self._render(self._before, add_generation_prompt=False).rpartition(self._reply)
+        written = self._marks.match(rest) if self._marks is not None and found else None
         marks = [mark for mark in map(self._decode_end, self._closing) if mark]
         first = [written[0]] if written is not None else [mark for mark in marks if rest.startswith(mark)]
         return tuple(dict.fromkeys((*first, *marks)))

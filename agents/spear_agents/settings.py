@@ -24,8 +24,8 @@ MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response where neither settings nor model say."""
 JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype")
-"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  ``dtype`` and
-what of ``vllm`` changes figures are compared apart.
+"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
+``vllm`` changes figures is compared apart, and so is ``dtype``.
 """
 
 

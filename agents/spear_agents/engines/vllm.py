@@ -24,7 +24,7 @@ from PIL import Image
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.engines.vllm_log import EngineLog
-from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
+from spear_agents.engines.vllm_options import SEED, VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
 from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _GIB = 2**30
-_CPU_CACHE_GIB = 1.0
 _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one in the place of the temperature asked for."""
@@ -114,8 +113,10 @@ class VLLMEngine:
         """The folder's own limit of a response, or None."""
         self.context_length: int = config.max_model_len
         """Most tokens of prompt and response together."""
+        self.cache_tokens: int | None = getattr(self._llm.vllm_config.cache_config, "kv_cache_size_tokens", None)
+        """Tokens that the key-value cache holds."""
         self.takes_images: bool = config.is_multimodal_model
-        self._filters = all(self.call_workers("give_log_probs_before_filters"))
+        self._draws = all(self.call_workers("replace_sampling"))
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
         workers = self.call_workers("end_with", os.getpid(), core)
         self._processes = (core, *workers)
@@ -286,7 +287,7 @@ class VLLMEngine:
         log_probs = tuple(output.logprobs.logprobs)
         if len(log_probs) != len(token_ids):
             raise SpearError(f"vLLM gave {len(log_probs)} log-probabilities to {len(token_ids)} tokens")
-        return Generation(token_ids, log_probs, finish)
+        return Generation(token_ids, log_probs, finish, cached_tokens=last.num_cached_tokens)
 
     def _make_params(self, sampling: Sampling, room: int) -> Any:
         """vLLM's form of a sampling.  Raises SpearError where vLLM would silently take another one."""
@@ -295,18 +296,19 @@ class VLLMEngine:
 
         if 0 < sampling.temperature < _LEAST_TEMPERATURE:
             raise SpearError(f"vLLM samples at temperature 0 or from {_LEAST_TEMPERATURE}, got {sampling.temperature}")
-        if not self._filters and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
+        if not self._draws and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
             raise SpearError(
                 "this version of vLLM gives log-probabilities after top-k and top-p only: leave --top-k and --top-p "
                 "out, or try with VLLM_USE_V2_MODEL_RUNNER=0"
             )
-        seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed % 2**63
+        seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=min(sampling.max_tokens, room),
-            seed=seed,
+            seed=None if self._draws else seed % 2**63,
+            extra_args={SEED: seed % 2**64},
             # vLLM reads some of the files that name end tokens, not all.
             ignore_eos=True,
             stop_token_ids=list(dict.fromkeys((*self.stop_token_ids, *sampling.stop_token_ids))),
@@ -374,7 +376,7 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
         if cache_gib is not None:
             changes[_CPU_CACHE_VARIABLE] = None
         elif not os.environ.get(_CPU_CACHE_VARIABLE):
-            cache_gib = _CPU_CACHE_GIB
+            cache_gib = size_cpu_cache(path, options, max_batch)
     if cache_gib is not None:
         wanted["kv_cache_memory_bytes"] = int(cache_gib * _GIB)
     with _set_environment(changes):

@@ -77,7 +77,7 @@ def test_a_request_reaches_the_server_in_its_own_terms() -> None:
         "max_tokens": 8,
         "repetition_penalty": 1.0,
         "logprobs": True,
-        "seed": 3,
+        "seed": 2**40 + 3,
         "stop_token_ids": sorted([END, STOP]),
     }
     assert generation == Generation((7, END), (-0.5, -0.5), Finish.STOP)
@@ -201,6 +201,7 @@ def open_worker(
     worker._prompts = None
     worker._reader = None
     worker._replicas = 1
+    worker._shares_cache = False
     worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
     return worker
 

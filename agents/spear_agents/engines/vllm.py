@@ -277,7 +277,7 @@ class VLLMEngine:
                 raise ContextExceededError(str(error).split(". ")[0]) from error
             raise SpearError(f"{request_id}: vLLM refuses the request: {error}") from error
         output = None if last is None else last.outputs[0]
-        if output is None or output.finish_reason not in ("stop", "length"):
+        if last is None or output is None or output.finish_reason not in ("stop", "length"):
             reason = None if output is None else output.finish_reason
             raise EngineFault(EngineFaultKind.SERVER_ERROR, f"vLLM ended the response early ({reason})")
         finish = Finish.LENGTH

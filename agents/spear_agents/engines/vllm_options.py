@@ -71,8 +71,8 @@ def size_cpu_cache(path: Path, options: VLLMOptions, places: int, share: float =
     As much as ``places`` contexts of full length need, but no more than ``share`` of the free memory; at least 1.
     """
     config = read_text_config(path)
-    longest = options.max_model_len or config.get("max_position_embeddings")
     try:
+        longest = options.max_model_len or config["max_position_embeddings"]
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         token = 2 * config["num_hidden_layers"] * heads * width * _BYTES[options.dtype or read_dtype(path)]

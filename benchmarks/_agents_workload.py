@@ -168,7 +168,7 @@ def _make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     )
     backend.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|im_end|>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend, pad_token="<|im_end|>", clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -96,6 +96,15 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
             f"tokens{cost}{uncounted}",
             soft_wrap=True,
         )
+    if usage.cached_share is not None:
+        console.print(
+            f"{usage.cached_share:.0%} of {usage.prompt_tokens:,} prompt tokens from the cache", soft_wrap=True
+        )
+    if usage.is_thrashing:
+        console.print(
+            "The engine's cache is too small for these conversations: give --kv-cache-gib, or lower --concurrency",
+            soft_wrap=True,
+        )
     if usage.dropped_turns:
         console.print(f"{usage.dropped_turns:,} prompts left out a part of the history", soft_wrap=True)
     cut = evaluation.overall.stops.get(StopReason.CONTEXT_LIMIT.value, 0)

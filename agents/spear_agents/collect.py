@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
+from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.episode import play_episode
@@ -104,17 +105,19 @@ class _SampleMaker:
         if tokenizer is not None and not self.is_sampled:
             from spear_agents.engines.hf import load_tokenizer
 
-            self._tokens = self._make_builder(load_tokenizer(tokenizer), words)
+            codec = load_tokenizer(tokenizer)
+            self._tokens = self._make_builder(codec, words, require_end_ids(tokenizer, codec))
         self.joined = isinstance(words, RunningTemplate) and settings.layout is Layout.CONVERSATION
         self.unrepeatable = 0
 
-    def _make_builder(self, tokenizer: Tokenizer, words: Any) -> PromptBuilder:
+    def _make_builder(self, tokenizer: Tokenizer, words: Any, end_ids: Sequence[int] = ()) -> PromptBuilder:
         settings = self._settings
         return PromptBuilder(
             tokenizer,
             words,
             settings.layout or Layout.PER_TURN,
             settings.history,
+            stop_token_ids=end_ids,
             template_kwargs=None if tokenizer is self._bytes else settings.template_kwargs,
         )
 
@@ -137,7 +140,7 @@ class _SampleMaker:
         again = asyncio.run(
             play_episode(
                 self._env,
-                _Player(trajectory, prompts.tokenizer),
+                _Player(trajectory, prompts),
                 prompts,
                 task_id=trajectory.task_id,
                 sampling=Sampling(),
@@ -152,9 +155,10 @@ class _SampleMaker:
 class _Player:
     """An engine that gives the responses of an episode once more."""
 
-    def __init__(self, trajectory: Trajectory, tokenizer: Tokenizer) -> None:
+    def __init__(self, trajectory: Trajectory, prompts: PromptBuilder) -> None:
         self._turns = iter(trajectory.turns)
-        self._tokenizer = tokenizer
+        self._tokenizer = prompts.tokenizer
+        self._end_id = prompts.end_id
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -163,8 +167,8 @@ class _Player:
         if turn is None:
             return Generation((), (), Finish.LENGTH)
         ids = list(self._tokenizer.encode(turn.response, add_special_tokens=False))
-        if turn.finish is Finish.STOP and self._tokenizer.eos_token_id is not None:
-            ids.append(self._tokenizer.eos_token_id)
+        if turn.finish is Finish.STOP and self._end_id is not None:
+            ids.append(self._end_id)
         return Generation(tuple(ids), (0.0,) * len(ids), turn.finish)
 
 

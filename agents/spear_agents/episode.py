@@ -276,5 +276,6 @@ def _record_turn(
         finish=generation.finish,
         served=generation.served,
         dropped_turns=prompt.dropped_turns,
+        cached_tokens=generation.cached_tokens,
         picture=picture,
     )

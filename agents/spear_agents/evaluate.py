@@ -260,6 +260,7 @@ def play_baseline(settings: EvalSettings, kind: EngineKind, *, concurrency: int 
         engine=kind,
         model=None,
         server=None,
+        dtype=None,
         vllm=None,
         method=Method.PLAIN,
         trials=1,

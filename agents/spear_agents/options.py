@@ -40,14 +40,18 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
         ),
         click.option("--lora", help="Folder of a LoRA adapter for the model (vllm)."),
         click.option(
-            "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (vllm)."
+            "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (hf, vllm)."
         ),
         click.option(
             "--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's (vllm)."
         ),
         click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1 (vllm)."),
         click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory (vllm)."),
-        click.option("--kv-cache-gib", type=float, help="Memory of keys and values; default on a CPU 1 (vllm)."),
+        click.option(
+            "--kv-cache-gib",
+            type=float,
+            help="Memory of keys and values; default on a CPU: up to half of what is free (vllm).",
+        ),
         click.option("--base-url", help="Address of the server, up to and with /v1 (openai)."),
         click.option(
             "--server",
@@ -148,6 +152,7 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
         method=method,
         trials=trials,
         server=_make_server(engine, given),
+        dtype=given.pop("dtype") if engine is EngineKind.HF else None,
         vllm=_make_vllm(engine, given),
         env_kwargs=read_keywords(given.pop("env_keywords")),
         template_kwargs=read_keywords(given.pop("template_keywords")),
@@ -159,7 +164,7 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
 
 def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
     """Takes vLLM's options out of ``given``."""
-    wanted = {field.name: given.pop(field.name) for field in fields(VLLMOptions)}
+    wanted = {field.name: given.pop(field.name, None) for field in fields(VLLMOptions)}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     if engine is EngineKind.VLLM:
         return VLLMOptions(**wanted)

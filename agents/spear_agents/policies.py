@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.baselines.forms import Method, make_form, wrap_reader
+from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Engine
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.openai import OpenAIEngine
@@ -69,6 +70,7 @@ def open_policy(
         settings.layout or Layout.PER_TURN,
         history=settings.history,
         max_prompt_tokens=settings.max_prompt_tokens or opened.max_prompt_tokens,
+        stop_token_ids=opened.end_ids,
         overlong=settings.overlong,
         mark_image=opened.mark_image,
         template_kwargs=settings.template_kwargs,
@@ -89,6 +91,7 @@ class _OpenEngine:
     """What the model's context leaves for a prompt; None where it is not known."""
     aclose: Callable[[], Awaitable[None]] = _close_nothing
     mark_image: Callable[[np.ndarray], str] | None = None
+    end_ids: tuple[int, ...] = ()
 
 
 def _open_engine(
@@ -99,6 +102,7 @@ def _open_engine(
 
         assert settings.model is not None
         tokenizer = load_tokenizer(settings.model)
+        end_ids = require_end_ids(settings.model, tokenizer)
         model: HFModel | VLLMEngine
         local: HFEngine | VLLMEngine
         mark_image: Callable[[np.ndarray], str] | None
@@ -107,7 +111,7 @@ def _open_engine(
             mark = find_image_mark(tokenizer)
             mark_image = (lambda picture: mark) if local.takes_images else None
         else:
-            model = HFModel(settings.model)
+            model = HFModel(settings.model, dtype=settings.dtype)
             local = HFEngine(model, max_batch=concurrency, deterministic=deterministic)
             mark_image = model.reader.mark if model.reader is not None else None
         stack.callback(local.close)
@@ -116,7 +120,7 @@ def _open_engine(
         if left < 1:
             raise SpearError(f"responses of {limit} tokens leave no room in a context of {model.context_length}: "
                              "give --max-tokens")  # fmt: skip
-        return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image)
+        return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image, end_ids=end_ids)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
         remote = OpenAIEngine(settings.server)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -100,8 +100,8 @@ class PromptBuilder:
         max_prompt_tokens: longest sequence sent to the engine; None for no limit.
         max_row_tokens: most tokens of a conversation after its first prompt, the environment's included; None for no
             limit. With it ``max_prompt_tokens`` is a limit of the first prompt alone.
-        stop_token_ids: ids besides the tokenizer's end token that may close a response; a closing one is not part of
-            its text.
+        stop_token_ids: ids besides the tokenizer's end token that may close a response
+            (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
         overlong: what happens to a prompt beyond ``max_prompt_tokens``.
         mark_image: the text that stands for a picture in a local model's sequence: of
             :meth:`spear_agents.engines.vision.ImageReader.mark`, or of :func:`find_image_mark` where the engine itself
@@ -110,7 +110,8 @@ class PromptBuilder:
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
 
     Raises:
-        SpearError: the chat template does not read one of them, or a conversation is to drop its history.
+        SpearError: no chat template, one that refuses the messages or does not read one of the variables, or a
+            conversation that is to drop its history.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class PromptBuilder:
             raise SpearError("a conversation cannot drop its history: use layout per_turn, or overlong=end")
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
-        _check_template_kwargs(tokenizer, self.template_kwargs)
+        _check_chat_template(tokenizer, self.template_kwargs)
         self.template = template
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
@@ -141,7 +142,8 @@ class PromptBuilder:
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
         self.mark_image = mark_image
-        self._closing = {*stop_token_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._closing = tuple(dict.fromkeys((*own, *stop_token_ids)))
         self._encode = _cache_short(_make_encoder(tokenizer))
         self._marks = _find_marks(tokenizer)
         self._decode = _cache_short(self._decode_uncached)
@@ -179,14 +181,17 @@ class PromptBuilder:
         return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
-        """What a conversation gains after a response: its end mark if the response lacks one, and the next message."""
+        """What a conversation gains after a response: its end mark if the response lacks one, and the next message.
+
+        A response that ended with another end token than the chat template's keeps it and gets no second one.
+        """
         text, shows_image = self._write(self.template.follow_up(disarm_context(context)), picture)
         if self.stop_strings and finish is not Finish.STOP:
             ids = self._encode(text)
             return Prompt(ids, ids, shows_image)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
-            added = added.removeprefix(self._end_mark)
+            added = added.removeprefix(next((mark for mark in self._end_marks if added.startswith(mark)), ""))
         ids = self._encode(added)
         return Prompt(ids, ids, shows_image)
 
@@ -222,14 +227,34 @@ class PromptBuilder:
         return self.tokenizer.decode(list(response_ids), skip_special_tokens=False)
 
     @property
-    def _end_mark(self) -> str:
-        end = self.tokenizer.eos_token_id
-        return "" if end is None else self.tokenizer.decode([end], skip_special_tokens=False)
+    def end_id(self) -> int | None:
+        """The end token that the chat template writes, else the tokenizer's own; None where there is none."""
+        written = [i for i in self._closing if self._end_marks[:1] == (self._decode_end(i),)]
+        return next(iter((*written, *self._closing)), None)
 
-    def _render(self, messages: list[Message]) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs
-        )
+    def _decode_end(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def _end_marks(self) -> tuple[str, ...]:
+        """Texts that end a response: what the chat template writes comes first, if it writes one."""
+        _, found, rest = self._render(self._before, add_generation_prompt=False).rpartition(self._reply)
+        written = self._marks.match(rest) if self._marks is not None and found else None
+        marks = [mark for mark in map(self._decode_end, self._closing) if mark]
+        first = [written[0]] if written is not None else [mark for mark in marks if rest.startswith(mark)]
+        return tuple(dict.fromkeys((*first, *marks)))
+
+    def _render(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_kwargs
+            )
+        except Exception as error:  # a template is a program of strangers: it may refuse with anything
+            roles = ", ".join(message["role"] for message in messages)
+            raise SpearError(
+                f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
+                "take another model, prompt template or --layout"
+            ) from error
 
     def _render_after(self, before: list[Message], marker: str, content: str) -> str:
         text = self._render([*before, {"role": "user", "content": content}])
@@ -358,8 +383,13 @@ def check_taken_keywords(keywords: Iterable[str]) -> None:
         )
 
 
-def _check_template_kwargs(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
+def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
     check_taken_keywords(keywords)
+    if not getattr(tokenizer, "chat_template", True):
+        raise SpearError(
+            "the model's tokenizer has no chat template: take a chat (instruct) version of the model, or save a "
+            "template as chat_template.jinja in its folder"
+        )
     if not keywords:
         return
     if isinstance(tokenizer, ByteTokenizer):

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
+from spear_agents.admission import CacheGate
 from spear_agents.engines.base import Engine, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.trajectory import Trajectory
+from spear_agents.trajectory import Layout, Trajectory
 
 Env = gym.Env[Any, Any]
 
@@ -61,6 +62,9 @@ async def play_many(
 ) -> list[Trajectory]:
     """Plays ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
 
+    Conversations with an engine that says how many tokens its cache holds (``cache_tokens``) wait for each other where
+    they do not fit together (:class:`~spear_agents.admission.CacheGate`).
+
     Args:
         make_env: called once for each place.
         release_env: called with each environment at the end; by default closes it.
@@ -78,14 +82,22 @@ async def play_many(
     done: dict[int, Trajectory] = {}
     count = len(waiting)
     envs: list[Env] = []
+    gates: dict[Engine, CacheGate] = {}
+
+    def admit(engine: Engine) -> AbstractContextManager[Engine]:
+        capacity = getattr(engine, "cache_tokens", None)
+        if capacity is None or prompts.layout is not Layout.CONVERSATION:
+            return nullcontext(engine)
+        return gates.setdefault(engine, CacheGate(capacity)).admit(engine)
 
     async def fill_place(env: Env, engine: Engine, stack: ExitStack) -> None:
         with stack:
             while waiting:
                 index, job = waiting.popleft()
-                trajectory = await play(
-                    env, engine, prompts, task_id=job.task_id, sampling=sampling, seed=job.seed, env_id=env_id
-                )
+                with admit(engine) as seat:
+                    trajectory = await play(
+                        env, seat, prompts, task_id=job.task_id, sampling=sampling, seed=job.seed, env_id=env_id
+                    )
                 done[index] = trajectory
                 if on_done is not None:
                     on_done(trajectory)

@@ -12,7 +12,7 @@ from typing import Any
 from spear_agents.baselines.forms import Method
 from spear_agents.engines.base import Sampling
 from spear_agents.engines.openai import Server
-from spear_agents.engines.vllm_options import VLLMOptions
+from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
 from spear_agents.files import digest_model
 from spear_agents.prompting import Overlong
 from spear_agents.rollout import Job
@@ -23,9 +23,9 @@ from spear_envs.core.errors import SpearError
 MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response where neither settings nor model say."""
-JOINABLE = ("tasks", "episodes_per_task", "server", "vllm")
+JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype")
 """Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
-``vllm`` changes figures is compared apart.
+``vllm`` changes figures is compared apart, and so is ``dtype``.
 """
 
 
@@ -71,6 +71,7 @@ class EvalSettings:
         trials: trials of a task at most, for reflexion.
         thoughts: the expert writes down why it does what it does (``expert`` only).
         server: where the model is served (``openai`` only).
+        dtype: of transformers' computation (``hf`` only; vLLM's is in ``vllm``); None for that of the weights.
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
     """
 
@@ -96,6 +97,7 @@ class EvalSettings:
     trials: int = 1
     thoughts: bool = False
     server: Server | None = None
+    dtype: str | None = None
     vllm: VLLMOptions | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +107,8 @@ class EvalSettings:
             raise SpearError(
                 f"engine {self.engine.value} needs a model folder: give --model DIR, or take --engine random or expert"
             )
+        if self.dtype is not None and (self.engine is not EngineKind.HF or self.dtype not in DTYPES):
+            raise SpearError(f"dtype {self.dtype!r}: engine hf alone takes one, of {', '.join(DTYPES)}")
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
         if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.EXPERT):
@@ -156,6 +160,8 @@ class EvalSettings:
         wanted |= {"fingerprint": fingerprint, "tokenizer": "bytes"}
         if self.engine.has_folder and self.model is not None:
             wanted |= {"model_digest": digest_model(self.model), "tokenizer": self.model}
+        if self.dtype is not None:
+            wanted["dtype"] = self.dtype
         if self.vllm is not None:
             wanted |= {"dtype": self.vllm.dtype}
             if self.vllm.lora is not None:

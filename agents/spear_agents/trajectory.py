@@ -73,6 +73,7 @@ class Turn:
         finish: whether the response stopped by itself.
         served: what a server said about the response; None where no server was asked.
         dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
+        cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
         picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
             is for training rows and is not written: a record shows pictures by playing its responses again.
     """
@@ -90,6 +91,7 @@ class Turn:
     finish: Finish
     served: Served | None = None
     dropped_turns: int = 0
+    cached_tokens: int | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
@@ -187,6 +189,8 @@ class Trajectory:
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"]
+            if turn["cached_tokens"] is None:
+                del turn["cached_tokens"]
         if self.tokens is TokenKind.BYTES:
             turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
@@ -229,7 +233,7 @@ _TURN_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("response", "action", "observation", "anchor"), str),
     **dict.fromkeys(("format_ok", "action_ok"), bool),
     "reward": _NUMBER,
-    "dropped_turns": int,
+    **dict.fromkeys(("dropped_turns", "cached_tokens"), int),
 }
 _SERVED_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),

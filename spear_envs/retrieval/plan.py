@@ -6,11 +6,10 @@ one core and say no more than an order of magnitude; encoding can be measured on
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.memory import find_free_memory
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.kinds import Family, IndexType, parse_type
 
@@ -102,22 +101,8 @@ def estimate_encoding(dimension: int) -> float:
 
 
 def find_memory() -> int:
-    """Bytes of memory that are free for a build: nine tenths of what the system, or the control group, has left."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        limit, used = (
-            int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current")
-        )
-        free = min(free, limit - used)
-    except (OSError, ValueError):  # no control group, or "max"
-        pass
-    return max(int(SHARE * free), 0)
+    """Bytes of memory that are free for a build: nine tenths of what is left."""
+    return int(SHARE * find_free_memory())
 
 
 def require_memory(kind: IndexType, rows: int, dimension: int, memory: int | None = None) -> None:

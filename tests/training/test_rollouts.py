@@ -36,7 +36,7 @@ def test_vllm_plays_with_a_model_that_it_takes(tmp_path: Path) -> None:
     config = compose_config(
         ("preset=demo", f"{MODEL}={save_config(tmp_path / 'm')}", f"{NAME}=vllm_cpu"), tmp_path / "run"
     )
-    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm_cpu == {"kv_cache_gib": 1}
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm_cpu == {"kv_cache_gib": None}
     dry = compose_config(("preset=demo", "model=tiny", f"{NAME}=vllm_cpu"), tmp_path / "run")
     assert not Path(dry.actor_rollout_ref.model.path).exists(), "its policy is made later"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -85,12 +85,14 @@ class Generation:
     ``log_probs`` has one entry for each token: its natural-log probability under the model's distribution at the
     sampling temperature, before top-k and top-p (the convention of verl's rollouts).  At temperature 0 it is the
     greedy token's under temperature 1.  Policies without a distribution (scripts) give zeros.
+    ``cached_tokens`` of the prompt were in the engine's prefix cache; None where it keeps none.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     finish: Finish
     served: Served | None = None
+    cached_tokens: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

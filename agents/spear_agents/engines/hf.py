@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from spear_agents.end_tokens import find_end_ids
 from spear_agents.engines.base import Finish, Generation, Request
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.sampling import draw_tokens, uniform_at
 from spear_agents.engines.stops import StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision, read_rows
+from spear_agents.engines.vllm_options import read_dtype
 from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
@@ -37,6 +40,12 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         raise SpearError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
 
 
+def read_end_ids(folder: Path) -> tuple[int, ...]:
+    """The end tokens of a Hugging Face folder, which may hold no tokenizer."""
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    return find_end_ids(folder, load_tokenizer(folder) if has_tokenizer else None)
+
+
 class HFModel:
     """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
 
@@ -45,7 +54,8 @@ class HFModel:
     Args:
         path: folder with config.json and weights.
         threads: compute threads of torch, a setting of the whole process; None leaves it as it is.
-        dtype: of the weights.
+        dtype: of weights and computation; None for that of the stored weights, as ``config.json`` names it. Tokens are
+            drawn in float64 from its logits.
         seed: of the stream that requests without a seed draw from.
 
     Raises:
@@ -53,12 +63,13 @@ class HFModel:
     """
 
     def __init__(
-        self, path: str | Path, threads: int | None = 1, dtype: torch.dtype = torch.float32, seed: int = 0
+        self, path: str | Path, threads: int | None = 1, dtype: torch.dtype | str | None = None, seed: int = 0
     ) -> None:
         folder = require_model_file(path, "config.json").parent
         if threads is not None:
             torch.set_num_threads(threads)
         self.reader = ImageReader(folder) if has_vision(folder) else None
+        dtype = dtype or read_dtype(folder)
         loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():
@@ -77,13 +88,10 @@ class HFModel:
             self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
         return self._finders.get(strings)
 
-    @property
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
-        ids = self.model.generation_config.eos_token_id
-        if ids is None:
-            ids = self.model.config.eos_token_id
-        return () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
+        return read_end_ids(self.path)
 
     @property
     def max_new_tokens(self) -> int | None:

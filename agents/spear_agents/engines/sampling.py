@@ -8,6 +8,8 @@ import torch
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_BLOCK = 256
+"""Ids in a block of :func:`invert_mass`."""
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
@@ -17,14 +19,14 @@ def _mix(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def uniform_at(seeds: np.ndarray, position: int) -> np.ndarray:
-    """Number ``position`` of each seed's stream: float64 [N] in [0, 1), from uint64 seeds [N].
+def uniform_at(seeds: np.ndarray, position: int | np.ndarray) -> np.ndarray:
+    """Number ``position`` (one for all, or uint64 [N]) of each seed's stream (uint64 [N]): float64 [N] in [0, 1).
 
     SplitMix64 used as a counter: any position of any stream is reached at once, so rows of a batch may come and go.  52
     bits are kept, so that ``u * total < total`` holds in float64 for every positive total.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
-        state = _mix(seeds.astype(np.uint64) + _GAMMA) + np.uint64(position + 1) * _GAMMA
+        state = _mix(seeds.astype(np.uint64) + _GAMMA) + (np.asarray(position, np.uint64) + np.uint64(1)) * _GAMMA
     return (_mix(state) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
@@ -37,7 +39,7 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
         top_p: float [N]: the smallest leading set whose share of what top-k left reaches ``top_p`` is kept.
     """
     ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[-1])
+    rank = torch.arange(probs.shape[-1], device=probs.device)
     limit = torch.where(top_k > 0, top_k, probs.shape[-1])
     ordered = ordered.masked_fill(rank >= limit[:, None], 0)
     before = ordered.cumsum(-1) - ordered
@@ -46,6 +48,33 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
     # rounding of the sum could drop a token of the far tail.
     keep = (before < top_p[:, None] * total) | (top_p[:, None] >= 1)
     return torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(~keep, 0))
+
+
+def invert_mass(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The id at which each row's cumulative distribution passes its uniform number, in the order of the ids.
+
+    Sums are float64, first of blocks of ids and then within the block that holds the place: a running sum over a whole
+    vocabulary would take several times as long.
+
+    Args:
+        probs: [N, V], not negative, rows with a positive sum.
+        uniform: float64 [N] in [0, 1).
+
+    Returns:
+        int64 [N]; never an id of probability 0.
+    """
+    size = probs.shape[-1]
+    if size % _BLOCK:
+        probs = torch.nn.functional.pad(probs, (0, -size % _BLOCK))
+    blocks = probs.unflatten(-1, (-1, _BLOCK))
+    mass = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    place = uniform[:, None] * mass[:, -1:]
+    block = (mass <= place).sum(-1, keepdim=True)
+    before = torch.nn.functional.pad(mass, (1, 0)).gather(-1, block)
+    inner = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
+    # The two sums of a block can differ in their last bits.
+    rest = torch.minimum(place - before, inner[:, -1:].nextafter(inner.new_zeros(())))
+    return block[:, 0] * _BLOCK + (inner <= rest).sum(-1)
 
 
 def draw_tokens(
@@ -73,7 +102,6 @@ def draw_tokens(
     probs = log_probs.exp()
     if top_k is not None and top_p is not None:
         probs = filter_probs(probs, top_k, top_p)
-    mass = probs.cumsum(-1)
-    tokens = (mass <= uniform[:, None] * mass[:, -1:]).sum(-1)
+    tokens = invert_mass(probs, uniform)
     tokens = torch.where(greedy, log_probs.argmax(-1), tokens)
     return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]

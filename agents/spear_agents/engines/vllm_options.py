@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.core.memory import find_free_memory
 
-DTYPES = ("float32", "bfloat16", "float16")
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(_BYTES)
+SEED = "spear_seed"
+"""Key of a request's seed among vLLM's ``extra_args``."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Greatest ranks that vLLM lets one choose."""
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -25,8 +30,8 @@ class VLLMOptions:
         dtype: of the computation; None for that of the weights (``config.json``), float32 where it is not named.
         max_model_len: most tokens of prompt and response together; None for the model's own limit.
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; None for its own choice.
-        kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else 1 GiB; on a GPU
-            what ``gpu_memory_utilization`` leaves.
+        kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else
+            :func:`size_cpu_cache`; on a GPU what ``gpu_memory_utilization`` leaves.
 
     Raises:
         SpearError: a number is out of range, or an unknown dtype.
@@ -60,10 +65,32 @@ def read_dtype(path: Path) -> str:
     return DTYPES[0]
 
 
+def size_cpu_cache(path: Path, options: VLLMOptions, places: int, share: float = 0.5) -> float:
+    """GiB for the keys and values of each of vLLM's processes on this machine's CPU.
+
+    As much as ``places`` contexts of full length need, but no more than ``share`` of the free memory; at least 1.
+    """
+    config = read_text_config(path)
+    try:
+        longest = options.max_model_len or config["max_position_embeddings"]
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        token = 2 * config["num_hidden_layers"] * heads * width * _BYTES[options.dtype or read_dtype(path)]
+        needed = float(places * longest * token)
+    except (KeyError, TypeError):  # an architecture that counts otherwise
+        needed = float("inf")
+    return max(1.0, min(share * find_free_memory(), needed) / options.tensor_parallel / 2**30)
+
+
+def read_text_config(path: Path) -> dict[str, Any]:
+    """``config.json``; of a model that reads more than text, with the values of its text part."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return {**config, **(config.get("text_config") or {})}
+
+
 def check_cpu_heads(path: Path) -> None:
     """Raises SpearError where vLLM does not compute with the model's attention heads on a CPU."""
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config = {**config, **(config.get("text_config") or {})}
+    config = read_text_config(path)
     width = config.get("head_dim")
     if width is None and {"hidden_size", "num_attention_heads"} <= config.keys():
         width = config["hidden_size"] // config["num_attention_heads"]

@@ -6,9 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from spear_agents.engines.sampling import filter_probs, invert_mass, uniform_at
+from spear_agents.engines.vllm_options import SEED
 
 _LOOK_EVERY_S = 1.0
 
@@ -18,24 +23,34 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def give_log_probs_before_filters(self) -> bool:
-        """Has log-probabilities taken at the sampling temperature before top-k and top-p.
+    def replace_sampling(self) -> bool:
+        """Has tokens drawn as the ``hf`` engine draws them, and their log-probabilities taken before top-k and top-p.
 
-        vLLM knows those of the model (before the temperature) and those after the filters; the convention of verl's
-        rollouts lies between.  Returns whether this vLLM's sampler is built as expected.
+        vLLM fills a row of noise as long as the vocabulary for each seeded request; here a request's seed
+        (``extra_args``) and the number of its tokens so far give one uniform number.  Log-probabilities of vLLM's are
+        those of the model (before the temperature) or those after the filters; the convention of verl's rollouts lies
+        between.  Returns whether this vLLM's sampler is built as expected.
         """
-        sampler = getattr(self.model_runner, "sampler", None)
+        runner = self.model_runner
+        sampler = getattr(runner, "sampler", None)
         filters = getattr(sampler, "topk_topp_sampler", None)
         if filters is None or getattr(sampler, "logprobs_mode", None) != "processed_logprobs":
             return False
-        draw = filters.forward
 
-        def forward(logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(
+            logits: torch.Tensor, generators: Any, k: torch.Tensor | None, p: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-            return draw(logits, *args, **kwargs)[0], log_probs
+            probs = log_probs.exp()
+            if k is not None or p is not None:
+                count = len(probs)
+                top_k = torch.zeros(count, dtype=torch.long, device=probs.device) if k is None else k.long()
+                top_p = torch.ones(count, dtype=torch.float64, device=probs.device) if p is None else p.double()
+                probs = filter_probs(probs, top_k, top_p)
+            rows = [runner.requests[name] for name in runner.input_batch.req_ids]
+            uniform = draw_uniform(rows) if len(rows) == len(probs) else np.zeros(len(probs))  # a trial run has no rows
+            return invert_mass(probs, torch.from_numpy(uniform).to(probs.device)), log_probs
 
-        # Its own ones are computed no more.
-        filters.logprobs_mode = "raw_logprobs"
         filters.forward = forward
         return True
 
@@ -64,6 +79,12 @@ class WorkerExtension:
         """
         threading.Thread(target=_end_after, args=(owner, core), name="end-with-owner", daemon=True).start()
         return os.getpid()
+
+
+def draw_uniform(rows: Sequence[Any]) -> np.ndarray:
+    """The next uniform number of each of vLLM's requests: float64 [N] in [0, 1)."""
+    seeds = np.array([row.sampling_params.extra_args[SEED] for row in rows], dtype=np.uint64)
+    return uniform_at(seeds, np.array([len(row.output_token_ids) for row in rows], dtype=np.uint64))
 
 
 def _end_after(owner: int, core: int) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,3 +211,29 @@ def test_the_engine_gathers_concurrent_calls(model: HFModel) -> None:
     engine.close()
     assert sizes == [8, 8, 4]
     assert [a.token_ids for a in answers] == [a.token_ids for a in model.generate_batch(requests)]
+
+
+def test_bfloat16_draws_in_full_precision_and_stays_near(tiny_model: Path, model: HFModel) -> None:
+    half = HFModel(tiny_model, dtype="bfloat16")
+    assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
+    requests = make_requests(half, 24, lengths=(3, 9, 17))
+    answers = half.generate_batch(requests)
+    assert answers == half.generate_batch(requests)
+    apart = []
+    for request, answer in zip(requests, answers, strict=True):
+        exact = model.log_probs(request.prompt_ids, answer.token_ids)
+        apart += [abs(a - b) for a, b in zip(answer.log_probs, exact, strict=True)]
+        # Log-probabilities that had gone through bfloat16 would have 8 bits.
+        assert any(float(torch.tensor(p).bfloat16()) != p for p in answer.log_probs)
+    assert 0 < np.mean(apart) < 0.02 and max(apart) < 0.3
+    exact_state = model.model.state_dict()
+    half.load_state({name: 2 * tensor for name, tensor in exact_state.items()})
+    assert torch.equal(half.model.state_dict()["lm_head.weight"], (2 * exact_state["lm_head.weight"]).bfloat16())
+
+
+def test_weights_are_computed_with_in_their_own_type(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert [HFModel(path).model.dtype for path in (tiny_model, folder)] == [torch.float32, torch.bfloat16]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from spear_agents.engines.sampling import draw_tokens, filter_probs, uniform_at  # noqa: E402
+from spear_agents.engines.sampling import draw_tokens, filter_probs, invert_mass, uniform_at  # noqa: E402
 
 
 def test_uniforms_are_even_and_uncorrelated_over_seeds_and_positions() -> None:
@@ -24,6 +24,30 @@ def test_a_stream_does_not_know_its_batch(seeds: list[int], position: int) -> No
     together = uniform_at(np.array(seeds, dtype=np.uint64), position)
     alone = [uniform_at(np.array([seed], dtype=np.uint64), position)[0] for seed in seeds]
     assert together.tolist() == alone
+
+
+def test_rows_may_be_at_different_positions() -> None:
+    seeds, positions = np.arange(5, dtype=np.uint64), np.array([0, 7, 3, 7, 100], dtype=np.uint64)
+    alone = [uniform_at(seeds[i : i + 1], int(position))[0] for i, position in enumerate(positions)]
+    assert uniform_at(seeds, positions).tolist() == alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 256, 257, 5000])
+def test_mass_is_inverted_as_by_one_running_sum(size: int, dtype: torch.dtype) -> None:
+    dice = np.random.default_rng(size)
+    weights = dice.random((200, size)) ** 30
+    weights[dice.random((200, size)) < 0.5] = 0
+    weights[:, dice.integers(size, size=20)] += 0.1
+    probs = torch.from_numpy(weights).to(dtype)
+    uniform = dice.random(200)
+    uniform[:2] = 0, 1 - 2.0**-52
+    mass = np.cumsum(probs.double().numpy(), -1)
+    wanted = [np.searchsorted(row, u * row[-1], side="right") for row, u in zip(mass, uniform, strict=True)]
+    found = invert_mass(probs, torch.from_numpy(uniform))
+    assert (probs.gather(-1, found[:, None]) > 0).all()
+    assert (found.numpy() == wanted).mean() > 0.99, "but for places on the edge between two ids"
+    assert found.tolist() == invert_mass(probs * 4, torch.from_numpy(uniform)).tolist()
 
 
 def naive_filter(probs: list[float], top_k: int, top_p: float) -> list[float]:

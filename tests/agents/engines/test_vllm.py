@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from spear_agents.engines import vllm
+from spear_agents.engines import vllm, vllm_options
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_log import EngineLog
-from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank
+from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
 from spear_agents.options import list_playing_options, make_settings
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
@@ -101,6 +101,39 @@ def test_the_computation_is_of_the_type_of_the_weights(tmp_path: Path, config: d
     assert read_dtype(tmp_path) == dtype
 
 
+MODEL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+"""A token of it takes 2 (keys, values) x 30 x 3 x 64 x 2 bytes = 23,040 in bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "free", "gib"),
+    [
+        ({"max_position_embeddings": 8192}, {"dtype": "bfloat16"}, 2**40, 64 * 8192 * 23_040 / 2**30),
+        ({"max_position_embeddings": 8192}, {}, 2**40, 64 * 8192 * 46_080 / 2**30),
+        ({"max_position_embeddings": 8192, "dtype": "bfloat16"}, {}, 8 * 2**30, 4.0),
+        ({"max_position_embeddings": 8192}, {"tensor_parallel": 2}, 8 * 2**30, 2.0),
+        ({"max_position_embeddings": 8192}, {"max_model_len": 64}, 2**40, 1.0),
+        ({"max_position_embeddings": 8192}, {}, 2**30, 1.0),
+        ({}, {}, 8 * 2**30, 4.0),
+        ({"head_dim": 128, "max_position_embeddings": 8192}, {}, 2**40, 64 * 8192 * 92_160 / 2**30),
+    ],
+)
+def test_the_cache_of_a_cpu_is_what_the_contexts_need_and_the_memory_has(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    free: int,
+    gib: float,
+) -> None:
+    monkeypatch.setattr(vllm_options, "find_free_memory", lambda: free)
+    for written in (MODEL | config, {"text_config": MODEL | config}):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        assert size_cpu_cache(tmp_path, VLLMOptions(**options), 64) == pytest.approx(gib)
+    (tmp_path / "config.json").write_text("{}")
+    assert size_cpu_cache(tmp_path, VLLMOptions(), 64, 0.25) == pytest.approx(max(1, free / 2**32))
+
+
 def read_options(*words: str) -> EvalSettings:
     """The settings of a command line."""
     import click
@@ -127,6 +160,8 @@ def test_options_of_the_command_line_reach_vllm() -> None:
     assert settings.vllm == VLLMOptions(2, "l", "bfloat16", 512, 0.5, 2.5)
     assert read_options("--engine", "vllm", "--model", "m").vllm == VLLMOptions()
     assert read_options("--engine", "random").vllm is None
+    plain = read_options("--model", "m", "--dtype", "bfloat16")
+    assert (plain.engine, plain.dtype, plain.vllm) == (EngineKind.HF, "bfloat16", None)
     with pytest.raises(SpearError, match="--tensor-parallel is for vLLM"):
         read_options("--engine", "random", "--tensor-parallel", "2")
     with pytest.raises(SpearError, match="engine vllm needs a model folder"):
@@ -145,6 +180,11 @@ def test_what_changes_figures_makes_another_evaluation(tmp_path: Path) -> None:
 
     assert identify(tensor_parallel=2, kv_cache_gib=4.0, gpu_memory_utilization=0.5) == identify()
     assert identify(dtype="bfloat16") != identify()
+    plain = replace(settings, engine=EngineKind.HF, vllm=None)
+    assert replace(plain, dtype="bfloat16").identify("print") != plain.identify("print")
+    for wrong in ({"dtype": "int8"}, {"engine": EngineKind.RANDOM, "dtype": "bfloat16"}):
+        with pytest.raises(SpearError, match="engine hf alone takes one"):
+            replace(plain, **wrong)
     with_adapter = identify(lora=str(tmp_path / "adapter"))
     assert with_adapter != identify()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -118,6 +118,16 @@ def test_greedy_tokens_are_those_of_transformers(engine: VLLMEngine, model: HFMo
         assert given.log_probs == pytest.approx(wanted.log_probs, abs=1e-4)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 3}, {"temperature": 1.5, "top_p": 0.6}])
+def test_equal_seeds_draw_what_transformers_draws(engine: VLLMEngine, model: HFModel, sampling: dict[str, Any]) -> None:
+    requests = [*make_requests(model, 24, **sampling), *make_requests(model, 8, temperature=0.0)]
+    requests = [replace(request, request_id=str(number)) for number, request in enumerate(requests)]
+    pairs = list(zip(answer(engine, requests), model.generate_batch(requests), strict=True))
+    # A draw within rounding of the edge between two tokens may fall on either side.
+    assert sum(given.token_ids == wanted.token_ids for given, wanted in pairs) >= len(pairs) - 1
+    assert len({given.token_ids for given, _ in pairs[:24]}) > 12
+
+
 def test_an_answer_does_not_depend_on_its_company(engine: VLLMEngine, model: HFModel) -> None:
     requests = make_requests(model, 24)
     together = answer(engine, requests)
@@ -172,6 +182,7 @@ def test_prompts_seen_before_are_not_computed_again(engine: VLLMEngine, model: H
     cached = engine.counts.cached_prompt_tokens
     given = answer(engine, [longer])[0]
     assert engine.counts.cached_prompt_tokens == cached + 2 * BLOCK
+    assert given.cached_tokens == 2 * BLOCK and engine.cache_tokens is not None and engine.cache_tokens > 10 * BLOCK
     assert given.log_probs == pytest.approx(model.log_probs(longer.prompt_ids, given.token_ids), abs=1e-4)
 
 

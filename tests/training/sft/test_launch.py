@@ -50,12 +50,11 @@ def settings(model: Path, tmp_path: Path) -> SftSettings:
 
 def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    config = {"vocab_size": 9, "eos_token_id": 3, "max_position_embeddings": 50}
+    config = {"vocab_size": 9, "max_position_embeddings": 50}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_model(tmp_path) == ModelFacts(9, 50, (3,))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 3]}')
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": config, "eos_token_id": None}))
-    assert read_model(tmp_path) == ModelFacts(9, 50, (4, 3)), "of a model that also sees"
+    assert read_model(tmp_path) == ModelFacts(9, 50)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config}))
+    assert read_model(tmp_path) == ModelFacts(9, 50), "of a model that also sees"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])

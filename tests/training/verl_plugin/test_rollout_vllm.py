@@ -47,7 +47,7 @@ class FakeEngine:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(rollout_vllm, "VLLMEngine", FakeEngine)
-    return SERVER("policy", VLLMOptions(max_model_len=70), 128, 6)
+    return SERVER("policy", VLLMOptions(max_model_len=70, kv_cache_gib=0.5), 128, 6)
 
 
 def test_it_answers_with_vllm(server: Any) -> None:
@@ -57,7 +57,7 @@ def test_it_answers_with_vllm(server: Any) -> None:
         return await server.generate("r", prompt_ids=[7], sampling_params=parameters, image_data=None)
 
     output = asyncio.run(run())
-    assert server._engine.made_of == ("policy", VLLMOptions(max_model_len=70), 128)
+    assert server._engine.made_of == ("policy", VLLMOptions(max_model_len=70, kv_cache_gib=0.5), 128)
     assert server._engine.asked == [([7], Sampling(temperature=0.4, max_tokens=6, stop_token_ids=(3,), seed=9), "r")]
     assert (output.token_ids, output.log_probs, output.stop_reason) == ([5, 2], [-0.5, -0.25], "completed")
 

@@ -77,8 +77,8 @@ def test_a_request_reaches_the_server_in_its_own_terms() -> None:
         "max_tokens": 8,
         "repetition_penalty": 1.0,
         "logprobs": True,
-        "seed": 3,
-        "stop_token_ids": [STOP],
+        "seed": 2**40 + 3,
+        "stop_token_ids": sorted([END, STOP]),
     }
     assert generation == Generation((7, END), (-0.5, -0.5), Finish.STOP)
 
@@ -88,7 +88,7 @@ def test_what_is_switched_off_is_said_as_vllm_says_it() -> None:
     ask(client)
     parameters = client.calls[0]["sampling_params"]
     assert parameters["top_k"] == -1
-    assert "seed" not in parameters and "stop_token_ids" not in parameters
+    assert "seed" not in parameters and parameters["stop_token_ids"] == [END]
 
 
 def test_a_model_that_sees_cannot_write_a_picture_s_place() -> None:
@@ -192,7 +192,7 @@ def open_worker(
     worker = object.__new__(RolloutWorker)
     worker.tokenizer = ByteTokenizer()
     worker.rollout_config = SimpleNamespace(prompt_length=limit, response_length=limit)
-    worker.model_config = SimpleNamespace(generation_config=None)
+    worker._end_ids = (ByteTokenizer().eos_token_id,)
     worker._settings = EnvironmentSettings("tests/Corridor-v0", template="compact", layout=layout)
     worker._find_repetition = True
     worker._reward = None
@@ -201,6 +201,7 @@ def open_worker(
     worker._prompts = None
     worker._reader = None
     worker._replicas = 1
+    worker._shares_cache = False
     worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
     return worker
 
@@ -348,13 +349,11 @@ def test_an_unknown_task_is_told(queue: FakeQueue) -> None:
         asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
 
 
-@pytest.mark.parametrize(("settings", "expected"), [(7, [7]), ([7, 8], [7, 8]), (None, [ByteTokenizer().eos_token_id])])
-def test_responses_end_with_the_models_own_tokens(settings: Any, expected: list[int]) -> None:
+def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:
     worker = open_worker(walk)
-    worker.model_config = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=settings))
-    assert worker._find_end_ids() == expected
-    worker.model_config = SimpleNamespace(generation_config=None)
-    assert worker._find_end_ids() == [ByteTokenizer().eos_token_id]
+    worker._end_ids = (ByteTokenizer().eos_token_id, 7)
+    env = worker._take_environment("train")
+    assert [worker._build_prompts(env).decode([65, end]) for end in worker._end_ids] == ["A", "A"]
 
 
 # ---- batches to the server actor -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
 from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
 from spear_agents.metrics import read_history
@@ -77,11 +78,10 @@ class SftSettings:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the files of a model say: rows of its embedding, its context in tokens, ids that end a response."""
+    """What the files of a model say: rows of its embedding, its context in tokens."""
 
     vocabulary: int
     context: int
-    end_ids: tuple[int, ...]
 
 
 def read_model(folder: Path) -> ModelFacts:
@@ -98,12 +98,7 @@ def read_model(folder: Path) -> ModelFacts:
         ) from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise SpearError(f"{folder} holds no weights (*.safetensors): the download or the copy is not complete")
-    ends: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        with suppress(OSError, ValueError):
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-            ends += found if isinstance(found, list) else [] if found is None else [found]
-    return ModelFacts(vocabulary, context, tuple(dict.fromkeys(ends)))
+    return ModelFacts(vocabulary, context)
 
 
 def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest: int) -> DictConfig:
@@ -175,8 +170,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     facts = read_model(settings.model)
     limit = min(settings.max_length, facts.context)
     tokenizer = load_tokenizer(settings.model)
-    ends = {*facts.end_ids} | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
-    reader = SampleReader(tokenizer, facts.vocabulary, sorted(ends))
+    reader = SampleReader(tokenizer, facts.vocabulary, require_end_ids(settings.model, tokenizer))
     try:
         out.mkdir(parents=True, exist_ok=True)
         with hold_lock(out), _watch_lines(console) as observer:

@@ -154,12 +154,16 @@ class Rollout:
         rows: of episodes without a fault; their tokens may lie elsewhere.
         generations: responses that engines were asked for.
         episodes: those that were to be recorded, for people to look at.
+        prompt_tokens: read by engines that keep a cache of prefixes.
+        cached_tokens: of these, those that were in the cache.
     """
 
     records: tuple[EpisodeRecord, ...]
     rows: RowTable
     generations: int = 0
     episodes: tuple[Trajectory, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     @classmethod
     def join(cls, parts: Sequence[Rollout]) -> Rollout:
@@ -173,4 +177,6 @@ class Rollout:
             rows.take(np.argsort(order, kind="stable")),
             sum(part.generations for part in parts),
             tuple(episode for part in parts for episode in part.episodes),
+            sum(part.prompt_tokens for part in parts),
+            sum(part.cached_tokens for part in parts),
         )

@@ -223,6 +223,8 @@ class SpearStep:
         if state.bounds is not None:
             metrics["cov/lower"], metrics["cov/upper"] = state.bounds
         metrics["rollout/generations"] = float(rollout.generations)
+        if rollout.prompt_tokens:
+            metrics["rollout/cached_prompt_share"] = rollout.cached_tokens / rollout.prompt_tokens
         # Every response asked for must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(r.turns for r in rollout.records))
 

@@ -52,12 +52,13 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
 
 def make_output(answer: Generation, global_steps: int | None) -> TokenOutput:
     """A response in verl's own form; ``global_steps`` says of which training step the weights were."""
+    counts = {} if answer.cached_tokens is None else {"cached_tokens": answer.cached_tokens}
     return TokenOutput(
         token_ids=list(answer.token_ids),
         log_probs=list(answer.log_probs),
         stop_reason="length" if answer.finish is Finish.LENGTH else "completed",
         num_preempted=0,
-        extra_fields={"global_steps": global_steps},
+        extra_fields={"global_steps": global_steps, **counts},
     )
 
 

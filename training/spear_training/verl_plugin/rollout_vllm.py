@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,7 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from spear_agents.engines.base import EngineFault
 from spear_agents.engines.vllm import VLLMEngine
-from spear_agents.engines.vllm_options import VLLMOptions
+from spear_agents.engines.vllm_options import VLLMOptions, size_cpu_cache
 from spear_training.rollouts import VLLM_CPU
 from spear_training.verl_plugin.deaths import stop_if_dead
 from spear_training.verl_plugin.rollout_servers import (
@@ -28,13 +30,18 @@ from spear_training.verl_plugin.rollout_servers import (
     register_backend,
 )
 
+_CACHE_SHARE = 0.25
+"""Of the free memory for keys and values: the trainer takes its own later."""
+
 
 @ray.remote(num_cpus=0)
 class VLLMServer(CpuServer):
     """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
 
     def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
-        self._make_engine = lambda: VLLMEngine(model_path, options, max_batch=max_batch)
+        self._model_path = model_path
+        self._options = options
+        self._max_batch = max_batch
         self._response_length = response_length
         self._engine: VLLMEngine | None = None
 
@@ -44,7 +51,11 @@ class VLLMServer(CpuServer):
         Raises:
             SpearError: it did not start.
         """
-        self._engine = await asyncio.to_thread(self._make_engine)
+        options = self._options
+        if options.kv_cache_gib is None:
+            gib = size_cpu_cache(Path(self._model_path), options, self._max_batch, _CACHE_SHARE)
+            options = replace(options, kv_cache_gib=gib)
+        self._engine = await asyncio.to_thread(VLLMEngine, self._model_path, options, max_batch=self._max_batch)
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
@@ -58,6 +69,10 @@ class VLLMServer(CpuServer):
         sampling = read_sampling(sampling_params, self._response_length)
         answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
         return make_output(answer, self.global_steps)
+
+    async def get_cache_tokens(self) -> int | None:
+        """Say how many tokens the key-value cache holds."""
+        return self._get_engine().cache_tokens
 
     async def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights, and forget the prefix cache.

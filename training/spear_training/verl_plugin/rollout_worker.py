@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 
+from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import (
     Engine,
     EngineFault,
@@ -37,7 +38,7 @@ from spear_agents.rollout import Job, open_session, play_many
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import make_environment
-from spear_training.rollouts import HF
+from spear_training.rollouts import HF, VLLM_CPU
 from spear_training.settings import RunSettings
 from spear_training.step.records import Rollout, record_episode, tabulate
 from spear_training.verl_plugin.columns import build_columns
@@ -66,11 +67,18 @@ class EpisodeOrder:
 
 
 class CountingEngine:
-    """Passes calls on to an engine and counts them."""
+    """Passes calls on to an engine and counts them.
+
+    Attributes:
+        cache_tokens: of the engine's key-value cache that these calls may fill together; None where that is not known.
+        calls: so far.
+        prompt_tokens, cached_tokens: read so far by an engine with a cache of prefixes, and found in it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.calls = 0
+        self.cache_tokens: int | None = None
+        self.calls = self.prompt_tokens = self.cached_tokens = 0
 
     def session(self) -> AbstractContextManager[None]:
         """The engine's own session."""
@@ -81,7 +89,11 @@ class CountingEngine:
     ) -> Generation:
         """Count, then ask the engine."""
         self.calls += 1
-        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        if answer.cached_tokens is not None:
+            self.prompt_tokens += len(prompt_ids)
+            self.cached_tokens += answer.cached_tokens
+        return answer
 
 
 class ServerEngine:
@@ -125,13 +137,13 @@ class ServerEngine:
             max_tokens=sampling.max_tokens,
             repetition_penalty=1.0,
             logprobs=True,
+            # vLLM reads some of the files that name end tokens, not all.
+            stop_token_ids=sorted(self._end_ids.union(sampling.stop_token_ids)),
         )
         if self._seeded and sampling.seed is not None:
-            parameters["seed"] = sampling.seed % 2**31
+            parameters["seed"] = sampling.seed % 2**63
         if self._bias is not None:
             parameters["logit_bias"] = self._bias
-        if sampling.stop_token_ids:
-            parameters["stop_token_ids"] = list(sampling.stop_token_ids)
         if sampling.stop_strings:
             # A closing tag belongs to its action: without it every action would be unclosed.
             parameters |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
@@ -151,7 +163,8 @@ class ServerEngine:
             finish = Finish.STOP
         elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
             finish = Finish.STRING
-        return Generation(tuple(output.token_ids), tuple(output.log_probs or ()), finish)
+        cached = output.extra_fields.get("cached_tokens")
+        return Generation(tuple(output.token_ids), tuple(output.log_probs or ()), finish, cached_tokens=cached)
 
 
 class RolloutWorker(AgentLoopWorker):
@@ -168,6 +181,7 @@ class RolloutWorker(AgentLoopWorker):
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
         self._reader = ImageReader(path) if has_vision(path) else None
+        self._end_ids = require_end_ids(path, self.tokenizer)
         engine: Engine
         if config.actor_rollout_ref.rollout.name == HF:
             engine = MicroBatcher(
@@ -178,21 +192,16 @@ class RolloutWorker(AgentLoopWorker):
         else:
             engine = ServerEngine(
                 llm_client,
-                self._find_end_ids(),
+                self._end_ids,
                 self.tokenizer,
                 seeded=run.deterministic,
                 image_token_id=self._reader.image_token_id if self._reader is not None else None,
             )
         self._engine = CountingEngine(engine)
+        self._shares_cache = config.actor_rollout_ref.rollout.name == VLLM_CPU
+        self._workers = config.actor_rollout_ref.rollout.agent.num_workers
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         self._replicas = max(1, ranks // config.actor_rollout_ref.rollout.tensor_model_parallel_size)
-
-    def _find_end_ids(self) -> list[int]:
-        """Ids that end a response: those of the model's generation settings, else the tokenizer's own."""
-        ids = getattr(self.model_config.generation_config, "eos_token_id", None)
-        if ids is None:
-            ids = self.tokenizer.eos_token_id
-        return [ids] if isinstance(ids, int) else list(ids or ())
 
     async def _generate_batch(self, requests: list[Request]) -> list[Generation]:
         """Answer a batch, an even share of it on each replica."""
@@ -207,6 +216,15 @@ class RolloutWorker(AgentLoopWorker):
         finally:
             self.llm_client._release_server(server_id, request_id=requests[0].request_id)
 
+    async def _ask_cache(self) -> int | None:
+        """This worker's share of the tokens that the servers' caches hold."""
+        server_id, server = await self.llm_client._acquire_server("cache")
+        try:
+            tokens: int | None = await server.get_cache_tokens.remote()
+        finally:
+            self.llm_client._release_server(server_id, request_id="cache")
+        return None if tokens is None else tokens * self._replicas // self._workers
+
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
         keywords = self.config.data.apply_chat_template_kwargs
@@ -217,7 +235,7 @@ class RolloutWorker(AgentLoopWorker):
             history=self._settings.history,
             max_prompt_tokens=self.rollout_config.prompt_length,
             max_row_tokens=self.rollout_config.response_length,
-            stop_token_ids=self._find_end_ids(),
+            stop_token_ids=self._end_ids,
             mark_image=self._reader.mark if self._reader is not None else None,
             template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
@@ -228,7 +246,10 @@ class RolloutWorker(AgentLoopWorker):
 
     async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
         """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``."""
-        before = self._engine.calls
+        engine = self._engine
+        before = engine.calls, engine.prompt_tokens, engine.cached_tokens
+        if self._shares_cache and engine.cache_tokens is None:
+            engine.cache_tokens = await self._ask_cache()
         if self._prompts is None:
             env = self._take_environment(split)
             self._prompts = self._build_prompts(env)
@@ -237,7 +258,7 @@ class RolloutWorker(AgentLoopWorker):
             [Job(order.task_id, order.seed) for order in orders],
             make_env=lambda: self._take_environment(split),
             release_env=self._idle.setdefault(split, []).append,
-            engine_for=lambda env: self._engine,
+            engine_for=lambda env: engine,
             prompts=self._prompts,
             sampling=sampling,
             env_id=self._settings.id,
@@ -254,7 +275,9 @@ class RolloutWorker(AgentLoopWorker):
         rows = tabulate(*kept, find_repetition=self._find_repetition, pictures=self._reader is not None)
         await self._write_rows(rows)
         episodes = tuple(trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded)
-        return Rollout(tuple(records), rows.drop(*TOKENS), self._engine.calls - before, episodes)
+        after = engine.calls, engine.prompt_tokens, engine.cached_tokens
+        calls, read, cached = (now - then for now, then in zip(after, before, strict=True))
+        return Rollout(tuple(records), rows.drop(*TOKENS), calls, episodes, read, cached)
 
     async def _write_rows(self, rows: RowTable) -> None:
         for start in range(0, len(rows), ROWS_PER_WRITE):

@@ -1,0 +1,101 @@
+"""Who may speak to an engine whose key-value cache does not hold everybody's conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from spear_agents.engines.base import Engine, Generation, Sampling
+
+_SHARE = 0.9
+"""Of the cache: its blocks are never all full, and a response grows while it is written."""
+
+
+class CacheGate:
+    """Lets conversations go on while their contexts fit an engine's key-value cache; the others wait.
+
+    A cache that is too small for all of them forgets the context that it needs next, turn after turn.  Those that began
+    first go first: a turn waits until its own context and those of all conversations that began before it fit.  A
+    conversation is taken to grow to the mean length of those that have ended.  The oldest one never waits.
+
+    Args:
+        capacity: tokens that the cache holds.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._room = _SHARE * capacity
+        self._contexts: dict[int, int] = {}
+        """Tokens of each conversation, in the order in which they began."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._begun = 0
+        self._ended = 0
+        self._ended_tokens = 0
+
+    @contextmanager
+    def admit(self, engine: Engine) -> Iterator[Engine]:
+        """The engine for one conversation (or for several, one after the other), which ends with the block."""
+        number = self._begun
+        self._begun += 1
+        self._contexts[number] = 0
+        try:
+            yield _Seat(self, number, engine)
+        finally:
+            tokens = self._contexts.pop(number)
+            if tokens:
+                self._ended += 1
+                self._ended_tokens += tokens
+            self._wake()
+
+    async def wait(self, number: int, tokens: int) -> None:
+        """Returns once conversation ``number``, now of ``tokens``, may take its turn."""
+        self._contexts[number] = tokens
+        if number in self._find_admitted():
+            return
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting[number]
+        finally:
+            self._waiting.pop(number, None)
+
+    def grow(self, number: int, tokens: int) -> None:
+        """Notes the tokens of conversation ``number``."""
+        self._contexts[number] = tokens
+
+    def _find_admitted(self) -> set[int]:
+        """The oldest conversations that fit together, and at least the oldest."""
+        expected = self._ended_tokens // self._ended if self._ended else 0
+        admitted: set[int] = set()
+        total = 0
+        for number, tokens in self._contexts.items():
+            total += max(tokens, expected)
+            if admitted and total > self._room:
+                break
+            admitted.add(number)
+        return admitted
+
+    def _wake(self) -> None:
+        for number in self._find_admitted() & self._waiting.keys():
+            answer = self._waiting.pop(number)
+            if not answer.done():
+                answer.set_result(None)
+
+
+class _Seat:
+    """An engine as one conversation speaks to it."""
+
+    def __init__(self, gate: CacheGate, number: int, engine: Engine) -> None:
+        self._gate = gate
+        self._number = number
+        self._engine = engine
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
+    ) -> Generation:
+        """Waits for its turn, then asks the engine."""
+        await self._gate.wait(self._number, len(prompt_ids))
+        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
+        self._gate.grow(self._number, len(prompt_ids) + len(answer.token_ids))
+        return answer

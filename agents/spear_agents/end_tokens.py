@@ -1,0 +1,54 @@
+"""Which tokens end a response: what a model's folder and its tokenizer say, taken together."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from spear_envs.core.errors import SpearError
+
+_FILES = ("generation_config.json", "config.json")
+
+
+class HasEnd(Protocol):
+    """What is needed of a tokenizer."""
+
+    eos_token_id: int | None
+
+
+def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
+    """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
+
+    Chat models disagree with themselves: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings
+    ``<|endoftext|>`` too; others forget one of the files.  Whichever is sampled ends the response.
+
+    Args:
+        folder: of the model.
+        tokenizer: the model's; None where the folder holds none.
+
+    Returns:
+        The tokenizer's own first; empty where nobody names one.
+    """
+    found: list[int] = []
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    for name in _FILES:
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            config = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+            for part in (config, config.get("text_config") or {}):
+                named = part.get("eos_token_id")
+                found += [i for i in (named if isinstance(named, list) else [named]) if type(i) is int]
+    return tuple(dict.fromkeys(found))
+
+
+def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
+    """:func:`find_end_ids`.  Raises SpearError where nobody names an end token: no response would end."""
+    found = find_end_ids(folder, tokenizer)
+    if not found:
+        raise SpearError(
+            f"neither the tokenizer nor the settings in {folder} name an end token: set eos_token_id in its "
+            "generation_config.json"
+        )
+    return found

@@ -1,0 +1,198 @@
+"""Responses of models whose files disagree about what ends one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import Fuse
+from transformers import PreTrainedTokenizerFast
+
+from spear_agents.collect import collect_episodes
+from spear_agents.end_tokens import find_end_ids, require_end_ids
+from spear_agents.engines.base import Finish
+from spear_agents.engines.hf import HFModel, load_tokenizer
+from spear_agents.evaluate import run_evaluation
+from spear_agents.prompting import PromptBuilder
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import CompactTemplate
+from spear_envs.core.registration import register_env
+from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_prompting import see
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if think is defined and not think %}<t></t>{% endif %}"
+    "{% endif %}"
+)
+LLAMA_3 = (
+    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+MARKS = {
+    CHATML: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    LLAMA_3: ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+}
+
+
+def make_tokenizer(template: str, end: str | None) -> PreTrainedTokenizerFast:
+    """Characters and the marks of a family of chat models; ``end`` is what the tokenizer itself takes for its end."""
+    characters = [chr(i) for i in range(128)]
+    backend = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=end,
+        additional_special_tokens=MARKS[template],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def write_ends(folder: Path, generation: Any = None, config: Any = None, text: Any = None) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": config, "text_config": {"eos_token_id": text}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("own", "generation", "config", "text", "expected"),
+    [
+        (3, None, None, None, (3,)),
+        (None, [3, 4], None, None, (3, 4)),
+        (3, 3, 3, None, (3,)),
+        (3, [4, 3], 5, 6, (3, 4, 5, 6)),
+        (None, None, None, [7, 8], (7, 8)),
+        (None, "x", True, {}, ()),
+    ],
+)
+def test_all_files_are_asked(
+    tmp_path: Path, own: Any, generation: Any, config: Any, text: Any, expected: tuple[int, ...]
+) -> None:
+    tokenizer = make_tokenizer(CHATML, None)
+    tokenizer.eos_token_id = own
+    assert find_end_ids(write_ends(tmp_path, generation, config, text), tokenizer) == expected
+
+
+def test_a_model_that_names_no_end_is_refused(tmp_path: Path) -> None:
+    for text in ("", "[]", "null"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SpearError, match=r"name an end token: set eos_token_id in its generation_config\.json"):
+            require_end_ids(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "own", "others", "written"),
+    [
+        (CHATML, "<|im_end|>", ["<|endoftext|>"], "<|im_end|>"),
+        (CHATML, "<|endoftext|>", ["<|im_end|>"], "<|im_end|>"),
+        (CHATML, "<|endoftext|>", [], "<|endoftext|>"),
+        (CHATML, "<|im_start|>", ["<|im_end|>"], "<|im_end|>"),
+        (CHATML, None, ["<|im_end|>"], "<|im_end|>"),
+        (LLAMA_3, "<|eot_id|>", ["<|end_of_text|>"], "<|eot_id|>"),
+        (LLAMA_3, "<|end_of_text|>", ["<|eot_id|>"], "<|eot_id|>"),
+    ],
+)
+@pytest.mark.parametrize("has_keywords", [False, True])
+def test_a_conversation_goes_on_with_the_one_end_token_that_was_sampled(
+    template: str, own: str | None, others: list[str], written: str, has_keywords: bool
+) -> None:
+    keywords = {"think": False} if has_keywords and template is CHATML else {}
+    tokenizer = make_tokenizer(template, own)
+    ids = tokenizer.convert_tokens_to_ids
+    builder = PromptBuilder(
+        tokenizer,
+        CompactTemplate(),
+        Layout.CONVERSATION,
+        stop_token_ids=[ids(mark) for mark in others],
+        template_kwargs=keywords,
+    )
+    assert builder.end_id == ids(written)
+    template_end = "<|im_end|>" if template is CHATML else "<|eot_id|>"
+    for mark in [*([own] if own else []), *others]:
+        reply = (*tokenizer.encode("go", add_special_tokens=False), ids(mark))
+        assert builder.decode(reply) == "go"
+        dialogue = builder.begin()
+        first = dialogue.next(**see("o1"))
+        dialogue.add("o1", "go", reply, Finish.STOP)
+        second = dialogue.next(**see("o2", 2))
+        assert first is not None and second is not None and second.ids == first.ids + reply + second.new_ids
+        added = tokenizer.decode(second.new_ids)
+        assert added.lstrip("\n").startswith(("<|im_start|>user", "<|start_header_id|>user"))
+        assert tokenizer.decode(second.ids).count(template_end) == 2 + (mark == template_end), "two messages of a user"
+    dialogue = builder.begin()
+    dialogue.next(**see("o1"))
+    dialogue.add("o1", "go", tuple(tokenizer.encode("go", add_special_tokens=False)), Finish.LENGTH)
+    cut = dialogue.next(**see("o2", 2))
+    assert cut is not None and tokenizer.decode(cut.new_ids).startswith(template_end), "the model wrote none"
+
+
+def test_a_model_without_a_chat_template_is_one_line() -> None:
+    tokenizer = make_tokenizer(CHATML, "<|im_end|>")
+    tokenizer.chat_template = None
+    with pytest.raises(SpearError, match=r"no chat template: take a chat \(instruct\) version"):
+        PromptBuilder(tokenizer, CompactTemplate())
+    tokenizer.chat_template = "{{ raise_exception('Only the user speaks') }}"
+    with pytest.raises(SpearError, match=r"refuses messages of user.* \(Only the user speaks\): take another model"):
+        PromptBuilder(tokenizer, CompactTemplate())
+
+
+@pytest.fixture
+def torn_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A model whose generation settings and configuration name another end token than its tokenizer."""
+    folder = tmp_path / "torn"
+    shutil.copytree(tiny_model, folder)
+    other = load_tokenizer(folder).convert_tokens_to_ids("go")
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": other}))
+    return folder
+
+
+def test_whichever_end_token_a_model_samples_ends_the_response(
+    torn_model: Path, tiny_model: Path, corridor_id: str
+) -> None:
+    own, other = HFModel(torn_model).stop_token_ids
+    assert (own,) == HFModel(tiny_model).stop_token_ids
+    register_env(corridor_id, SplitCorridor)
+    found = run_evaluation(
+        EvalSettings(corridor_id, model=str(torn_model), episodes_per_task=8, layout=Layout.PER_TURN)
+    )
+    turns = [turn for trajectory in found.trajectories for turn in trajectory.turns]
+    ended = {turn.response_ids[-1] for turn in turns if turn.finish is Finish.STOP}
+    assert ended == {own, other}
+    tokenizer = load_tokenizer(torn_model)
+    for turn in turns:
+        assert not {own, other} & {*turn.response_ids[:-1]}, "nothing follows an end token"
+        if turn.finish is Finish.STOP:
+            assert turn.response == tokenizer.decode(list(turn.response_ids[:-1]))
+
+
+def test_data_for_a_model_ends_as_its_chat_template_does(corridor_id: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(CHATML, "<|im_start|>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    write_ends(tmp_path / "model", end)
+    register_env(corridor_id, SplitCorridor)
+    settings = EvalSettings(corridor_id, EngineKind.EXPERT, layout=Layout.CONVERSATION, template="compact")
+    for split in ({}, {"layout": Layout.PER_TURN}):
+        path = tmp_path / f"data{len(split)}.jsonl"
+        collect_episodes(replace(settings, **split), path, tokenizer=str(tmp_path / "model"))
+        for line in path.read_text().splitlines():
+            sample = json.loads(line)
+            assert sample["input_ids"][-1] == end and sample["loss_mask"][-1] == 1
+            assert "<|im_end|><|im_end|>" not in tokenizer.decode(sample["input_ids"])

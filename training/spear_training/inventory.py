@@ -22,6 +22,7 @@ from spear_training.presets import list_presets
 
 __all__ = ["Need", "PresetListing", "survey_models", "survey_presets"]
 
+
 @dataclass(frozen=True)
 class Need:
     """Something that a preset does not bring along."""

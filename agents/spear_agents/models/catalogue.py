@@ -10,7 +10,16 @@ from pathlib import Path
 
 from spear_envs.data.files import RemoteFile, data_folder
 
-__all__ = ["KNOWN", "PackagedModel", "find_cache", "find_snapshot", "is_begun", "list_fetched", "models_folder", "name_model"]
+__all__ = [
+    "KNOWN",
+    "PackagedModel",
+    "find_cache",
+    "find_snapshot",
+    "is_begun",
+    "list_fetched",
+    "models_folder",
+    "name_model",
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,11 @@ def list_fetched() -> list[Path]:
 def name_model(folder: str | Path) -> str:
     """What a model is called by its folder: of a snapshot of the hub, owner and name."""
     path = Path(folder)
-    return path.parents[1].name.removeprefix("models--").replace("--", "/") if path.parent.name == "snapshots" else path.name
+    return (
+        path.parents[1].name.removeprefix("models--").replace("--", "/")
+        if path.parent.name == "snapshots"
+        else path.name
+    )
 
 
 def find_cache() -> Path:

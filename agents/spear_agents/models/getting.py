@@ -49,7 +49,7 @@ def resolve_model(name: str, console: Console | None = None) -> str:
     if path.is_dir():
         return str(path)
     if path.suffix == ".gguf":
-        raise SpearError(f"{name} is a GGUF file: `spear models get {name}` makes a folder of it, then --model {path.stem}")
+        raise SpearError(f"{name} is a GGUF file: `spear models get {name}` makes the model {path.stem} of it")
     converted = models_folder() / name
     if "/" not in name and name and (converted / "config.json").is_file():
         return str(converted)
@@ -83,7 +83,7 @@ def get_model(name: str, *, source: Path | None = None, console: Console | None 
         return _get_gguf(Path(name).expanduser(), console)
     if HUB_ID.fullmatch(name):
         return _get_published(name, console)
-    raise SpearError(f"there is no model {name}: give {', '.join(KNOWN)}, a path that ends in .gguf, or OWNER/NAME of the hub")
+    raise SpearError(f"there is no model {name}: give {', '.join(KNOWN)}, a .gguf file, or OWNER/NAME of the hub")
 
 
 def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -> Path:
@@ -194,7 +194,7 @@ def _get_published(hub_id: str, console: Console) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SpearError(
-            f"{hub_id} could not be fetched from the hub ({line[:160]}): look at its name, and at HF_ENDPOINT and HF_TOKEN"
+            f"{hub_id} could not be fetched from the hub ({line[:160]}): see to its name, HF_ENDPOINT and HF_TOKEN"
         ) from error
     if find_snapshot(hub_id) is None:
         raise SpearError(f"{hub_id} has no weights in safetensors on the hub: choose a model that has")

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from spear_agents.models.catalogue import find_snapshot, models_folder
 from spear_envs.core.errors import SpearError
 
 
@@ -85,17 +86,20 @@ class Architecture:
             )
         except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, RuntimeError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-            raise SpearError(f"the sizes of a {kind} model cannot be told ({line}): name a causal language model") from error
+            raise SpearError(
+                f"the sizes of a {kind} model cannot be told ({line}): name a causal language model"
+            ) from error
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of the model ``name``: a folder with a ``config.json``, or a name that is in ``models.yaml``.
+    """Sizes of the model ``name``: a folder, a model that ``spear models`` fetched, or a name in ``models.yaml``.
 
     Raises:
         SpearError: neither.
     """
-    path = Path(name) / "config.json"
-    if path.is_file():
+    here = (Path(name), models_folder() / name, find_snapshot(name))
+    path = next((folder / "config.json" for folder in here if folder and (folder / "config.json").is_file()), None)
+    if path is not None:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -111,7 +115,7 @@ def find_architecture(name: str) -> Architecture:
 
 @lru_cache(maxsize=1)
 def read_known() -> dict[str, dict[str, Any]]:
-    """Models of ``models.yaml`` by name, each with ``parameters`` and its ``config``. Imports neither torch nor more."""
+    """Models of ``models.yaml`` by name, each with ``parameters`` and its ``config``; imports no torch."""
     known: dict[str, dict[str, Any]] = yaml.safe_load(
         (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
     )

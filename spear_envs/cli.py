@@ -40,7 +40,7 @@ SUMMARIES = {
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
     "init": "Write a package with an environment of your own to start from.",
-    "models": "List the models that train takes, and which of them are here.",
+    "models": "List pretrained models, and bring them here.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
@@ -55,9 +55,9 @@ SUMMARIES = {
 
 # Commands of the distributions above this one: what to install in a checkout where they are missing.
 ABSENT = {
-    **dict.fromkeys(("collect", "compare", "eval", "play", "view"), "./agents"),
+    **dict.fromkeys(("collect", "compare", "eval", "models", "play", "view"), "./agents"),
     **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "models", "plan", "presets", "sft", "train", "warmstart"),
+        ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
         "./agents ./training",
     ),
 }
@@ -73,7 +73,9 @@ EXTRAS = {
     "alfworld": "spear-envs[alfworld]",
     "faiss": "spear-envs[search]",
     "fastapi": "spear-envs[search]",
+    "gguf": "spear-agents[models]",
     "httpx": "spear-envs[data]",
+    "huggingface_hub": "spear-agents[models]",
     "onnxruntime": "spear-envs[search]",
     "prometheus_client": "spear-envs[search]",
     "pyarrow": "spear-envs[sandbox]",

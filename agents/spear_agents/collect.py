@@ -20,6 +20,7 @@ from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.episode import play_episode
 from spear_agents.evaluate import Observer, choose_template, run_evaluation
 from spear_agents.files import draft_file
+from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import PromptBuilder, Tokenizer
 from spear_agents.settings import EvalSettings
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
@@ -67,13 +68,14 @@ def collect_episodes(
     ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
 
     Args:
-        tokenizer: Hugging Face folder whose tokens are wanted. Default: those that a local model sampled.
+        tokenizer: folder or name of the model whose tokens are wanted. Default: those that a local model sampled.
         keep_lost: lost episodes too; those that a fault cut short never.
 
     Raises:
         SpearError: as :func:`~spear_agents.evaluate.run_evaluation`; observations that are pictures; nothing was won.
     """
     settings = replace(settings, split=settings.split or find_splits(settings.env_id)[0])
+    tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
     evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer)
     settings = evaluation.settings

@@ -17,7 +17,7 @@ from spear_envs.completion import ENV
 @click.command()
 @click.argument("env_id", metavar="ENV", type=ENV)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File of JSON lines to write.")
-@click.option("--tokenizer", help="Hugging Face folder: also write input_ids and loss_mask of its tokenizer.")
+@click.option("--tokenizer", help="Folder or name of a model: also write input_ids and loss_mask of its tokenizer.")
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
 @join_options(*list_playing_options(engine="expert", split="the first, such as train", template="default"))
 def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:

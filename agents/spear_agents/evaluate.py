@@ -18,6 +18,7 @@ from spear_agents.baselines.reflexion import Reflexion
 from spear_agents.engines.base import EngineFaultKind
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
+from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
 from spear_agents.rollout import Job, Play, play_many
@@ -68,7 +69,7 @@ class Evaluation:
     def row_name(self) -> str:
         """What the evaluation is called in a table."""
         settings = self.settings
-        model = Path(settings.model).name if settings.model else settings.engine.value
+        model = name_model(settings.model) if settings.model else settings.engine.value
         return model if settings.method is Method.PLAIN else f"{model} {settings.method.value}"
 
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:

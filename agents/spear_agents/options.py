@@ -7,11 +7,13 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from spear_agents.baselines.forms import Method
 from spear_agents.engines.openai import KEY_VARIABLE, Server, ServerKind
 from spear_agents.engines.replies import Prices
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
+from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import Overlong
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
@@ -36,7 +38,7 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
             "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
         ),
         click.option(
-            "--model", help="Hugging Face folder of the policy (hf, vllm), or its name at the server (openai)."
+            "--model", help="Folder or name of the policy (spear models; hf, vllm), or its name at the server (openai)."
         ),
         click.option("--lora", help="Folder of a LoRA adapter for the model (vllm)."),
         click.option(
@@ -146,6 +148,8 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
     engine, method = EngineKind(given.pop("engine")), Method(given.pop("method"))
     trials = given.pop("trials") or (REFLEXION_TRIALS if method is Method.REFLEXION else 1)
     layout = given.pop("layout")
+    if engine.has_folder and given["model"] is not None:
+        given["model"] = resolve_model(given["model"], Console(stderr=True))
     return EvalSettings(
         env_id=env_id,
         engine=engine,

@@ -14,6 +14,7 @@ from spear_agents.engines.base import Sampling
 from spear_agents.engines.openai import Server
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
 from spear_agents.files import digest_model
+from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import Overlong
 from spear_agents.rollout import Job
 from spear_agents.tables import choose_samples
@@ -119,14 +120,14 @@ class EvalSettings:
             raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
 
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
-        """The settings with the defaults of environment, engine and method filled in.
+        """The settings with the defaults of environment, engine and method filled in, and the model as a folder.
 
         Args:
             split: of the tasks.
             templates: names that the environment has.
 
         Raises:
-            SpearError: a layout that the method does not have.
+            SpearError: a layout that the method does not have, a model that is not to be had.
         """
         in_conversation = self.method in (Method.REACT, Method.REFLEXION)
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
@@ -134,6 +135,7 @@ class EvalSettings:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
         return replace(
             self,
+            model=resolve_model(self.model) if self.engine.has_folder and self.model else self.model,
             split=split,
             layout=layout,
             template=self.template or _prefer_template(self, templates),

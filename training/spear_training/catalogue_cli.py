@@ -1,26 +1,23 @@
-"""``spear algorithms``, ``spear presets`` and ``spear models``: what ``spear train`` can be told by name."""
+"""``spear algorithms`` and ``spear presets``: what ``spear train`` can be told by name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from spear_agents.models.cli import print_rows
 from spear_training.overrides import CONFIG_DIR_OPTION
 
-READABLE = 50
-"""Columns that a text needs beside a table; where there are fewer, it goes below its row."""
 NONE = "–"
 MENDS = {
-    "model": "a download when the training starts (spear models); for –: model=NAME",
+    "model": "a download when the training starts (spear models list); for –: model=NAME",
     "warm start": "spear warmstart ENV --out DIR, then actor_rollout_ref.model.path=DIR",
 }
 """How to get what every preset names in other words."""
@@ -83,7 +80,7 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
         for preset in found
     ]
     console = Console()
-    _print_rows(console, ("preset=", "env", "model", "algorithm", "missing"), rows)
+    print_rows(console, ("preset=", "env", "model", "algorithm", "missing"), rows)
     mends: dict[str, dict[str, None]] = {}  # as ordered sets
     for need in (need for preset in found for need in preset.missing):
         mends.setdefault(need.kind, {})[MENDS.get(need.kind, need.mend)] = None
@@ -96,54 +93,5 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-@click.command("models")
-@json_option
-@CONFIG_DIR_OPTION
-def models(as_json: bool, config_dir: Path | None) -> None:
-    """List the models that `spear train model=NAME` takes, with their size and whether they are here.
-
-    Any other is named by its folder: actor_rollout_ref.model.path=DIR.
-    """
-    from spear_envs.data.space import format_bytes
-    from spear_training.inventory import Place, find_cache, survey_models
-
-    found = survey_models(config_dir)
-    if as_json:
-        _print_json({"cache": str(find_cache()), "models": [model.describe() for model in found]})
-        return
-    rows = []
-    for model in found:
-        size = NONE if model.parameters is None else f"{model.parameters / 1e9:.1f} B"
-        place = model.place.value
-        if model.place in (Place.DOWNLOAD, Place.PARTIAL) and model.download_bytes is not None:
-            place += f", {format_bytes(model.download_bytes)}"
-        told = model.hub_id is not None and model.hub_id.endswith(model.title)
-        rows.append(((model.name, size, place, model.hub_id or NONE), "" if told else model.title))
-    console = Console()
-    _print_rows(console, ("model=", "parameters", "where it is", "on the hub"), rows)
-    console.print()
-    console.print(f"cache: {find_cache()}", soft_wrap=True, markup=False, highlight=False)
-
-
 def _print_json(facts: dict[str, Any]) -> None:
     click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
-
-
-def _print_rows(console: Console, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
-    """A table of short cells, each row with a text: beside it where there is room, else below it."""
-    widths = [max(map(len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
-    if console.width >= sum(widths) + 2 * len(widths) + READABLE:
-        table = Table(*headings, "what it is", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for cells, text in rows:
-            table.add_row(*map(Text, (*cells, text)))
-        console.print(table)
-        return
-    console.print(_join_cells(headings, widths), style="bold")
-    for cells, text in rows:
-        console.print(_join_cells(cells, widths))
-        if text:
-            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 4)))
-
-
-def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> Text:
-    return Text("  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())

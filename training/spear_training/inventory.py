@@ -5,58 +5,22 @@ Files are read as they stand, without Hydra: a listing is to start at once, and 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from spear_agents.models.catalogue import KNOWN
+from spear_agents.models.listing import ModelListing, Place, describe_hub, describe_known
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
-from spear_envs.core.errors import SpearError
 from spear_envs.data.space import format_bytes
 from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
-from spear_training.planning.architecture import find_architecture
+from spear_training.planning.architecture import read_known
 from spear_training.presets import list_presets
 
-__all__ = ["ModelListing", "Need", "Place", "PresetListing", "find_cache", "survey_models", "survey_presets"]
-
-BYTES_PER_PARAMETER = 2
-"""Published weights are in bfloat16."""
-
-
-class Place(str, Enum):
-    """Where a model comes from."""
-
-    MADE = "made on the spot"
-    """By a warm start, before the training."""
-    CACHED = "in the cache"
-    """All of it lies in the cache of Hugging Face."""
-    PARTIAL = "partly in the cache"
-    """A download was cut off; the next one goes on."""
-    DOWNLOAD = "download"
-    """It is fetched when a training starts."""
-
-
-@dataclass(frozen=True)
-class ModelListing:
-    """A choice of ``model=``."""
-
-    name: str
-    title: str
-    place: Place
-    hub_id: str | None = None
-    """None for one that is made on the spot."""
-    parameters: int | None = None
-    download_bytes: int | None = None
-    """About, of what is not here."""
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {**asdict(self), "place": self.place.value}
+__all__ = ["Need", "PresetListing", "survey_models", "survey_presets"]
 
 
 @dataclass(frozen=True)
@@ -104,50 +68,12 @@ def survey_models(config_dir: Path | None = None) -> list[ModelListing]:
 
 
 def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelListing:
-    hub_id = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
-    if hub_id is None:
+    path = _dig(_read(f"model/{name}", config_dir), "actor_rollout_ref", "model", "path")
+    if path is None:
         return ModelListing(name, title, Place.MADE)
-    try:
-        parameters = find_architecture(hub_id).parameters
-    except SpearError:  # a user's own, of any size
-        parameters = None
-    place = _look_up(find_cache() / f"models--{hub_id.replace('/', '--')}")
-    missing = None if place is Place.CACHED or parameters is None else parameters * BYTES_PER_PARAMETER
-    return ModelListing(name, title, place, hub_id, parameters, missing)
-
-
-def find_cache() -> Path:
-    """Where libraries of Hugging Face keep models, by the variables that they read."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if named := os.environ.get(variable):
-            return Path(named).expanduser()
-    home = os.environ.get("HF_HOME")
-    if not home:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(home).expanduser() / "hub"
-
-
-def _look_up(folder: Path) -> Place:
-    """How much of a model is in its folder of the cache."""
-    snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
-    if any(_is_whole(snapshot) for snapshot in snapshots):
-        return Place.CACHED
-    begun = any(folder.glob("blobs/*"))
-    return Place.PARTIAL if snapshots or begun else Place.DOWNLOAD
-
-
-def _is_whole(snapshot: Path) -> bool:
-    """Whether a configuration and all files of weights are there; links of the cache may lead nowhere."""
-    if not (snapshot / "config.json").is_file():
-        return False
-    index = snapshot / "model.safetensors.index.json"
-    if not index.is_file():
-        return (snapshot / "model.safetensors").is_file()
-    try:
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        return False
-    return bool(files) and all((snapshot / str(file)).is_file() for file in files)
+    if path in KNOWN:
+        return describe_known(path, name)
+    return describe_hub(path, name, title, read_known().get(path, {}).get("parameters"))
 
 
 def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:

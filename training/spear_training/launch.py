@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 from yaml import YAMLError
 
 from spear_agents.engines.vision import has_vision
 from spear_agents.files import explain_unwritable, write_json, write_text
+from spear_agents.models.catalogue import find_snapshot
+from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import check_taken_keywords
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
@@ -26,6 +29,7 @@ from spear_training.checkpoints import check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
+from spear_training.planning.fitting import Fit, find_room, fit_training
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
@@ -82,10 +86,16 @@ class Training:
     config: DictConfig
     settings: RunSettings
     environment: EnvironmentFacts
+    fit: Fit | None = None
+    """How its updates fit into the memory; None where nobody knows."""
 
 
-def compose_training(overrides: Sequence[str], out: Path, *, config_dir: Path | None = None) -> Training:
-    """Compose what ``overrides`` say of a run in ``out``; it must be complete (name a model) and make sense.
+def compose_training(
+    overrides: Sequence[str], out: Path, *, config_dir: Path | None = None, console: Console | None = None
+) -> Training:
+    """Compose what ``overrides`` say of a run in ``out``; it must be complete (name a model), make sense, and fit.
+
+    A model of the catalogue that is not here is fetched; ``console`` shows that.
 
     Raises:
         SpearError: as :func:`compose_config` and :func:`check_config`, or no model is named.
@@ -93,10 +103,12 @@ def compose_training(overrides: Sequence[str], out: Path, *, config_dir: Path | 
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
     with open_dict(config):
-        config.actor_rollout_ref.model.path = _resolve_model(config, settings, out)
+        config.actor_rollout_ref.model.path = _resolve_model(config, settings, out, console)
         config.spear.env.valid_split = settings.env.valid_split
     resolve_custom_reward(config)
-    return check_config(config)
+    training = check_config(config)
+    fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
+    return replace(training, fit=fit)
 
 
 def compose_config(
@@ -158,7 +170,7 @@ def quote_value(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
-def _resolve_model(config: DictConfig, settings: RunSettings, out: Path) -> str:
+def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console: Console | None) -> str:
     name = config.actor_rollout_ref.model.path
     if name is None and settings.makes_policy:
         return str((out / POLICY).resolve())
@@ -167,18 +179,20 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path) -> str:
             "no model: pass actor_rollout_ref.model.path=FOLDER (`spear warmstart` makes a small one in minutes), "
             "or model=tiny for a dry run"
         )
+    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
+    if not is_hub_id or find_snapshot(str(name)) is not None:
+        name = resolve_model(str(name), console)
     path = Path(str(name)).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
         return str(path.resolve())
-    is_hub_id = str(name).count("/") == 1 and not str(name).startswith((".", "/", "~"))
     if is_hub_id and config.trainer.device != "cpu":
         return str(name)
     if is_hub_id and not path.parent.exists():
         raise SpearError(
-            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: choose cluster=1gpu, 8gpu or "
-            "4x8gpu, or model=tiny for a dry run here"
+            f"{name} is a model of the hub, and on a CPU the rollouts read a folder: `spear models get {name}` "
+            "fetches it; or choose cluster=1gpu, 8gpu or 4x8gpu, or model=tiny for a dry run here"
         )
     raise SpearError(f"the model folder {path} does not exist: make one with `spear warmstart` or name another")
 

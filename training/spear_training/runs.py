@@ -104,7 +104,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
     Raises:
         SpearError: anything a user can mend.
     """
-    training = compose_training(overrides, out, config_dir=config_dir)
+    training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)
     checkpoint = prepare_run(training, out)
@@ -118,6 +118,8 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(settings), out / POLICY, console)
+        if training.fit is not None and training.fit.describe():
+            console.print(training.fit.describe(), soft_wrap=True, highlight=False)
         shape = RunShape.of_config(config, training.environment.max_turns)
         adviser = Adviser(console, settings.algorithm, shape)
         adviser.review_start()

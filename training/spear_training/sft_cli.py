@@ -12,7 +12,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("sft", context_settings={"ignore_unknown_options": True})
-@click.option("--model", type=_FILE, required=True, help="Hugging Face folder of a causal language model.")
+@click.option("--model", type=_FILE, required=True, help="Folder or name of a causal language model (spear models).")
 @click.option("--data", type=_FILE, required=True, multiple=True, help="File of `spear collect`; may be repeated.")
 @click.option("--out", type=_FILE, required=True, help="Run folder: checkpoints, metrics, log; the result in model/.")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the samples.")

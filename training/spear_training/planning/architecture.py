@@ -1,103 +1,122 @@
-"""Sizes of a model from its shape alone: parameters, and bytes of a token in the key-value cache."""
+"""Sizes of a model from its shape alone: parameters, and bytes of a token in the key-value cache.
+
+Transformers builds the model on torch's meta device, without memory for weights, so every architecture that it knows is
+counted. Parameters of the models of the configuration stand in ``models.yaml``, for those who must not import torch.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from spear_agents.models.catalogue import find_snapshot, models_folder
 from spear_envs.core.errors import SpearError
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder of the Qwen2 or Qwen3 family; numbers are those of ``config.json``."""
+    """Sizes of a decoder.
 
+    Attributes:
+        parameters: of the whole model, a vision tower included.
+        largest: parameters of the largest part that is gathered at once: a decoder layer or the embedding.
+        vocabulary: rows of the embedding.
+        hidden: width of the residual stream.
+        intermediate: width of the feed-forward network.
+        layers: of the decoder.
+        cache_values: numbers that a token adds to the key-value cache.
+    """
+
+    parameters: int
+    largest: int
     vocabulary: int
     hidden: int
     intermediate: int
     layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    tied: bool
-    """Whether the output layer is the embedding."""
-    biased: bool
-    """Query, key and value have a bias (Qwen2); else queries and keys are normalised head by head (Qwen3)."""
-    vision: int = 0
-    """Parameters of the vision tower."""
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one decoder layer."""
-        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (2 * query + 2 * key)
-        extra = query + 2 * key if self.biased else 2 * self.head_size
-        return attention + extra + 3 * self.hidden * self.intermediate + 2 * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden + self.vision
+    cache_values: int
 
     def cache_bytes(self, bytes_per_value: int) -> int:
         """Of one token in the key-value cache: a key and a value of each layer."""
-        return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_value
+        return self.cache_values * bytes_per_value
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
         """From the content of a ``config.json``.
 
         Raises:
-            SpearError: another family of models.
+            SpearError: transformers knows no such model, or none that writes text.
         """
-        text = {**config, **config.get("text_config", {})}
-        kind = str(config.get("model_type"))
-        if not kind.startswith(("qwen2", "qwen3")) or "moe" in kind:
-            raise SpearError(f"sizes of a {kind} model are not known here: plans are for Qwen2, Qwen3 and Qwen2.5-VL")
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+        kind = config.get("model_type")
+        values = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
         try:
+            shape = AutoConfig.for_model(str(kind), **values)
+            loader = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+            with torch.device("meta"):
+                model = loader.from_config(shape)
+            model.tie_weights()
+            text = shape.get_text_config()
+            heads = text.num_attention_heads
+            kv_heads = getattr(text, "num_key_value_heads", None) or heads
+            head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+            embedding = model.get_input_embeddings().weight
+            decoders = [
+                count
+                for part in model.modules()
+                if isinstance(part, torch.nn.ModuleList) and len(part) == text.num_hidden_layers
+                for count in (sum(weights.numel() for weights in layer.parameters()) for layer in part)
+            ]
             return cls(
-                vocabulary=text["vocab_size"],
-                hidden=text["hidden_size"],
-                intermediate=text["intermediate_size"],
-                layers=text["num_hidden_layers"],
-                heads=text["num_attention_heads"],
-                kv_heads=text["num_key_value_heads"],
-                head_size=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
-                tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-                biased=kind.startswith("qwen2"),
-                vision=_count_vision(config["vision_config"]) if "vision_config" in config else 0,
+                parameters=model.num_parameters(),
+                largest=max(embedding.numel(), *decoders),
+                vocabulary=embedding.shape[0],
+                hidden=text.hidden_size,
+                intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+                layers=text.num_hidden_layers,
+                cache_values=2 * text.num_hidden_layers * kv_heads * head_size,
             )
-        except KeyError as error:
-            raise SpearError(f"the model's config.json has no {error.args[0]}, so its size is not known") from None
-
-
-def _count_vision(shape: Mapping[str, Any]) -> int:
-    """Parameters of Qwen2.5-VL's vision tower: patches, blocks, and the merger before the decoder."""
-    width, inner, out = shape["hidden_size"], shape["intermediate_size"], shape["out_hidden_size"]
-    patch = shape.get("in_chans", 3) * shape["temporal_patch_size"] * shape["patch_size"] ** 2 * width
-    attention = 4 * width * width + 4 * width
-    block = 2 * width + attention + 3 * width * inner + 2 * inner + width
-    merged = width * shape["spatial_merge_size"] ** 2
-    return patch + shape["depth"] * block + width + merged * merged + merged + merged * out + out
+        except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, RuntimeError) as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+            raise SpearError(
+                f"the sizes of a {kind} model cannot be told ({line}): name a causal language model"
+            ) from error
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of the model ``name``: a folder with a ``config.json``, or a name of the hub that is in ``models.yaml``.
+    """Sizes of the model ``name``: a folder, a model that ``spear models`` fetched, or a name in ``models.yaml``.
 
     Raises:
         SpearError: neither.
     """
-    path = Path(name) / "config.json"
-    if path.is_file():
-        return Architecture.from_config(json.loads(path.read_text(encoding="utf-8")))
-    known = yaml.safe_load((resources.files(__package__) / "models.yaml").read_text(encoding="utf-8"))
+    here = (Path(name), models_folder() / name, find_snapshot(name))
+    path = next((folder / "config.json" for folder in here if folder and (folder / "config.json").is_file()), None)
+    if path is not None:
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise SpearError(f"{path} cannot be read ({error}): copy or fetch the model again") from error
+        if not isinstance(config, dict):
+            raise SpearError(f"{path} is no mapping: copy or fetch the model again")
+        return Architecture.from_config(config)
+    known = read_known()
     if name not in known:
         raise SpearError(f"the size of {name} is not known here: name its folder, or one of {', '.join(known)}")
-    return Architecture.from_config(known[name])
+    return Architecture.from_config(known[name]["config"])
+
+
+@lru_cache(maxsize=1)
+def read_known() -> dict[str, dict[str, Any]]:
+    """Models of ``models.yaml`` by name, each with ``parameters`` and its ``config``; imports no torch."""
+    known: dict[str, dict[str, Any]] = yaml.safe_load(
+        (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
+    )
+    return known

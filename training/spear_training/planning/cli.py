@@ -21,14 +21,16 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
     "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics of a training's folder."
 )
 @click.option(
-    "--device-memory", type=click.FloatRange(0, min_open=True), default=80.0, show_default=True, help="GiB of a GPU."
+    "--device-memory",
+    type=click.FloatRange(0, min_open=True),
+    help="GiB of a GPU, else 80; of a CPU, else what is free on this machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @CONFIG_DIR_OPTION
 @click.argument("overrides", nargs=-1, metavar="[GROUP=CHOICE]... [KEY=VALUE]...", type=OVERRIDE)
 def plan(
     like: Path | None,
-    device_memory: float,
+    device_memory: float | None,
     as_json: bool,
     config_dir: Path | None,
     overrides: tuple[str, ...],
@@ -46,6 +48,7 @@ def plan(
     import json
 
     from spear_agents.metrics import read_history
+    from spear_envs.core.memory import find_free_memory
     from spear_training.launch import compose_config
     from spear_training.planning.memory import GIB
     from spear_training.planning.report import make_plan, print_plan
@@ -58,9 +61,12 @@ def plan(
             raise SpearError(f"{like} has no metrics of a training step: name a folder that `spear train --out` wrote")
         measured = Texts.measure(history)
     config = compose_config(overrides, Path("plan"), check=False, config_dir=config_dir)
-    made = make_plan(
-        config, {key: value for key, value in given.items() if value is not None}, measured, device_memory * GIB
-    )
+    known = {key: value for key, value in given.items() if value is not None}
+    if device_memory is not None:
+        room = device_memory * GIB
+    else:
+        room = 0.9 * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
+    made = make_plan(config, known, measured, room, overrides)
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=1))
     else:

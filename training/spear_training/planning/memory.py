@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from spear_training.planning.architecture import Architecture
 
 GIB = 2**30
+LOGITS = 2**26
+"""How many logits exist at a time, see :mod:`spear_training.verl_plugin.scoring`."""
+LOGIT_BYTES = 16
+"""Estimate of what a logit takes in its backward pass: itself, its float32 copy, the logarithm and their gradients."""
+PROCESSES = 3 * GIB
+"""Estimate of what Ray, torch and the environments take in all processes of a training on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,9 @@ class Item:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Memory of one device while the policy is updated and while it generates; in turns, not together.
+    """Memory of one device while the policy is updated and while it generates.
+
+    A GPU does these in turns; a CPU keeps the engine's weights and its cache all the time.
 
     Attributes:
         update: weights, gradients, optimiser, activations.
@@ -45,51 +53,107 @@ class DeviceMemory:
         return sum(item.bytes for item in self.rollout)
 
 
-def size_memory(config: DictConfig, model: Architecture, row_tokens: float, device_bytes: float) -> DeviceMemory:
+@dataclass(frozen=True)
+class Trainer:
+    """What decides how much an update takes beside the tokens of a micro-batch.
+
+    Attributes:
+        model: shape of the policy.
+        width: bytes of a number of the computation.
+        shards: devices that share the weights.
+        networks: 2 with a critic, which is as large as its policy.
+    """
+
+    model: Architecture
+    width: int
+    shards: int = 1
+    networks: int = 1
+
+    @classmethod
+    def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
+        """Of a training's composed configuration."""
+        actor = config.actor_rollout_ref.actor
+        ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+        shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
+        return cls(model, read_width(actor.fsdp_config), shards, 2 if config.critic.enable else 1)
+
+    def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
+        """Memory of a device while it updates.
+
+        Args:
+            tokens: of a micro-batch.
+            checkpointing: activations within a layer are made again in the backward pass.
+        """
+        model, width, shards, networks = self.model, self.width, self.shards, self.networks
+        parameters, per = model.parameters, f"P/{shards}" if shards > 1 else "P"
+        inner = 10 * model.hidden + 3 * model.intermediate
+        if checkpointing:
+            kept = tokens * (model.hidden * model.layers + inner) * width
+            formula = f"estimate: {width} × tokens × (hidden × layers + 10 hidden + 3 mlp), checkpointed"
+        else:
+            kept = tokens * inner * model.layers * width
+            formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
+        logits = min(tokens * model.vocabulary, LOGITS)
+        return (
+            Item("weights", 4 * parameters / shards * networks, f"4 {per}, float32"),
+            Item("gradients", 4 * parameters / shards, f"4 {per}"),
+            Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),
+            Item("gathered layers", 2 * width * model.largest, f"2 × {width} × largest layer, one ahead"),
+            Item("activations", kept, formula),
+            Item("logits", LOGIT_BYTES * logits, f"estimate: {LOGIT_BYTES} × {logits:,.0f}, a part of them at a time"),
+        )
+
+
+def read_width(fsdp_config: DictConfig) -> int:
+    """Bytes of a number of the computation, by the mixed precision of an FSDP configuration; verl's default is bf16."""
+    kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
+    return 4 if str(kind) in ("fp32", "float32") else 2
+
+
+def size_memory(
+    config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
+) -> DeviceMemory:
     """Memory of one device.
 
     Args:
         config: composed configuration.
         model: shape of the policy.
-        row_tokens: of a row, prompt and response.
+        tokens: of a micro-batch.
+        longest: tokens of a row at most.
         device_bytes: what a device has.
     """
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    cpu = config.trainer.device == "cpu"
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
-    width = 4 if cpu else 2
-    share = actor.ppo_mini_batch_size * rollout.n * row_tokens / ranks
-    tokens = min(float(actor.ppo_max_token_len_per_gpu), share)
-    parameters, per = model.parameters, f"P/{shards}" if shards > 1 else "P"
-    networks = 2 if config.critic.enable else 1  # a critic is as large as its policy
-    update = [
-        Item("weights", 4 * parameters / shards * networks, f"4 {per}, float32"),
-        Item("gradients", 4 * parameters / shards, f"4 {per}"),
-        Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),
-    ]
-    if shards > 1:
-        biggest = max(model.layer_parameters, model.vocabulary * model.hidden)
-        update.append(Item("gathered layers", 2 * width * biggest, f"2 × {width} × largest layer, one ahead"))
-    if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-        kept = tokens * model.hidden * model.layers * width
-        update.append(Item("activations", kept, f"estimate: {width} × tokens × hidden × layers, checkpointed"))
-    else:
-        inner = 10 * model.hidden + 3 * model.intermediate
-        kept = tokens * inner * model.layers * width
-        update.append(Item("activations", kept, f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"))
-    update.append(
-        Item("logits", tokens * model.vocabulary * (width + 4), f"estimate: {width + 4} × tokens × vocabulary")
+    actor = config.actor_rollout_ref.actor
+    trainer = Trainer.of_config(config, model)
+    update = trainer.size_update(
+        tokens, checkpointing=bool(config.actor_rollout_ref.model.enable_gradient_checkpointing)
     )
+    if config.trainer.device == "cpu":
+        others = size_rollout_on_cpu(config, model, longest)
+        waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
+        return DeviceMemory((*update, *others), (*others, Item("trainer's share", waiting, "weights and Adam")), None)
+    rollout, parameters, shards = config.actor_rollout_ref.rollout, model.parameters, trainer.shards
+    width = 4 if rollout.dtype == "float32" else 2
     parallel = rollout.tensor_model_parallel_size
     weights = Item("engine's weights", width * parameters / parallel, f"{width} P/{parallel}")
-    waiting = 0.0 if actor.fsdp_config.param_offload else 4 * parameters / shards
+    held = 0.0 if actor.fsdp_config.param_offload else 4 * parameters / shards
     moments = 0.0 if actor.fsdp_config.optimizer_offload else 8 * parameters / shards
-    rest = Item("trainer's share", waiting + moments, "weights and Adam, unless offloaded")
-    if cpu:
-        return DeviceMemory(tuple(update), (weights, rest), None)
+    rest = Item("trainer's share", held + moments, "weights and Adam, unless offloaded")
     budget = rollout.gpu_memory_utilization * device_bytes - weights.bytes
     cache = Item(
         "key-value cache", max(0.0, budget), f"{rollout.gpu_memory_utilization:g} of the device − engine's weights"
     )
-    return DeviceMemory(tuple(update), (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
+    return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
+
+
+def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
+    """What lies beside the update in the memory of a machine without a GPU: the engine, and the processes of it all."""
+    rollout = config.actor_rollout_ref.rollout
+    width = 4 if rollout.dtype == "float32" else 2
+    weights = Item("engine's weights", width * model.parameters, f"{width} P")
+    if rollout.name == "vllm_cpu":
+        gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
+        cache = Item("key-value cache", (gib or 0) * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib")
+    else:
+        size = rollout.max_num_seqs * longest * model.cache_bytes(width)
+        cache = Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token")
+    return weights, cache, Item("processes", PROCESSES, "estimate: Ray, torch, environments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,9 +10,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from spear_envs.core.errors import SpearError
 from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
 from spear_training.planning.architecture import find_architecture
+from spear_training.planning.fitting import fit_training
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
 from spear_training.settings import RunSettings
@@ -27,6 +30,8 @@ class Plan:
     parameters: int | None
     memory: DeviceMemory | None
     device_bytes: float
+    choice: str = ""
+    """What the launcher would choose so that an update fits, or why it would refuse."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, sums included."""
@@ -39,7 +44,13 @@ class Plan:
         return plain
 
 
-def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | None, device_bytes: float) -> Plan:
+def make_plan(
+    config: DictConfig,
+    given: dict[str, float],
+    measured: Texts | None,
+    device_bytes: float,
+    overrides: Sequence[str] = (),
+) -> Plan:
     """Plan of the training ``config``.
 
     Args:
@@ -47,6 +58,7 @@ def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | Non
         given: values of :class:`Texts` that are known; they win over measured ones, these over the most there can be.
         measured: from another run.
         device_bytes: memory of a device.
+        overrides: that ``config`` was composed of; what they leave open is chosen as by the launcher.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
@@ -59,9 +71,18 @@ def make_plan(config: DictConfig, given: dict[str, float], measured: Texts | Non
     bypass = bool(config.algorithm.rollout_correction.bypass_mode)
     step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass)
     path = config.actor_rollout_ref.model.path
-    model = None if path is None else find_architecture(str(path))
-    memory = None if model is None else size_memory(config, model, step.row_tokens, device_bytes)
-    return Plan(shape, texts, step, None if model is None else model.parameters, memory, device_bytes)
+    if path is None:
+        return Plan(shape, texts, step, None, None, device_bytes)
+    model = find_architecture(str(path))
+    try:
+        fit = fit_training(config, overrides, device_bytes)
+        choice = fit.describe() if fit is not None else ""
+    except SpearError as error:
+        choice = str(error)
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
+    memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice)
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -95,6 +116,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print("Memory: no model is named")
         return
     _print_memory(console, plan.memory, plan.parameters, plan.device_bytes, step)
+    if plan.choice:
+        console.print(f"The launcher: {plan.choice}", highlight=False)
 
 
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
@@ -127,8 +150,8 @@ def _print_memory(console: Console, memory: DeviceMemory, parameters: int, devic
         ("while it generates", memory.rollout, memory.rollout_bytes),
     ):
         rows = [(item.name, _bytes(item.bytes), item.formula) for item in items]
-        verdict = "" if memory.cache_tokens is None else f"of {_bytes(device)}"
-        if memory.cache_tokens is not None and total > device:
+        verdict = f"of {_bytes(device)}"
+        if total > device:
             verdict = f"[red]does not fit into {_bytes(device)}[/red]"
         _print_table(
             console, f"Memory of a device {title}, P = {parameters:,}", [*rows, ("sum", _bytes(total), verdict)]

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.hf import load_tokenizer
 from spear_agents.files import digest_model, explain_unwritable, write_json, write_text
 from spear_agents.metrics import read_history
+from spear_agents.models.getting import resolve_model
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import compare_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
+from spear_training.planning.fitting import find_room, fit_tuning
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.data import Observer, Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
@@ -50,7 +52,7 @@ class SftSettings:
     """What a fine-tuning is told beside verl's own keys.
 
     Attributes:
-        model: folder of any causal language model.
+        model: folder or name of any causal language model.
         data: files of ``spear collect``.
         device: ``cpu`` or ``cuda``.
         epochs: passes over the samples.
@@ -165,6 +167,7 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
     Raises:
         SpearError: anything a user can mend.
     """
+    settings = replace(settings, model=Path(resolve_model(str(settings.model), console)))
     if out.resolve() == settings.model.resolve():
         raise SpearError(f"--out {out} is the model's own folder: name another")
     facts = read_model(settings.model)
@@ -188,6 +191,9 @@ def run_sft(settings: SftSettings, out: Path, console: Console) -> Path:
             config = compose_sft(settings, out, identity, found.longest)
             each, total = count_steps(config, found.samples)
             path = out / CONFIG_FILE
+            fit = fit_tuning(config, settings.overrides, find_room(config.trainer.device), found.longest, path)
+            if fit is not None and fit.describe():
+                console.print(fit.describe(), soft_wrap=True, highlight=False)
             if path.is_file():
                 compare_configs(
                     out,

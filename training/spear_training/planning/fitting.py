@@ -1,0 +1,210 @@
+"""Micro-batches and gradient checkpointing that fit into the memory, chosen before any of it is taken."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.memory import find_free_memory
+from spear_training.planning.architecture import find_architecture, read_known
+from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_rollout_on_cpu
+
+ENOUGH = 4096
+"""Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again."""
+SHARE = 0.9
+"""Of a GPU's memory that an update may take."""
+CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+Keys = tuple[str, str]
+"""Where a configuration has tokens of a micro-batch, and gradient checkpointing."""
+ACTOR_KEYS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+)
+TUNING_KEYS = ("data.max_token_len_per_gpu", "model.enable_gradient_checkpointing")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an update fits into the memory of a device.
+
+    Attributes:
+        tokens: of a micro-batch.
+        checkpointing: activations within a layer are made again in the backward pass.
+        needed: bytes that an update takes then, an estimate.
+        room: bytes that there are.
+        chosen: whether this differs from what was asked for.
+    """
+
+    tokens: int
+    checkpointing: bool
+    needed: float
+    room: float
+    chosen: bool
+
+    def describe(self) -> str:
+        """One line; empty where nothing was chosen and everything fits."""
+        size = f"about {self.needed / GIB:.1f} GiB of the {self.room / GIB:.1f} GiB that are free"
+        ways = "with" if self.checkpointing else "without"
+        if self.chosen:
+            return f"micro-batches of {self.tokens:,} tokens {ways} gradient checkpointing: {size}"
+        if self.needed > self.room:
+            return f"micro-batches of {self.tokens:,} tokens, as asked for, may not fit: {size}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a configuration asks for.
+
+    Attributes:
+        tokens: of a micro-batch, at most.
+        checkpointing: whether activations are made again.
+        longest: tokens of a row, which a micro-batch must hold.
+        share: tokens of a rank's mini-batch, beyond which no micro-batch grows.
+        given_tokens: the user said how many tokens.
+        given_checkpointing: the user said whether.
+    """
+
+    tokens: int
+    checkpointing: bool
+    longest: int
+    share: int
+    given_tokens: bool = False
+    given_checkpointing: bool = False
+
+
+def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item] = ()) -> Fit:
+    """Choose the largest micro-batch that fits, and gradient checkpointing where it would be small otherwise.
+
+    Args:
+        trainer: of the policy.
+        wish: of the user, who has the last word on what is ``given``.
+        room: bytes of memory.
+        others: what else takes some of it.
+
+    Raises:
+        SpearError: not even one row fits.
+    """
+    taken = sum(item.bytes for item in others)
+
+    def need(tokens: int, checkpointing: bool) -> float:
+        items = trainer.size_update(min(tokens, wish.share), checkpointing=checkpointing)
+        return taken + sum(item.bytes for item in items)
+
+    def capacity(checkpointing: bool) -> int:
+        if wish.given_tokens:
+            return wish.tokens if need(wish.tokens, checkpointing) <= room else 0
+        most = bisect_right(range(wish.tokens + 1), room, key=lambda tokens: need(tokens, checkpointing)) - 1
+        rounded = 1 << max(0, most).bit_length() - 1 if most < wish.tokens else most
+        return max(rounded, wish.longest) if most >= wish.longest else 0
+
+    ways = [wish.checkpointing] if wish.given_checkpointing or wish.checkpointing else [False, True]
+    found = {way: capacity(way) for way in ways}
+    good = [way for way in ways if found[way] >= max(wish.longest, min(wish.tokens, wish.share, ENOUGH))]
+    way = good[0] if good else max(ways, key=lambda way: found[way])
+    tokens = found[way]
+    if not tokens and (wish.given_tokens or need(wish.longest, way) <= room):
+        tokens = wish.tokens
+    if need(wish.longest, ways[-1]) > room:
+        raise SpearError(
+            f"one row of {wish.longest:,} tokens takes about {need(wish.longest, ways[-1]) / GIB:.1f} GiB to update, "
+            f"and {room / GIB:.1f} GiB are free: take a smaller model, shorter rows, or more memory"
+        )
+    chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
+    return Fit(tokens, way, need(tokens, way), room, chosen)
+
+
+def fit_training(
+    config: DictConfig, overrides: Sequence[str], room: float | None, earlier: Path | None = None
+) -> Fit | None:
+    """Choose for a training, and write what was chosen into its configuration.
+
+    Args:
+        config: composed, with its model.
+        overrides: of the user; what they set stays.
+        room: bytes of memory of a device; None where nobody knows.
+        earlier: configuration of the run that this one resumes; its choice stays.
+
+    Returns:
+        None where the room or the shape of the model is not known.
+
+    Raises:
+        SpearError: not even one row fits.
+    """
+    given = _keep_earlier(config, ACTOR_KEYS, overrides, earlier)
+    name = str(config.actor_rollout_ref.model.path)
+    if room is None or not (Path(name).is_dir() or name in read_known()):
+        return None
+    actor, data, model = config.actor_rollout_ref.actor, config.data, find_architecture(name)
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    sequence = actor.ulysses_sequence_parallel_size
+    longest = data.max_prompt_length + data.max_response_length
+    share = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n * longest // ranks
+    wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share)
+    others = size_rollout_on_cpu(config, model, longest) if config.trainer.device == "cpu" else ()
+    fit = fit_update(Trainer.of_config(config, model), wish, room, others)
+    _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
+    return fit
+
+
+def fit_tuning(
+    config: DictConfig, overrides: Sequence[str], room: float | None, longest: int, earlier: Path
+) -> Fit | None:
+    """Choose for a fine-tuning, whose longest sample is known, as :func:`fit_training` does."""
+    given = _keep_earlier(config, TUNING_KEYS, overrides, earlier)
+    if room is None:
+        return None
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    shards = ranks if config.engine.fsdp_size < 1 else min(ranks, config.engine.fsdp_size)
+    trainer = Trainer(find_architecture(str(config.model.path)), read_width(config.engine), shards)
+    wish = _read_wish(config, TUNING_KEYS, given, longest, config.data.train_batch_size * longest // ranks)
+    fit = fit_update(trainer, wish, room)
+    _write(config, dict(zip(TUNING_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
+    return fit
+
+
+def _keep_earlier(config: DictConfig, keys: Keys, overrides: Sequence[str], earlier: Path | None) -> set[str]:
+    """What is not to be chosen: what the user says, and what was chosen when the run began, which is written back."""
+    given = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    if earlier is None or not earlier.is_file():
+        return given
+    before = OmegaConf.load(earlier)
+    _write(config, {key: OmegaConf.select(before, key) for key in keys if key not in given})
+    return given | set(keys)
+
+
+def _read_wish(config: DictConfig, keys: Keys, given: set[str], longest: int, share: int) -> Wish:
+    tokens, checkpointing = keys
+    return Wish(
+        tokens=max(longest, int(OmegaConf.select(config, tokens))),
+        checkpointing=bool(OmegaConf.select(config, checkpointing)),
+        longest=longest,
+        share=max(longest, share),
+        given_tokens=tokens in given,
+        given_checkpointing=checkpointing in given,
+    )
+
+
+def _write(config: DictConfig, values: dict[str, Any]) -> None:
+    with open_dict(config):
+        for key, value in values.items():
+            OmegaConf.update(config, key, value)
+
+
+def find_room(device: str) -> float | None:
+    """Bytes that a training may take: what is free on this machine, or a share of its smallest GPU; None if unknown."""
+    if device == "cpu":
+        return 0.9 * find_free_memory()
+    if shutil.which(CARDS[0]) is None:
+        return None
+    done = subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False)
+    sizes = [int(line) * 2**20 for line in done.stdout.split() if line.isdigit()]
+    return SHARE * min(sizes) if sizes and not done.returncode else None

@@ -103,6 +103,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_agents/engines/hf.py",
         "spear_agents/engines/vision.py",
         "spear_training/warmstart*",
+        "spear_training/verl_plugin/attention.py",
     ),
     "tokenizers": (
         "spear_envs/retrieval/*",

@@ -105,6 +105,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_agents/models/*",
         "spear_training/planning/*",
         "spear_training/warmstart*",
+        "spear_training/verl_plugin/attention.py",
     ),
     "gguf": ("spear_agents/models/*",),
     "huggingface_hub": ("spear_agents/models/*",),

@@ -29,7 +29,8 @@ def save_config(folder: Path, **config: Any) -> Path:
 
 
 def compose(folder: Path, *overrides: str) -> Any:
-    return compose_config(("preset=demo", f"{MODEL}={folder}", f"{NAME}=vllm_cpu", *overrides), Path("x"), check=False)
+    chosen = ("preset=demo", f"{MODEL}={folder}", f"{NAME}=vllm_cpu", "actor_rollout_ref.rollout.dtype=float32")
+    return compose_config((*chosen, *overrides), Path("x"), check=False)
 
 
 def test_vllm_plays_with_a_model_that_it_takes(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_whoever_changes_a_key_that_is_read_may(flat: dict[str, Any]) -> None:
         ({f"{AR}.rollout.name": "vllm"}, f"{AR}.rollout.gpu_memory_utilization", "it takes"),
         ({f"{AR}.rollout.name": "vllm"}, f"{AR}.rollout.engine_kwargs.vllm.x.y", f"{AR}.rollout.name=vllm"),
         ({f"{AR}.rollout.name": "vllm_cpu"}, f"{AR}.rollout.engine_kwargs.vllm_cpu.kv_cache_gib", "name=vllm_cpu"),
-        ({f"{AR}.rollout.name": "vllm_cpu"}, f"{AR}.rollout.dtype", "name=vllm or vllm_cpu"),
+        ({f"{AR}.rollout.name": "vllm_cpu"}, f"{AR}.rollout.trace.backend", "name=vllm or vllm_cpu"),
     ],
 )
 def test_some_keys_are_read_in_trainings_of_one_kind(

@@ -30,6 +30,7 @@ from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.planning.fitting import Fit, find_room, fit_training
+from spear_training.precision import check_precision, choose_dtype
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
@@ -103,7 +104,10 @@ def compose_training(
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
     with open_dict(config):
-        config.actor_rollout_ref.model.path = _resolve_model(config, settings, out, console)
+        config.actor_rollout_ref.model.path = model = _resolve_model(config, settings, out, console)
+        if config.trainer.device == "cpu":
+            rollout = config.actor_rollout_ref.rollout
+            rollout.dtype = choose_dtype(str(rollout.dtype), Path(model))
         config.spear.env.valid_split = settings.env.valid_split
     resolve_custom_reward(config)
     training = check_config(config)
@@ -272,6 +276,8 @@ def check_config(config: DictConfig) -> Training:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpearError(f"{key} must be a whole number, {least} or more, not {value!r}")
     _check_hardware(config)
+    if config.trainer.device == "cpu":
+        check_precision(config)
     check_rollouts(config)
     RolloutCorrection.from_node(OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True))
     check_taken_keywords(config.data.apply_chat_template_kwargs or {})

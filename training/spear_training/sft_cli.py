@@ -31,6 +31,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--keep-lost", is_flag=True, help="Learn from lost episodes too.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of the samples.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Of the computation on a CPU: bfloat16 where it has AMX and the model is not tiny, else float32.",
+)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options: Any) -> None:
     """Fine-tune a model on what `spear collect` wrote, through verl: the cold start before `spear train`.

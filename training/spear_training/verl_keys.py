@@ -76,7 +76,7 @@ READERS = (
             f"{_AR}.actor.fsdp_config": f"{_ENGINE} {_ENTROPY}",
             f"{_AR}.actor.checkpoint": _CHECKPOINT,
             f"{_AR}.model": f"{_MODEL} lora.merge",
-            f"{_AR}.rollout": "name n temperature top_k top_p max_num_seqs tensor_model_parallel_size "
+            f"{_AR}.rollout": "dtype name n temperature top_k top_p max_num_seqs tensor_model_parallel_size "
             "log_prob_max_token_len_per_gpu router_config_path layered_summon",
             f"{_AR}.rollout.val_kwargs": "n temperature top_k top_p",
             f"{_AR}.rollout.agent": "num_workers",
@@ -123,7 +123,7 @@ READERS = (
         lambda flat: flat.get(_STRATEGY) == "fsdp",
     ),
     Readers(
-        {f"{_AR}.rollout": "dtype trace.*"},
+        {f"{_AR}.rollout": "trace.*"},
         f"{_ROLLOUT_NAME}={VLLM} or {VLLM_CPU}",
         _plays_by(VLLM, VLLM_CPU),
     ),

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from spear_agents.metrics import METRICS_FOLDER
 from spear_envs.core.errors import SpearError
+from spear_training import precision
 from spear_training.sft import launch
 from spear_training.sft.data import Preparation
 from spear_training.sft.launch import (
@@ -177,3 +178,22 @@ def test_progress_and_what_was_left_out_are_told() -> None:
         "1,200 samples of 9,000 tokens, 4,000 of them learnt; 2 of lost episodes left out; "
         "1 of more than 16,384 tokens left out; 3 do not end with an end token"
     )
+
+
+def test_the_type_of_a_fine_tuning_is_chosen_by_cpu_and_model(
+    settings: SftSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_amx", lambda: True)
+
+    def compose(**changes: Any) -> Any:
+        return compose_sft(replace(settings, **changes), tmp_path / "run", {}, 5).engine.get("mixed_precision")
+
+    assert compose().param_dtype == "float32", "a tiny model"
+    assert compose(dtype="bfloat16").param_dtype == "bfloat16" and compose().reduce_dtype == "fp32"
+    with (settings.model / "model.safetensors").open("wb") as file:
+        file.truncate(precision.TINY)
+    assert compose().param_dtype == "bfloat16"
+    assert compose(overrides=("engine.mixed_precision.param_dtype=float32",)).param_dtype == "float32"
+    assert compose(device="cuda") is None
+    with pytest.raises(SpearError, match="--dtype float32 is for a CPU"):
+        compose(device="cuda", dtype="float32")

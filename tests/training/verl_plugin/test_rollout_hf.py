@@ -138,6 +138,7 @@ def test_one_rank_of_each_replica_sends_the_weights(
     class Config:
         tensor_model_parallel_size = per_replica
         data_parallel_size = 1
+        dtype = "bfloat16"
 
     sender = HFWeightSender(Config(), None, None)
     drained: list[str] = []
@@ -145,7 +146,7 @@ def test_one_rank_of_each_replica_sends_the_weights(
     def weights() -> Any:
         for name in ("a", "b"):
             drained.append(name)
-            yield name, torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+            yield name, torch.ones(2, requires_grad=True)
 
     asyncio.run(sender.update_weights(weights(), global_steps=1))
     asyncio.run(sender.resume(["weights"]))
@@ -155,4 +156,4 @@ def test_one_rank_of_each_replica_sends_the_weights(
     if sends:
         (_, state), (_, steps) = sent
         assert steps == 1, "the weights come first"
-        assert all(value.dtype is torch.float32 and not value.requires_grad for value in state.values())
+        assert all(value.dtype is torch.bfloat16 and not value.requires_grad for value in state.values())

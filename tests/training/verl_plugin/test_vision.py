@@ -12,19 +12,19 @@ import pytest
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 import torch
-from verl.utils import tensordict_utils as tu
 
 from spear_agents.engines.hf import HFModel
 from spear_agents.engines.vision import pack_pictures
 from spear_training.algorithms import RowTable
+from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.queue import StepQueue
 from spear_training.verl_plugin.vision import PICTURES, add_vision_inputs
-from spear_training.verl_plugin.workers import CpuLanguageModelEngine
 from tests.training.test_warmstart_vision import show
+from tests.training.verl_plugin.engines import ask, open_engine, run_engine
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model(tiny_vision_policy: Path) -> HFModel:
     return HFModel(tiny_vision_policy)
 
@@ -44,28 +44,26 @@ def sample_rows(model: HFModel) -> RowTable:
     )
 
 
-def forward(model: HFModel, rows: RowTable, favour: int | None = None) -> torch.Tensor:
+def forward(model: HFModel, rows: RowTable, *, packed: bool = True, favour: int | None = None) -> torch.Tensor:
     """Log-probs of all response tokens [sum of R], through the engine's own two methods around the model."""
-    engine: Any = object.__new__(CpuLanguageModelEngine)
-    engine.pad_to_length = None
-    engine.model_config = SimpleNamespace(local_path=str(model.path))
-    batch = build_columns(rows)
-    tu.assign_non_tensor(batch, use_remove_padding=False)
-    batch["temperature"] = torch.ones(len(rows))
-    inputs, args = engine.prepare_model_inputs(batch)
-    if "pixel_values" not in inputs:
-        inputs["position_ids"] = inputs["position_ids"][1:]
-    output = model.model(**inputs, use_cache=False)
+    network: Any = model.model
+    network.set_attn_implementation(PACKED if packed else "sdpa")
+    engine = open_engine(network, model.path)
     if favour is not None:
-        output.logits[..., favour] += 100.0
-    values = engine.prepare_model_outputs(output, args, batch, None)["log_probs"]
+        make_logits, column = engine._head._make_logits, torch.arange(network.lm_head.out_features) == favour
+        engine._head._make_logits = lambda hidden: make_logits(hidden) + 100.0 * column
+    batch = ask(build_columns(rows), packed=packed)
+    values = run_engine(engine, network, batch)["log_probs"]
     parts = values.values().split(values.offsets().diff().tolist())
     return torch.cat([part[prompt - 1 : -1] for part, prompt in zip(parts, rows.prompt_length, strict=True)])
 
 
-def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tower(model: HFModel) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tower(
+    model: HFModel, packed: bool
+) -> None:
     rows = sample_rows(model)
-    found = forward(model, rows)
+    found = forward(model, rows, packed=packed)
     assert found.detach().numpy() == pytest.approx(rows.rollout_log_probs, abs=1e-4)
     patches = model.model.model.visual.patch_embed.proj.weight
     (gradient,) = torch.autograd.grad(found.sum(), [patches])
@@ -75,7 +73,8 @@ def test_rows_give_the_log_probs_of_the_rollout_and_a_gradient_in_the_vision_tow
 def test_what_no_response_may_hold_takes_no_probability(model: HFModel) -> None:
     assert model.reader is not None
     rows = sample_rows(model)
-    assert torch.equal(forward(model, rows, favour=model.reader.image_token_id), forward(model, rows))
+    plain = forward(model, rows)
+    assert torch.equal(forward(model, rows, favour=model.reader.image_token_id), plain)
 
 
 def test_a_padding_row_without_pictures_goes_with_the_others(model: HFModel) -> None:

@@ -26,6 +26,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import compare_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
+from spear_training.precision import AUTO, choose_dtype
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.data import Observer, Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
@@ -62,6 +63,8 @@ class SftSettings:
         overlong: what happens to longer ones.
         keep_lost: learn from lost episodes too.
         seed: of the order of the samples.
+        dtype: of the computation on a CPU: ``auto``, ``float32`` or ``bfloat16``, see
+            :func:`spear_training.precision.choose_dtype`.
         overrides: Hydra-style, of any key of verl's configuration.
     """
 
@@ -75,6 +78,7 @@ class SftSettings:
     overlong: Overlong = Overlong.DROP
     keep_lost: bool = False
     seed: int = 0
+    dtype: str = AUTO
     overrides: tuple[str, ...] = ()
 
 
@@ -125,6 +129,10 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
         f"data.max_length={settings.max_length}",
         f"optim.lr={settings.learning_rate!r}",
     ]
+    if settings.device == "cpu":
+        own.append(f"engine.mixed_precision.param_dtype={settings.dtype}")
+    elif settings.dtype not in (AUTO, "bfloat16"):
+        raise SpearError(f"--dtype {settings.dtype} is for a CPU: on {settings.device} a fine-tuning is in bfloat16")
     with initialize_config_module("spear_training.sft", version_base=None):
         base = compose(name, overrides=[search])
         checked = [check_override(override, base, KEYS) for override in settings.overrides]
@@ -136,6 +144,9 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
         config.model.path = str(settings.model.resolve())
         config.data.train_files = str((out / SAMPLES).resolve())
         config.trainer.default_local_dir = str((out / "checkpoints").resolve())
+        if settings.device == "cpu":
+            precision = config.engine.mixed_precision
+            precision.param_dtype = choose_dtype(str(precision.param_dtype), settings.model)
         config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
         config.spear = facts
     for key, value in FIXED.items():

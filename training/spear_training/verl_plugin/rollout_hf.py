@@ -28,9 +28,9 @@ from spear_training.verl_plugin.rollout_servers import (
 class HFServer(CpuServer):
     """Holds one copy of the policy and answers batches of requests, one batch at a time."""
 
-    def __init__(self, model_path: str, response_length: int) -> None:
+    def __init__(self, model_path: str, response_length: int, dtype: str) -> None:
         threads = int(os.environ.get("OMP_NUM_THREADS", 1))
-        self._model = HFModel(model_path, threads=threads, dtype=torch.float32)
+        self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
         self._response_length = response_length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
 
@@ -59,7 +59,7 @@ class HFReplica(CpuReplica):
     def make_server(self, **options: Any) -> Any:
         """See :class:`CpuReplica`."""
         server: Any = HFServer
-        return server.options(**options).remote(self.model_config.path, self.config.response_length)
+        return server.options(**options).remote(self.model_config.path, self.config.response_length, self.config.dtype)
 
 
 class HFWeightSender(WeightSender):

@@ -119,6 +119,7 @@ class WeightSender(BaseRollout):
     def __init__(self, config, model_config, device_mesh, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         ranks_per_replica = config.tensor_model_parallel_size * config.data_parallel_size
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
         own_replica, self._rank_in_replica = divmod(int(os.environ["RANK"]), ranks_per_replica)
         self._replica_rank = own_replica if replica_rank < 0 else replica_rank
 
@@ -129,8 +130,8 @@ class WeightSender(BaseRollout):
         """Do nothing: a CPU server never gives its memory away."""
 
     async def update_weights(self, weights, global_steps: int | None = None, **_: Any) -> None:
-        """Send the full state dict, float32, to this replica's server."""
-        state: dict[str, torch.Tensor] = {name: tensor.detach().cpu().float() for name, tensor in weights}
+        """Send the full state dict, in the type that the server computes in, to this replica's server."""
+        state: dict[str, torch.Tensor] = {name: tensor.detach().to("cpu", self._dtype) for name, tensor in weights}
         if self._rank_in_replica == 0:
             server = ray.get_actor(name_server(self.backend, self._replica_rank))
             await server.update_weights.remote(state)

@@ -11,6 +11,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from spear_agents.engines.vision import ImageReader, read_rows, unpack_pictures
+from spear_training.verl_plugin.scoring import Forbid
 
 PICTURES = "pictures"
 """Column of jagged uint8 [N, *], see :func:`spear_agents.engines.vision.pack_pictures`; only where the model has a
@@ -63,11 +64,11 @@ class ReadsPictures:
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> Any:
         """Verl's log-probs and entropy, of what a policy may write where the rows have pictures."""
-        self.forbid_places(output, micro_batch)
+        forbid, logits = self.find_forbidden(micro_batch), getattr(output, "logits", None)
+        if forbid is not None and logits is not None:  # fused kernels give no logits
+            forbid(logits)
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]
 
-    def forbid_places(self, output: Any, micro_batch: TensorDict) -> None:
-        """:meth:`ImageReader.forbid_places`, where there are pictures; fused kernels give no logits."""
-        logits = getattr(output, "logits", None)
-        if PICTURES in micro_batch.keys() and logits is not None:  # noqa: SIM118
-            self._reader.forbid_places(logits)
+    def find_forbidden(self, micro_batch: TensorDict) -> Forbid | None:
+        """:meth:`ImageReader.forbid_places`, where there are pictures."""
+        return self._reader.forbid_places if PICTURES in micro_batch.keys() else None  # noqa: SIM118

@@ -18,6 +18,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
+from spear_training.verl_plugin import attention  # noqa: F401  (registers itself with transformers)
+from spear_training.verl_plugin.scoring import ScoresLearnt
 from spear_training.verl_plugin.vision import ReadsPictures
 
 VALUE_HEADS = ("score", "classifier", "v_head")
@@ -25,14 +27,23 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
-class LanguageModelEngine(ReadsPictures, FSDPEngineWithLMHead):
-    """verl's own FSDP engine of a policy, which also reads our rows' pictures."""
+class LanguageModelEngine(ScoresLearnt, ReadsPictures, FSDPEngineWithLMHead):
+    """verl's own FSDP engine of a policy, with logits only where a token is learnt; it reads our rows' pictures."""
 
 
 class CpuEngine(FSDPEngine):
     """What both engines on a CPU have to do otherwise."""
 
     engine_config: Any
+    use_remove_padding: bool
+
+    def _build_module(self) -> Any:
+        # Without padding verl sends the attention of Qwen2.5-VL straight to flash-attention, which no CPU has.
+        packed, self.use_remove_padding = self.use_remove_padding, False
+        try:
+            return super()._build_module()
+        finally:
+            self.use_remove_padding = packed
 
     def _build_fsdp_module(self, module: Any) -> Any:
         # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
@@ -43,45 +54,17 @@ class CpuEngine(FSDPEngine):
         finally:
             self.engine_config = config
 
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+        """Verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
+        inputs, arguments = super().prepare_model_inputs(micro_batch)
+        if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
+            inputs["cu_seq_lens_q"] = micro_batch["input_ids"].offsets()
+        return inputs, arguments
+
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModelEngine(ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
-    """verl's FSDP engine of a policy, registered for the CPU, with log-probs of a whole micro-batch at once.
-
-    Without flash-attention verl takes the logarithm token by token in a Python loop (to spare GPU memory), which on a
-    CPU costs more than the model itself, in the backward pass most of all.
-    """
-
-    def prepare_model_outputs(
-        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
-    ) -> dict[str, torch.Tensor]:
-        """Log-probs, and the entropy if asked for, at the positions that predict response tokens; 0 elsewhere.
-
-        Returns:
-            jagged tensors [B, *] over whole sequences, as verl's own method does.
-        """
-        self.forbid_places(output, micro_batch)
-        special = ("use_remove_padding", "use_fused_kernels", "distillation_use_topk", "calculate_sum_pi_squared")
-        if any(tu.get_non_tensor_data(data=micro_batch, key=key, default=False) for key in special):
-            return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        input_ids = micro_batch["input_ids"]
-        lengths = input_ids.offsets().diff()[:, None]
-        prompts = lengths - micro_batch["loss_mask"].offsets().diff()[:, None]
-        columns = torch.arange(output.logits.shape[1])
-        inside = columns < lengths
-        predicts = (columns >= prompts - 1) & (columns < lengths - 1)
-        logits = output.logits[predicts].float()
-        if not output_args["temperature_is_one"]:
-            logits = logits / output_args["temperature"][:, None].expand_as(predicts)[predicts][:, None]
-        log_softmax = torch.log_softmax(logits, dim=-1)
-        where = predicts[inside]
-        labels = output_args["input_ids_rmpad_rolled"][where]
-        values = {"log_probs": log_softmax.gather(-1, labels[:, None])[:, 0]}
-        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            values["entropy"] = -(log_softmax.exp() * log_softmax).sum(-1)
-        flat = {name: torch.zeros(len(where)).masked_scatter(where, value) for name, value in values.items()}
-        offsets = input_ids.offsets()
-        return {name: torch.nested.nested_tensor_from_jagged(value, offsets) for name, value in flat.items()}
+class CpuLanguageModelEngine(ScoresLearnt, ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
+    """The same, registered for the CPU."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")

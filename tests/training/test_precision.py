@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hydra", reason="needs the extra 'train'")
+torch = pytest.importorskip("torch")
+
+from spear_envs.core.errors import SpearError  # noqa: E402
+from spear_training import precision  # noqa: E402
+from spear_training.launch import compose_config  # noqa: E402
+from spear_training.precision import TINY, choose_dtype, has_amx  # noqa: E402
+
+DTYPE = "actor_rollout_ref.rollout.dtype"
+
+
+def make_folder(folder: Path, size: int) -> Path:
+    """A model with weights of so many bytes, which are not there."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("size", "amx", "expected"),
+    [(TINY, True, "bfloat16"), (TINY - 1, True, "float32"), (TINY, False, "float32"), (None, True, "float32")],
+)
+def test_bfloat16_is_for_large_models_on_a_cpu_that_multiplies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, amx: bool, expected: str
+) -> None:
+    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+    folder = tmp_path / "model"
+    if size is not None:
+        make_folder(folder, size)
+    assert choose_dtype("auto", folder) == expected
+    assert choose_dtype("float32", folder) == "float32" and choose_dtype("bfloat16", folder) == "bfloat16"
+    with pytest.raises(SpearError, match="no dtype 'float16' on a CPU: take auto, float32 or bfloat16"):
+        choose_dtype("float16", folder)
+
+
+def test_the_cpu_says_what_it_can() -> None:
+    assert has_amx() == bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+@pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
+def test_one_key_sets_rollouts_actor_reference_and_critic(tmp_path: Path, chosen: str) -> None:
+    model = make_folder(tmp_path / "model", 1)
+    overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", f"{DTYPE}={chosen}")
+    config = compose_config(overrides, tmp_path / "run")
+    node = config.actor_rollout_ref
+    parts = (node.actor.fsdp_config, node.ref.fsdp_config, config.critic.fsdp)
+    assert {part.mixed_precision.param_dtype for part in parts} == {node.rollout.dtype} == {chosen}
+    assert {part.mixed_precision.reduce_dtype for part in parts} == {"fp32"}
+
+
+def test_a_tiny_policy_stays_float32_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "has_amx", lambda: True)
+    model = make_folder(tmp_path / "model", TINY - 1)
+    for overrides in (("preset=demo", f"actor_rollout_ref.model.path={model}"), ("preset=demo", "model=tiny")):
+        assert compose_config(overrides, tmp_path / "run").actor_rollout_ref.rollout.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision={param_dtype: bf16}",
+    ],
+)
+def test_rollouts_and_trainer_that_compute_otherwise_are_refused(tmp_path: Path, override: str) -> None:
+    model = make_folder(tmp_path / "model", 1)
+    overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", "spear.kl.coefficient=0.1", override)
+    with pytest.raises(SpearError, match=f"would compute in bf16 and the rollouts in float32: set {DTYPE} alone"):
+        compose_config(overrides, tmp_path / "run")
+
+
+def test_a_gpu_keeps_verls_own(tmp_path: Path) -> None:
+    config = compose_config(("preset=alfworld_qwen2.5_7b", "cluster=8gpu"), tmp_path / "run", check=False)
+    assert config.actor_rollout_ref.rollout.dtype == "bfloat16"

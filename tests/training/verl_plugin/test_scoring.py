@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl.utils import tensordict_utils as tu
+
+from spear_training.algorithms import RowTable
+from spear_training.verl_plugin import scoring
+from spear_training.verl_plugin.attention import PACKED
+from spear_training.verl_plugin.columns import build_columns, nest_flat
+from spear_training.verl_plugin.scoring import find_learnt
+from tests.training.verl_plugin.engines import ask, open_engine, run_engine, run_verl
+
+VOCABULARY = 31
+PROMPTS, RESPONSES = (3, 1, 5, 2), (9, 1, 2, 6)
+LENGTHS = np.add(PROMPTS, RESPONSES)
+
+
+def make_model(attention: str = PACKED, **settings: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, intermediate_size=48, attn_implementation=attention, **{**sizes, **settings}
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_batch(share: float = 0.5) -> TensorDict:
+    """Rows of unequal length in which some tokens of the responses are the environment's."""
+    dice = np.random.default_rng(2)
+    return build_columns(
+        RowTable(
+            prompt_length=PROMPTS,
+            response_length=RESPONSES,
+            ids=dice.integers(VOCABULARY, size=int(LENGTHS.sum())),
+            mask=dice.random(sum(RESPONSES)) < share,
+        )
+    )
+
+
+def find_where(batch: TensorDict) -> torch.Tensor:
+    """The same positions as :func:`find_learnt`, one by one."""
+    where, start, first = [], 0, 0
+    mask = batch["loss_mask"].values()
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        where += [start + prompt + place - 1 for place in range(response) if mask[first + place]]
+        start, first = start + prompt + response, first + response
+    return torch.tensor(where, dtype=torch.long)
+
+
+def score_alone(model: LlamaForCausalLM, batch: TensorDict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropy at all positions of concatenated rows, each row in a pass of its own."""
+    log_probs, entropies = [], []
+    for ids in batch["input_ids"].values().split(LENGTHS.tolist()):
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / temperature
+        log_softmax = torch.log_softmax(logits, -1)
+        log_probs.append(log_softmax.gather(-1, ids.roll(-1)[:, None])[:, 0])
+        entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
+    return torch.cat(log_probs), torch.cat(entropies)
+
+
+def gradients(model: LlamaForCausalLM) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("attention", [PACKED, "sdpa", "eager"])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_are_those_of_rows_alone_and_of_verl(
+    attention: str, packed: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if attention == PACKED and not packed:
+        pytest.skip("it reads no padding")
+    monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)  # three chunks
+    model, plain = make_model(attention), make_model("sdpa")
+    verls, batch = copy.deepcopy(plain), ask(make_batch(), packed=packed, temperature=temperature, entropy=True)
+    where = find_where(batch)
+    found = run_engine(open_engine(model), model, batch)
+    wanted = dict(zip(("log_probs", "entropy"), score_alone(plain, batch, temperature), strict=True))
+    other = run_verl(verls, batch)
+    weights = torch.randn(len(where), generator=torch.Generator().manual_seed(1))
+    for name in ("log_probs", "entropy"):
+        values = found[name].values()
+        torch.testing.assert_close(values[where], wanted[name][where], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(values[where], other[name].values()[where], atol=1e-6, rtol=1e-6)
+        assert not np.delete(values.detach().numpy(), where).any(), "0 where nothing is learnt"
+        assert torch.equal(found[name].offsets(), other[name].offsets())
+    for values in (found["log_probs"].values(), wanted["log_probs"], other["log_probs"].values()):
+        (values[where] * weights).sum().backward()
+    torch.testing.assert_close(gradients(model), gradients(plain), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients(model), gradients(verls), atol=1e-6, rtol=1e-5)
+
+
+def test_fine_tuning_masks_whole_rows_and_its_first_tokens_are_passed_over() -> None:
+    batch = make_batch()
+    mask = torch.ones(int(LENGTHS.sum()), dtype=torch.long)
+    batch["loss_mask"] = nest_flat(mask, LENGTHS)
+    learnt = find_learnt(batch, padded=False)
+    ends = set((LENGTHS.cumsum() - 1).tolist())
+    assert learnt.places.tolist() == [place for place in range(len(mask)) if place not in ends]
+    assert torch.equal(learnt.labels, batch["input_ids"].values()[learnt.places + 1])
+    padded = find_learnt(batch, padded=True)
+    assert padded.hidden.max() < len(LENGTHS) * LENGTHS.max() and padded.hidden[LENGTHS[0] - 1] == LENGTHS.max()
+
+
+def test_a_micro_batch_of_padding_alone_has_a_gradient_of_zero() -> None:
+    model, batch = make_model(), ask(make_batch(share=0), packed=True)
+    found = run_engine(open_engine(model), model, batch)["log_probs"]
+    assert not found.values().any()
+    found.values().sum().backward()  # every rank must take part in the backward pass
+    assert not gradients(model).any() and len(gradients(model))
+
+
+def test_checkpointed_layers_change_nothing() -> None:
+    model, batch = make_model(), ask(make_batch(), packed=True)
+    other = copy.deepcopy(model).train()
+    other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for each in (model, other):
+        run_engine(open_engine(each), each, batch)["log_probs"].values().sum().backward()
+    torch.testing.assert_close(gradients(other), gradients(model), atol=1e-6, rtol=1e-6)
+
+
+def test_logits_are_made_only_where_a_token_is_learnt_and_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "LOGITS", 4 * VOCABULARY)
+    model, batch, seen = make_model(), ask(make_batch(), packed=True), list[int]()
+    engine, make_logits = open_engine(model), model.lm_head.forward._make_logits  # type: ignore[union-attr]
+    engine._head._make_logits = lambda hidden: seen.append(len(hidden)) or make_logits(hidden)
+    run_engine(engine, model, batch)
+    count = len(find_where(batch))
+    assert sum(seen) == count < sum(RESPONSES) and max(seen) == 4
+
+
+def test_a_head_that_is_not_asked_gives_logits() -> None:
+    model = make_model()
+    ids = torch.arange(5)[None]
+    wanted = model(input_ids=ids).logits
+    open_engine(model)
+    assert torch.equal(model(input_ids=ids).logits, wanted)
+
+
+@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "sequence", "model"])
+def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
+    model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))
+    engine, batch = open_engine(model), ask(make_batch(), packed=False)
+    if reason == "sequence":
+        engine.use_ulysses_sp = True
+    elif reason != "model":
+        tu.assign_non_tensor(batch, **{reason: True})
+    _, arguments = engine.prepare_model_inputs(batch)
+    assert "learnt" not in arguments
+    assert engine._head is None or engine._head.question is None
+
+
+def test_rows_longer_than_their_window_see_no_more_than_it() -> None:
+    from spear_training.verl_plugin.attention import attend_rows
+
+    dice = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 12, 8, generator=dice) for heads in (2, 2, 2))
+    module = torch.nn.Module()
+    rows, _ = attend_rows(
+        module, query, key, value, None, cu_seq_lens_q=torch.tensor([0, 8, 12]), sliding_window=4, scaling=0.3
+    )
+    scores = (query @ key.transpose(2, 3)) * 0.3
+    place = torch.arange(12)
+    distance = place[:, None] - place
+    row = place >= 8
+    seen = (distance >= 0) & (distance < 4) & (row[:, None] == row)
+    wanted = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    torch.testing.assert_close(rows, wanted.transpose(1, 2))

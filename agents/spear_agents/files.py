@@ -85,3 +85,12 @@ def digest_model(folder: str | Path) -> str:
             file.seek(max(_MIB, size - _MIB))
             digest.update(file.read())
     return digest.hexdigest()
+
+
+def has_words(model: str | Path) -> bool:
+    """Whether a folder's tokenizer knows whole words alone, as those of `spear warmstart` do, and builds none."""
+    try:
+        inner = json.loads((Path(model) / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        return inner["type"] == "WordLevel" or inner.get("merges") == []
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return False

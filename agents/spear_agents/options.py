@@ -106,7 +106,7 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
             "--template",
             default=template,
             show_default=template is not None,
-            help="Prompt template of the environment; spear eval takes compact for hf and vllm, else default.",
+            help="Prompt template of the environment; spear eval takes compact for tiny models of words, else default.",
         ),
         click.option(
             "--template-kwarg",

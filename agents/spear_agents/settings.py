@@ -13,7 +13,7 @@ from spear_agents.baselines.forms import Method
 from spear_agents.engines.base import Sampling
 from spear_agents.engines.openai import Server
 from spear_agents.engines.vllm_options import DTYPES, VLLMOptions
-from spear_agents.files import digest_model
+from spear_agents.files import digest_model, has_words
 from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import Overlong
 from spear_agents.rollout import Job
@@ -66,7 +66,7 @@ class EvalSettings:
             leaves.
         overlong: what happens to a longer one.
         template_kwargs: variables of the model's chat template (``hf``, ``vllm``).
-        template: of the environment; None for ``compact`` with a local model and ``default`` elsewhere.
+        template: of the environment; None for ``compact`` with a tiny model of words, ``default`` elsewhere.
         layout: None for ``per_turn``, or what the method needs.
         method: how the model is prompted.
         trials: trials of a task at most, for reflexion.
@@ -133,12 +133,13 @@ class EvalSettings:
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
         if in_conversation and layout is Layout.PER_TURN:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")
+        model = resolve_model(self.model) if self.engine.has_folder and self.model else self.model
         return replace(
             self,
-            model=resolve_model(self.model) if self.engine.has_folder and self.model else self.model,
+            model=model,
             split=split,
             layout=layout,
-            template=self.template or _prefer_template(self, templates),
+            template=self.template or _prefer_template(replace(self, model=model), templates),
             episodes_per_task=self.episodes_per_task or choose_samples(self.env_id, self.env_kwargs),
         )
 
@@ -174,9 +175,9 @@ class EvalSettings:
 
 
 def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
-    """``compact`` for local models as they were trained, ``default`` elsewhere; the first where there is no such."""
-    is_trained = settings.engine.has_folder and settings.method is Method.PLAIN
-    preferred = "compact" if is_trained else "default"
+    """``compact`` for tiny models of words, which are trained with it; ``default`` elsewhere, or the first there is."""
+    is_tiny = settings.engine.has_folder and settings.method is Method.PLAIN and has_words(str(settings.model))
+    preferred = "compact" if is_tiny else "default"
     return preferred if preferred in templates else next(iter(templates))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spear_agents.files import digest_model, write_json
+from spear_agents.files import digest_model, has_words, write_json
 from spear_envs.core.errors import SpearError
 
 
@@ -28,3 +28,14 @@ def test_a_model_s_digest_follows_its_weights_and_nothing_else(tmp_path: Path) -
     assert digest_model(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20 - 1) + b"x")
     assert digest_model(tmp_path) != first
+
+
+def test_a_tokenizer_of_words_is_told_from_one_that_builds_them(tmp_path: Path, tiny_model: Path) -> None:
+    assert has_words(tiny_model)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}')
+    assert not has_words(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
+    assert has_words(tmp_path)
+    for damaged in ("", "[]", '{"model": null}', "[" * 9999):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        assert not has_words(tmp_path)

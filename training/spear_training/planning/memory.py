@@ -128,11 +128,12 @@ def size_memory(
         tokens, checkpointing=bool(config.actor_rollout_ref.model.enable_gradient_checkpointing)
     )
     if config.trainer.device == "cpu":
-        others = size_rollout_on_cpu(config, model, longest)
+        others = size_rollout_on_cpu(config, model)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
-        return DeviceMemory((*update, *others), (*others, Item("trainer's share", waiting, "weights and Adam")), None)
+        passing = (*_size_live_cache(config, model, longest), Item("trainer's share", waiting, "weights and Adam"))
+        return DeviceMemory((*update, *others), (*others, *passing), None)
     rollout, parameters, shards = config.actor_rollout_ref.rollout, model.parameters, trainer.shards
-    width = 4 if rollout.dtype == "float32" else 2
+    width = _read_rollout_width(config)
     parallel = rollout.tensor_model_parallel_size
     weights = Item("engine's weights", width * parameters / parallel, f"{width} P/{parallel}")
     held = 0.0 if actor.fsdp_config.param_offload else 4 * parameters / shards
@@ -145,15 +146,25 @@ def size_memory(
     return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
 
 
-def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
-    """What lies beside the update in the memory of a machine without a GPU: the engine, and the processes of it all."""
+def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
+    """What lies in the memory of a machine without a GPU all the time: the engine, and the processes of it all."""
     rollout = config.actor_rollout_ref.rollout
-    width = 4 if rollout.dtype == "float32" else 2
-    weights = Item("engine's weights", width * model.parameters, f"{width} P")
+    width = _read_rollout_width(config)
+    held = [Item("engine's weights", width * model.parameters, f"{width} P")]
     if rollout.name == "vllm_cpu":
         gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-        cache = Item("key-value cache", (gib or 0) * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib")
-    else:
-        size = rollout.max_num_seqs * longest * model.cache_bytes(width)
-        cache = Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token")
-    return weights, cache, Item("processes", PROCESSES, "estimate: Ray, torch, environments")
+        held.append(Item("key-value cache", (gib or 0) * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
+    return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
+
+
+def _size_live_cache(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
+    """The cache of an engine that holds what it needs, and only while it generates."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm_cpu":
+        return ()
+    size = rollout.max_num_seqs * longest * model.cache_bytes(_read_rollout_width(config))
+    return (Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token"),)
+
+
+def _read_rollout_width(config: DictConfig) -> int:
+    return 4 if config.actor_rollout_ref.rollout.dtype == "float32" else 2

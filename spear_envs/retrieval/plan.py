@@ -114,9 +114,8 @@ def find_memory() -> int:
         limit, used = (
             int(Path("/sys/fs/cgroup", name).read_text("ascii")) for name in ("memory.max", "memory.current")
         )
-        files = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text("ascii").splitlines())
-        free = min(free, limit - used + int(files["inactive_file"]))  # files that the kernel drops when it must
-    except (OSError, ValueError, KeyError):  # no control group, or "max"
+        free = min(free, limit - used)
+    except (OSError, ValueError):  # no control group, or "max"
         pass
     return max(int(SHARE * free), 0)
 

@@ -149,7 +149,7 @@ def fit_training(
     longest = data.max_prompt_length + data.max_response_length
     share = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n * longest // ranks
     wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share)
-    others = size_rollout_on_cpu(config, model) if config.trainer.device == "cpu" else ()
+    others = size_rollout_on_cpu(config, model, longest, room) if config.trainer.device == "cpu" else ()
     fit = fit_update(Trainer.of_config(config, model), wish, room, others)
     _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit

@@ -107,7 +107,7 @@ class Trainer:
 def read_width(fsdp_config: DictConfig) -> int:
     """Bytes of a number of the computation, by the mixed precision of an FSDP configuration; verl's default is bf16."""
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
-    return 4 if str(kind) in ("fp32", "float32") else 2
+    return 2 if kind is None or str(kind) in ("bf16", "bfloat16", "fp16", "float16") else 4
 
 
 def size_memory(
@@ -128,7 +128,7 @@ def size_memory(
         tokens, checkpointing=bool(config.actor_rollout_ref.model.enable_gradient_checkpointing)
     )
     if config.trainer.device == "cpu":
-        others = size_rollout_on_cpu(config, model)
+        others = size_rollout_on_cpu(config, model, longest, device_bytes)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
         passing = (*_size_live_cache(config, model, longest), Item("trainer's share", waiting, "weights and Adam"))
         return DeviceMemory((*update, *others), (*others, *passing), None)
@@ -146,14 +146,25 @@ def size_memory(
     return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
 
 
-def size_rollout_on_cpu(config: DictConfig, model: Architecture) -> tuple[Item, ...]:
-    """What lies in the memory of a machine without a GPU all the time: the engine, and the processes of it all."""
+def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float, room: float) -> tuple[Item, ...]:
+    """What lies in the memory of a machine without a GPU all the time: the engine, and the processes of it all.
+
+    Args:
+        config: composed configuration.
+        model: shape of the policy.
+        longest: tokens of a row at most.
+        room: bytes that are free before the training starts.
+    """
     rollout = config.actor_rollout_ref.rollout
     width = _read_rollout_width(config)
     held = [Item("engine's weights", width * model.parameters, f"{width} P")]
     if rollout.name == "vllm_cpu":
         gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-        held.append(Item("key-value cache", (gib or 0) * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
+        if gib is None:
+            size = max(GIB, min(room / 4, rollout.max_num_seqs * longest * model.cache_bytes(width)))
+            held.append(Item("key-value cache", size, "max_num_seqs × longest row, or a quarter of what is free"))
+        else:
+            held.append(Item("key-value cache", gib * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
     return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
 
 
@@ -167,4 +178,4 @@ def _size_live_cache(config: DictConfig, model: Architecture, longest: float) ->
 
 
 def _read_rollout_width(config: DictConfig) -> int:
-    return 4 if config.actor_rollout_ref.rollout.dtype == "float32" else 2
+    return 2 if config.actor_rollout_ref.rollout.dtype in ("bfloat16", "float16") else 4

@@ -1,4 +1,4 @@
-"""Whether a folder holds a model that writes text, and holds all of it: seen in its files, before anything loads them."""
+"""Whether a folder holds a model that writes text, and all of it: seen in its files, before anything loads them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def resolve_model(name: str, console: Console | None = None) -> str:
         console: where a fetch shows what it does; None for silence.
 
     Raises:
-        SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a GGUF file that was not converted, a fetch that fails.
+        SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a
+            GGUF file that was not converted, a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():

@@ -45,7 +45,7 @@ def break_config(folder: Path) -> None:
         (change(architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True), "holds a T5For"),
         (
             change(vocab_size=7),
-            r"of another model than its config\.json \(embedding \[\d+, \d+\] instead of \[7, \d+\]",
+            r"of another model than its config\.json \(embedding \[.*\] instead of \[7, \d+\]",
         ),
         (cut, r"model\.safetensors has [\d,]+ bytes instead of [\d,]+: fetch or copy the model again"),
         (garble, r"model\.safetensors has 1,000 bytes instead of [\d,]+: fetch"),

@@ -80,6 +80,8 @@ def test_what_an_update_takes() -> None:
     many = {item.name: item.bytes for item in TRAINER.size_update(100_000, checkpointing=True)}
     assert many["logits"] == 16 * 2**26, "only a part of them exists at a time"
     assert many["activations"] < 100 * items["activations"] / 10
+    beside = Trainer(SMOLLM, width=2, reference=True)
+    assert sum_update(9, checkpointing=True, trainer=beside) - sum_update(9, checkpointing=True) == 4 * parameters
     wide = Trainer(SMOLLM, width=4, shards=2, networks=2)
     assert sum_update(10, checkpointing=True, trainer=wide) > 0
     assert {item.name: item.bytes for item in wide.size_update(10, checkpointing=True)}["weights"] == 4 * parameters

@@ -143,13 +143,18 @@ def fit_training(
     name = str(config.actor_rollout_ref.model.path)
     if room is None or not (Path(name).is_dir() or name in read_known()):
         return None
-    actor, data, model = config.actor_rollout_ref.actor, config.data, find_architecture(name)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    data, model = config.data, find_architecture(name)
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     sequence = actor.ulysses_sequence_parallel_size
     longest = data.max_prompt_length + data.max_response_length
-    share = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n * longest // ranks
+    share = actor.ppo_mini_batch_size * rollout.n * longest // ranks
     wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share)
-    others = size_rollout_on_cpu(config, model, longest, room) if config.trainer.device == "cpu" else ()
+    others: Sequence[Item] = ()
+    if config.trainer.device == "cpu":
+        others = size_rollout_on_cpu(config, model, longest, room)
+    elif not rollout.free_cache_engine:  # the engine stays on the GPU
+        others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
     fit = fit_update(Trainer.of_config(config, model), wish, room, others)
     _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit

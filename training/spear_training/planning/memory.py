@@ -62,12 +62,14 @@ class Trainer:
         width: bytes of a number of the computation.
         shards: devices that share the weights.
         networks: 2 with a critic, which is as large as its policy.
+        reference: whether a frozen policy lies beside it, for a KL term.
     """
 
     model: Architecture
     width: int
     shards: int = 1
     networks: int = 1
+    reference: bool = False
 
     @classmethod
     def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
@@ -75,7 +77,8 @@ class Trainer:
         actor = config.actor_rollout_ref.actor
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
-        return cls(model, read_width(actor.fsdp_config), shards, 2 if config.critic.enable else 1)
+        networks = 2 if config.critic.enable else 1
+        return cls(model, read_width(actor.fsdp_config), shards, networks, bool(actor.use_kl_loss))
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
         """Memory of a device while it updates.
@@ -94,7 +97,9 @@ class Trainer:
             kept = tokens * inner * model.layers * width
             formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
         logits = min(tokens * model.vocabulary, LOGITS)
+        frozen = [Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")] if self.reference else []
         return (
+            *frozen,
             Item("weights", 4 * parameters / shards * networks, f"4 {per}, float32"),
             Item("gradients", 4 * parameters / shards, f"4 {per}"),
             Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),

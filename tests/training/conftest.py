@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the ``config.json`` of a tiny model, without weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32}
+    config |= {"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""``spear presets`` and ``spear models``: what they say is what a training would compose and find."""
+"""``spear presets`` and ``spear models list``: what they say is what a training would compose and find."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from click.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the distribution spear-training")
 
+from spear_agents.models.catalogue import KNOWN, find_cache, models_folder
+from spear_agents.models.cli import models
+from spear_agents.models.listing import Place
 from spear_envs.cli import ABSENT, SUMMARIES
 from spear_training import inventory
-from spear_training.catalogue_cli import models, presets
+from spear_training.catalogue_cli import presets
 from spear_training.choices import list_choices
-from spear_training.inventory import Need, Place, PresetListing, find_cache, survey_models, survey_presets
+from spear_training.inventory import Need, PresetListing, survey_models, survey_presets
 from spear_training.launch import compose_config
 from spear_training.presets import list_presets
 from spear_training.settings import RunSettings
@@ -124,6 +127,18 @@ def test_models() -> None:
     assert small.parameters == 1_543_714_304 and small.download_bytes == 2 * small.parameters
 
 
+def test_a_model_out_of_a_wheel() -> None:
+    def find_packaged() -> Place:
+        return next(model.place for model in survey_models() if model.name == "smollm2_135m")
+
+    assert find_packaged() is Place.DOWNLOAD
+    assert compose("model=smollm2_135m").actor_rollout_ref.model.path in KNOWN
+    (models_folder() / "smollm2-135m").mkdir(parents=True)
+    assert find_packaged() is Place.DOWNLOAD, "an empty folder is no model"
+    (models_folder() / "smollm2-135m" / "config.json").write_text("{}")
+    assert find_packaged() is Place.CACHED
+
+
 def test_a_model_is_in_the_cache_when_all_its_files_are(nothing_here: Path) -> None:
     hub = nothing_here / "hub"
     assert look_up() is Place.DOWNLOAD
@@ -171,11 +186,11 @@ def test_the_cache_is_the_one_of_the_library(variables: dict[str, str], monkeypa
 
 @pytest.mark.parametrize("columns", [80, 170])
 def test_the_tables_fit(columns: int) -> None:
-    for command, names in ((presets, list_choices("preset")), (models, list_choices("model"))):
-        result = CliRunner().invoke(command, [], env={"COLUMNS": str(columns)})
+    for command, args, names in ((presets, [], list_choices("preset")), (models, ["list"], list_choices("model"))):
+        result = CliRunner().invoke(command, args, env={"COLUMNS": str(columns)})
         assert result.exit_code == 0, result.output
         lines = result.output.splitlines()
-        assert max(map(len, lines[:-1])) <= columns  # the last names a folder
+        assert max(map(len, lines[:-2])) <= columns  # the last two name folders
         listed = [line.split()[0] for line in lines if line and not line.startswith(" ")]
         assert [name for name in listed if name in names] == list(names)
         assert any(title in result.output for title in names.values())
@@ -188,22 +203,24 @@ def test_the_footer_says_how_to_mend() -> None:
     assert "spear warmstart ENV" in output and "pip install" not in output
 
 
-@pytest.mark.parametrize(("command", "key"), [(presets, "presets"), (models, "models")])
-def test_json(command: Any, key: str) -> None:
-    result = CliRunner().invoke(command, ["--json"])
+@pytest.mark.parametrize(
+    ("command", "args", "key", "more"), [(presets, [], "presets", []), (models, ["list"], "models", [*KNOWN])]
+)
+def test_json(command: Any, args: list[str], key: str, more: list[str]) -> None:
+    result = CliRunner().invoke(command, [*args, "--json"])
     found = json.loads(result.output)[key]
-    assert [item["name"] for item in found] == list(list_choices(key.rstrip("s")))
+    assert [item["name"] for item in found] == [*more, *list_choices(key.rstrip("s"))]
     assert all(item["title"] for item in found)
 
 
-@pytest.mark.parametrize("command", ["presets", "models", "algorithms"])
+@pytest.mark.parametrize("command", ["presets", "models list", "algorithms"])
 def test_they_start_without_anything_heavy(command: str) -> None:
     program = (
         "import sys, time\nfrom spear_envs.cli import main\n"
-        f"try:\n    main([{command!r}])\nexcept SystemExit:\n"
+        f"try:\n    main({command.split()!r})\nexcept SystemExit:\n"
         f"    print(sorted(set({HEAVY!r}) & sys.modules.keys()), time.process_time())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     heavy, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
     assert heavy == "[]" and float(seconds) < 1.5, "0.6 s of CPU on a quiet machine"
-    assert command in SUMMARIES and command in ABSENT
+    assert command.split()[0] in SUMMARIES and command.split()[0] in ABSENT

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,12 @@ def test_keywords_of_an_environment_need_no_plus() -> None:
     assert whole.spear.env.kwargs == {"modality": "text", "max_turns": 7}
 
 
-def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_may_be_abbreviated(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    shutil.copy(model_folder / "config.json", tmp_path / "model")
     config = compose_config((f"{MODEL}=~/model", TEXT), Path("x"))
     assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
 
@@ -195,6 +198,21 @@ def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
     assert "does not exist: make one with `spear warmstart`" in fail(f"{MODEL}={tmp_path}/none", check=True)
     assert "does not exist" in fail(f"{MODEL}=12", check=True)
     assert "does not exist" in fail(f"{MODEL}=./qwen", check=True)
+
+
+def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
+    fetched = tmp_path / "models" / "smollm2-135m"
+    shutil.copytree(model_folder, fetched)
+    for override in ("model=smollm2_135m", f"{MODEL}=smollm2-135m"):
+        training = compose_training((override, TEXT), Path("x"))
+        assert training.config.actor_rollout_ref.model.path == str(fetched)
+        assert training.fit is not None and not training.fit.describe()
+    monkeypatch.setenv("SPEAR_OFFLINE", "1")
+    shutil.rmtree(fetched)
+    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2_135m", TEXT, check=True)
 
 
 def test_a_hub_id_is_left_to_verl() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from spear_agents.files import explain_unwritable
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder
+from spear_agents.models.checking import check_folder
 from spear_agents.models.conversion import convert_gguf
 from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
@@ -43,10 +44,12 @@ def resolve_model(name: str, console: Console | None = None) -> str:
         console: where a fetch shows what it does; None for silence.
 
     Raises:
-        SpearError: a model of the hub that is not here, a GGUF file that was not converted, a fetch that fails.
+        SpearError: a folder that holds another kind of model or half of one, a model of the hub that is not here, a
+            GGUF file that was not converted, a fetch that fails.
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        check_folder(path)
         return str(path)
     if path.suffix == ".gguf":
         raise SpearError(f"{name} is a GGUF file: `spear models get {name}` makes the model {path.stem} of it")

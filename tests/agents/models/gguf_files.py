@@ -6,6 +6,7 @@ import base64
 import hashlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def write_gguf(
     return path
 
 
-def _add_tensors(writer: gguf.GGUFWriter, vocabulary: int, quantised: bool) -> None:
+def _add_tensors(writer: Any, vocabulary: int, quantised: bool) -> None:
     rng = np.random.default_rng(0)
     kind = gguf.GGMLQuantizationType.Q8_0
 

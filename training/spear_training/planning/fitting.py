@@ -103,21 +103,21 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
         if wish.given_tokens:
             return wish.tokens if need(wish.tokens, checkpointing) <= room else 0
         most = bisect_right(range(wish.tokens + 1), room, key=lambda tokens: need(tokens, checkpointing)) - 1
-        rounded = 1 << max(0, most).bit_length() - 1 if most < wish.tokens else most
-        return max(rounded, wish.longest) if most >= wish.longest else 0
+        if most < wish.longest:
+            return 0
+        return most if most == wish.tokens else max(wish.longest, 1 << (most.bit_length() - 1))
 
     ways = [wish.checkpointing] if wish.given_checkpointing or wish.checkpointing else [False, True]
     found = {way: capacity(way) for way in ways}
     good = [way for way in ways if found[way] >= max(wish.longest, min(wish.tokens, wish.share, ENOUGH))]
     way = good[0] if good else max(ways, key=lambda way: found[way])
-    tokens = found[way]
-    if not tokens and (wish.given_tokens or need(wish.longest, way) <= room):
-        tokens = wish.tokens
-    if need(wish.longest, ways[-1]) > room:
+    least = need(wish.longest, ways[-1])
+    if least > room:
         raise SpearError(
-            f"one row of {wish.longest:,} tokens takes about {need(wish.longest, ways[-1]) / GIB:.1f} GiB to update, "
-            f"and {room / GIB:.1f} GiB are free: take a smaller model, shorter rows, or more memory"
+            f"one row of {wish.longest:,} tokens takes about {least / GIB:.1f} GiB to update, and {room / GIB:.1f} GiB "
+            "are free: take a smaller model, shorter rows, or more memory"
         )
+    tokens = found[way] or wish.tokens  # none only where the user's own do not fit
     chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
     return Fit(tokens, way, need(tokens, way), room, chosen)
 
@@ -143,13 +143,18 @@ def fit_training(
     name = str(config.actor_rollout_ref.model.path)
     if room is None or not (Path(name).is_dir() or name in read_known()):
         return None
-    actor, data, model = config.actor_rollout_ref.actor, config.data, find_architecture(name)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    data, model = config.data, find_architecture(name)
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     sequence = actor.ulysses_sequence_parallel_size
     longest = data.max_prompt_length + data.max_response_length
-    share = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n * longest // ranks
+    share = actor.ppo_mini_batch_size * rollout.n * longest // ranks
     wish = _read_wish(config, ACTOR_KEYS, given, -(-longest // sequence), share)
-    others = size_rollout_on_cpu(config, model, longest) if config.trainer.device == "cpu" else ()
+    others: Sequence[Item] = ()
+    if config.trainer.device == "cpu":
+        others = size_rollout_on_cpu(config, model, longest, room)
+    elif not rollout.free_cache_engine:  # the engine stays on the GPU
+        others = [Item("engine", rollout.gpu_memory_utilization * room, "gpu_memory_utilization")]
     fit = fit_update(Trainer.of_config(config, model), wish, room, others)
     _write(config, dict(zip(ACTOR_KEYS, (fit.tokens, fit.checkpointing), strict=True)))
     return fit

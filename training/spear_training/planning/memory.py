@@ -62,12 +62,14 @@ class Trainer:
         width: bytes of a number of the computation.
         shards: devices that share the weights.
         networks: 2 with a critic, which is as large as its policy.
+        reference: whether a frozen policy lies beside it, for a KL term.
     """
 
     model: Architecture
     width: int
     shards: int = 1
     networks: int = 1
+    reference: bool = False
 
     @classmethod
     def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
@@ -75,7 +77,8 @@ class Trainer:
         actor = config.actor_rollout_ref.actor
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
-        return cls(model, read_width(actor.fsdp_config), shards, 2 if config.critic.enable else 1)
+        networks = 2 if config.critic.enable else 1
+        return cls(model, read_width(actor.fsdp_config), shards, networks, bool(actor.use_kl_loss))
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
         """Memory of a device while it updates.
@@ -94,7 +97,9 @@ class Trainer:
             kept = tokens * inner * model.layers * width
             formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
         logits = min(tokens * model.vocabulary, LOGITS)
+        frozen = [Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")] if self.reference else []
         return (
+            *frozen,
             Item("weights", 4 * parameters / shards * networks, f"4 {per}, float32"),
             Item("gradients", 4 * parameters / shards, f"4 {per}"),
             Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),
@@ -107,7 +112,7 @@ class Trainer:
 def read_width(fsdp_config: DictConfig) -> int:
     """Bytes of a number of the computation, by the mixed precision of an FSDP configuration; verl's default is bf16."""
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
-    return 4 if str(kind) in ("fp32", "float32") else 2
+    return 2 if kind is None or str(kind) in ("bf16", "bfloat16", "fp16", "float16") else 4
 
 
 def size_memory(
@@ -128,11 +133,12 @@ def size_memory(
         tokens, checkpointing=bool(config.actor_rollout_ref.model.enable_gradient_checkpointing)
     )
     if config.trainer.device == "cpu":
-        others = size_rollout_on_cpu(config, model, longest)
+        others = size_rollout_on_cpu(config, model, longest, device_bytes)
         waiting = sum(item.bytes for item in update if item.name in ("weights", "Adam"))
-        return DeviceMemory((*update, *others), (*others, Item("trainer's share", waiting, "weights and Adam")), None)
+        passing = (*_size_live_cache(config, model, longest), Item("trainer's share", waiting, "weights and Adam"))
+        return DeviceMemory((*update, *others), (*others, *passing), None)
     rollout, parameters, shards = config.actor_rollout_ref.rollout, model.parameters, trainer.shards
-    width = 4 if rollout.dtype == "float32" else 2
+    width = _read_rollout_width(config)
     parallel = rollout.tensor_model_parallel_size
     weights = Item("engine's weights", width * parameters / parallel, f"{width} P/{parallel}")
     held = 0.0 if actor.fsdp_config.param_offload else 4 * parameters / shards
@@ -145,15 +151,36 @@ def size_memory(
     return DeviceMemory(update, (weights, cache, rest), budget / (model.cache_bytes(width) / parallel))
 
 
-def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
-    """What lies beside the update in the memory of a machine without a GPU: the engine, and the processes of it all."""
+def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float, room: float) -> tuple[Item, ...]:
+    """What lies in the memory of a machine without a GPU all the time: the engine, and the processes of it all.
+
+    Args:
+        config: composed configuration.
+        model: shape of the policy.
+        longest: tokens of a row at most.
+        room: bytes that are free before the training starts.
+    """
     rollout = config.actor_rollout_ref.rollout
-    width = 4 if rollout.dtype == "float32" else 2
-    weights = Item("engine's weights", width * model.parameters, f"{width} P")
+    width = _read_rollout_width(config)
+    held = [Item("engine's weights", width * model.parameters, f"{width} P")]
     if rollout.name == "vllm_cpu":
         gib = rollout.engine_kwargs.vllm_cpu.kv_cache_gib
-        cache = Item("key-value cache", (gib or 0) * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib")
-    else:
-        size = rollout.max_num_seqs * longest * model.cache_bytes(width)
-        cache = Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token")
-    return weights, cache, Item("processes", PROCESSES, "estimate: Ray, torch, environments")
+        if gib is None:
+            size = max(GIB, min(room / 4, rollout.max_num_seqs * longest * model.cache_bytes(width)))
+            held.append(Item("key-value cache", size, "max_num_seqs × longest row, or a quarter of what is free"))
+        else:
+            held.append(Item("key-value cache", gib * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
+    return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
+
+
+def _size_live_cache(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
+    """The cache of an engine that holds what it needs, and only while it generates."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "vllm_cpu":
+        return ()
+    size = rollout.max_num_seqs * longest * model.cache_bytes(_read_rollout_width(config))
+    return (Item("key-value cache", size, "at most: max_num_seqs × longest row × bytes of a token"),)
+
+
+def _read_rollout_width(config: DictConfig) -> int:
+    return 2 if config.actor_rollout_ref.rollout.dtype in ("bfloat16", "float16") else 4

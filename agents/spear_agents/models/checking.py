@@ -1,0 +1,58 @@
+"""Whether a folder holds a model that writes text, and all of it: seen in its files, before anything loads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+
+__all__ = ["check_folder"]
+
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of architectures that write text."""
+
+
+def check_folder(folder: Path) -> None:
+    """Look at ``config.json`` and at the headers of the weights; what is absent is left to whoever opens it.
+
+    Raises:
+        SpearError: another kind of model, weights that are cut off or of another model than the configuration.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        return
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        names = [str(name) for name in config.get("architectures") or ()]
+        text = {**config, **(config.get("text_config") or {})}
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise SpearError(f"{path} cannot be read ({error}): fetch or copy the model again") from error
+    if config.get("is_encoder_decoder") or (names and not any(name.endswith(WRITERS) for name in names)):
+        kind = ", ".join(names) or config.get("model_type")
+        raise SpearError(f"{folder} holds a {kind}, which does not go on with a text: name a causal language model")
+    wanted = [text.get("vocab_size"), text.get("hidden_size")]
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, facts in _read_header(file).items():
+            if name.endswith("embed_tokens.weight") and None not in wanted and facts["shape"] != wanted:
+                raise SpearError(
+                    f"the weights in {folder} are of another model than its config.json (embedding {facts['shape']} "
+                    f"instead of {wanted}): fetch or copy it again"
+                )
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    """Names of a file's tensors, with their facts.  Raises SpearError where the file is not whole."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header: dict[str, Any] = json.loads(opened.read(length)) if length < size else {}
+        header.pop("__metadata__", None)
+        end = 8 + length + max((facts["data_offsets"][1] for facts in header.values()), default=0)
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
+        raise SpearError(f"{file} is no file of weights: fetch or copy the model again") from error
+    if end != size:
+        raise SpearError(f"{file} has {size:,} bytes instead of {end:,}: fetch or copy the model again")
+    return header

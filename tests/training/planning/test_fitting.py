@@ -1,0 +1,137 @@
+"""Micro-batches that fit: the arithmetic of the choice, who has the last word, and what a resumed run keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("verl", reason="needs the extra 'train'")
+
+from spear_envs.core.errors import SpearError
+from spear_training.launch import compose_config
+from spear_training.planning import memory
+from spear_training.planning.architecture import Architecture
+from spear_training.planning.fitting import ACTOR_KEYS, Wish, find_room, fit_training, fit_tuning, fit_update
+from spear_training.planning.memory import GIB, Item, Trainer, read_width
+
+SMOLLM = Architecture(134_515_008, 28_311_552, 49_152, 576, 1536, 30, 11_520)
+TRAINER = Trainer(SMOLLM, width=2)
+WISH = Wish(tokens=32_768, checkpointing=False, longest=2048, share=10**6)
+
+
+def sum_update(tokens: int, *, checkpointing: bool, trainer: Trainer = TRAINER) -> float:
+    return sum(item.bytes for item in trainer.size_update(tokens, checkpointing=checkpointing))
+
+
+def test_enough_room_changes_nothing() -> None:
+    fit = fit_update(TRAINER, WISH, 100 * GIB)
+    assert (fit.tokens, fit.checkpointing, fit.chosen, fit.describe()) == (32_768, False, False, "")
+
+
+def test_less_room_gives_smaller_micro_batches_and_then_checkpointing() -> None:
+    seen = []
+    for gib in (30, 16, 8, 6, 4.5, 4.2):
+        fit = fit_update(TRAINER, WISH, gib * GIB)
+        assert fit.needed <= fit.room == gib * GIB
+        assert fit.needed == sum_update(fit.tokens, checkpointing=fit.checkpointing)
+        assert fit.tokens >= WISH.longest and fit.tokens & (fit.tokens - 1) == 0, "a power of two"
+        seen.append((fit.tokens, fit.checkpointing))
+    assert seen == [(32_768, False), (16_384, False), (8192, False), (4096, False), (16_384, True), (16_384, True)]
+    told = fit_update(TRAINER, WISH, 8 * GIB).describe()
+    assert told.startswith("micro-batches of 8,192 tokens without gradient checkpointing: about ") and "8.0 GiB" in told
+
+
+def test_a_row_that_does_not_fit_is_refused_with_the_number() -> None:
+    with pytest.raises(SpearError, match=r"one row of 2,048 tokens takes about 3\.2 GiB to update, and 3\.0 GiB are"):
+        fit_update(TRAINER, WISH, 3 * GIB)
+    beside = Item("engine", 2 * GIB, "")
+    with pytest.raises(SpearError, match=r"about 5\.2 GiB to update, and 5\.0 GiB are free"):
+        fit_update(TRAINER, WISH, 5 * GIB, [beside])
+
+
+def test_the_user_has_the_last_word() -> None:
+    fixed = Wish(tokens=16_384, checkpointing=False, longest=2048, share=10**6, given_tokens=True)
+    fit = fit_update(TRAINER, fixed, 8 * GIB)
+    assert (fit.tokens, fit.checkpointing) == (16_384, True), "only what is open is chosen"
+    both = Wish(16_384, False, 2048, 10**6, given_tokens=True, given_checkpointing=True)
+    fit = fit_update(TRAINER, both, 8 * GIB)
+    assert (fit.tokens, fit.checkpointing, fit.chosen) == (16_384, False, False)
+    assert "as asked for, may not fit" in fit.describe()
+    without = Wish(32_768, False, 2048, 10**6, given_checkpointing=True)
+    assert fit_update(TRAINER, without, 6 * GIB) == fit_update(TRAINER, without, 6 * GIB)
+    assert not fit_update(TRAINER, without, 6 * GIB).checkpointing
+
+
+def test_a_small_mini_batch_is_no_reason_to_choose() -> None:
+    small = Wish(tokens=32_768, checkpointing=False, longest=500, share=1000)
+    fit = fit_update(TRAINER, small, 5 * GIB)
+    assert not fit.chosen and fit.needed == sum_update(1000, checkpointing=False)
+
+
+def test_what_an_update_takes() -> None:
+    items = {item.name: item.bytes for item in TRAINER.size_update(1000, checkpointing=False)}
+    parameters = SMOLLM.parameters
+    assert (items["weights"], items["gradients"], items["Adam"]) == (4 * parameters, 4 * parameters, 8 * parameters)
+    assert items["activations"] == 1000 * (10 * 576 + 3 * 1536) * 30 * 2
+    assert items["logits"] == 16 * 1000 * 49_152
+    many = {item.name: item.bytes for item in TRAINER.size_update(100_000, checkpointing=True)}
+    assert many["logits"] == 16 * 2**26, "only a part of them exists at a time"
+    assert many["activations"] < 100 * items["activations"] / 10
+    beside = Trainer(SMOLLM, width=2, reference=True)
+    assert sum_update(9, checkpointing=True, trainer=beside) - sum_update(9, checkpointing=True) == 4 * parameters
+    wide = Trainer(SMOLLM, width=4, shards=2, networks=2)
+    assert sum_update(10, checkpointing=True, trainer=wide) > 0
+    assert {item.name: item.bytes for item in wide.size_update(10, checkpointing=True)}["weights"] == 4 * parameters
+
+
+def test_logits_are_counted_as_they_are_made() -> None:
+    scoring = pytest.importorskip("spear_training.verl_plugin.scoring")
+    assert memory.LOGITS == scoring.LOGITS
+
+
+def test_the_width_of_the_computation_is_that_of_the_configuration() -> None:
+    for precision, width in ({"param_dtype": "fp32"}, 4), ({"param_dtype": "bf16"}, 2), (None, 2):
+        assert read_width(OmegaConf.create({"mixed_precision": precision})) == width
+
+
+def compose(*overrides: str) -> Any:
+    return compose_config(("preset=demo", "model=smollm2_135m", *overrides), Path("x"), check=False)
+
+
+def read(config: Any) -> tuple[int, bool]:
+    return tuple(OmegaConf.select(config, key) for key in ACTOR_KEYS)  # type: ignore[return-value]
+
+
+def test_a_training_is_fitted_and_a_resumed_one_stays_as_it_was(tmp_path: Path) -> None:
+    config = compose("data.max_response_length=3000", "spear.env.layout=conversation")
+    fit = fit_training(config, (), 9 * GIB)
+    assert fit is not None and fit.chosen and read(config) == (fit.tokens, fit.checkpointing) != (32_768, False)
+    OmegaConf.save(config, tmp_path / "config.yaml")
+    again = compose("data.max_response_length=3000", "spear.env.layout=conversation")
+    fit_training(again, (), 100 * GIB, tmp_path / "config.yaml")
+    assert read(again) == read(config), "more memory makes it no other run"
+    own = compose(f"{ACTOR_KEYS[0]}=20000")
+    fit_training(own, (f"{ACTOR_KEYS[0]}=20000",), 100 * GIB, tmp_path / "config.yaml")
+    assert read(own)[0] == 20_000, "the check of the run's settings is to see it"
+    assert fit_training(compose(), (), None) is None
+
+
+def test_a_fine_tuning_is_fitted(tmp_path: Path) -> None:
+    settings = {
+        "model": {"path": "smollm2-135m", "enable_gradient_checkpointing": False},
+        "data": {"max_token_len_per_gpu": 16_384, "train_batch_size": 32},
+        "engine": {"fsdp_size": -1, "mixed_precision": {"param_dtype": "bf16"}},
+        "trainer": {"nnodes": 1, "n_gpus_per_node": 1},
+    }
+    config = OmegaConf.create(settings)
+    fit = fit_tuning(config, (), 7 * GIB, 1600, tmp_path / "none.yaml")
+    assert fit is not None and config.data.max_token_len_per_gpu == fit.tokens < 16_384
+    with pytest.raises(SpearError, match="one row of 9,000 tokens"):
+        fit_tuning(OmegaConf.create(settings), (), 3 * GIB, 9000, tmp_path / "none.yaml")
+
+
+def test_this_machine_has_some_room() -> None:
+    assert (find_room("cpu") or 0) > GIB / 10

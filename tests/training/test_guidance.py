@@ -126,6 +126,7 @@ QUIET = {
     "sampling/rounds": 2.0,
     "sampling/differing": 1.2,
     "spear/mu": 0.5,
+    "rollout/forgotten_share": 0.1,
 }
 
 
@@ -158,6 +159,7 @@ HISTORY_CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "idle ranks": (run(perf__rank_balance=1.3), "trainer.balance_batch"),
     "dynamic sampling": (run(sampling__differing=0.7, sampling__rounds=3.0), "spear.sampling.max_rounds"),
     "rollout engine": (run(**{"training/rollout_log_probs_diff_mean": 0.2}), "rollout.dtype"),
+    "prefix cache": (run(rollout__forgotten_share=0.7), "kv_cache_gib"),
     "critic": (run(**{"critic/explained_variance": -0.3}), "critic.optim.lr"),
     "entropy": ([*run(6), *run(9, **{"entropy/token-mean": 0.05})], "spear.sil.warmup_steps"),
 }

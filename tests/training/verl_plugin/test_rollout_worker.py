@@ -114,6 +114,11 @@ def test_a_response_at_its_limit_is_not_taken_for_a_finished_one(reason: str) ->
     assert ask(FakeClient(answer([7, 7], "length")), sampling).finish is Finish.LENGTH, "the context was full"
 
 
+def test_what_the_server_had_in_its_cache_is_kept() -> None:
+    cached = TokenOutput(token_ids=[END], log_probs=[-0.5], stop_reason="completed", extra_fields={"cached_tokens": 1})
+    assert [ask(FakeClient(output)).cached_tokens for output in (cached, answer([END]))] == [1, None]
+
+
 def test_the_requests_own_stop_ids_end_a_response() -> None:
     client = FakeClient(answer([7, STOP]))
     assert ask(client, Sampling(stop_token_ids=(STOP,))).finish is Finish.STOP
@@ -347,6 +352,25 @@ def test_an_unknown_task_is_told(queue: FakeQueue) -> None:
     orders = [EpisodeOrder("g", 0, "corridor/train/99999", 0)]
     with pytest.raises(SpearError, match="99999"):
         asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=True))
+
+
+def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
+    released: list[str] = []
+
+    async def get_cache_tokens() -> int:
+        return 900
+
+    async def acquire(request_id: str) -> tuple[str, Any]:
+        return "server", SimpleNamespace(get_cache_tokens=SimpleNamespace(remote=get_cache_tokens))
+
+    worker = open_worker(walk, layout=Layout.CONVERSATION)
+    worker._shares_cache, worker._workers, worker._replicas = True, 3, 2
+    worker.llm_client = SimpleNamespace(
+        _acquire_server=acquire, _release_server=lambda server, request_id: released.append(server)
+    )
+    rollout = asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
+    assert worker._engine.cache_tokens == 600 and released == ["server"]
+    assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are no tokens"
 
 
 def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:

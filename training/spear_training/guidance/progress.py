@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spear_agents.usage import THRASHING
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance.advice import Advice
 from spear_training.guidance.history import WINDOW, History, Rule
@@ -128,6 +129,17 @@ def _find_idle_ranks(history: History, settings: SpearSettings) -> Advice | None
     )
 
 
+def _find_thrashing(history: History, settings: SpearSettings) -> Advice | None:
+    forgotten = history.recent("rollout/forgotten_share")
+    if forgotten is None or forgotten <= 1 - THRASHING:
+        return None
+    return Advice(
+        "prefix cache",
+        f"the rollout engine reads {forgotten:.0%} of what it has read before once more: its cache is too small",
+        "raise actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib",
+    )
+
+
 def _find_dull_tasks(history: History, settings: SpearSettings) -> Advice | None:
     differing, sampling = history.usual("sampling/differing"), settings.sampling
     if differing is None or differing >= 1:
@@ -150,4 +162,5 @@ PROGRESS_RULES: tuple[Rule, ...] = (
     _find_disagreement,
     _find_blind_critic,
     _find_idle_ranks,
+    _find_thrashing,
 )

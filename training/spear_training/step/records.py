@@ -154,8 +154,9 @@ class Rollout:
         rows: of episodes without a fault; their tokens may lie elsewhere.
         generations: responses that engines were asked for.
         episodes: those that were to be recorded, for people to look at.
-        prompt_tokens: read by engines that keep a cache of prefixes.
-        cached_tokens: of these, those that were in the cache.
+        prompt_tokens: of all prompts.
+        cached_tokens: of these, those that were in the engine's cache of prefixes.
+        cacheable_tokens: of these, those that an engine with such a cache had seen before in the same conversation.
     """
 
     records: tuple[EpisodeRecord, ...]
@@ -164,6 +165,7 @@ class Rollout:
     episodes: tuple[Trajectory, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cacheable_tokens: int = 0
 
     @classmethod
     def join(cls, parts: Sequence[Rollout]) -> Rollout:
@@ -179,4 +181,5 @@ class Rollout:
             tuple(episode for part in parts for episode in part.episodes),
             sum(part.prompt_tokens for part in parts),
             sum(part.cached_tokens for part in parts),
+            sum(part.cacheable_tokens for part in parts),
         )

@@ -223,8 +223,11 @@ class SpearStep:
         if state.bounds is not None:
             metrics["cov/lower"], metrics["cov/upper"] = state.bounds
         metrics["rollout/generations"] = float(rollout.generations)
-        if rollout.prompt_tokens:
+        if rollout.cached_tokens or rollout.cacheable_tokens:
             metrics["rollout/cached_prompt_share"] = rollout.cached_tokens / rollout.prompt_tokens
+        if rollout.cacheable_tokens:
+            found = min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
+            metrics["rollout/forgotten_share"] = 1.0 - found
         # Every response asked for must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(r.turns for r in rollout.records))
 

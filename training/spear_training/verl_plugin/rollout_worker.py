@@ -35,6 +35,7 @@ from spear_agents.engines.stops import Decoder, StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, open_session, play_many
+from spear_agents.usage import sum_usage
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import make_environment
@@ -72,13 +73,12 @@ class CountingEngine:
     Attributes:
         cache_tokens: of the engine's key-value cache that these calls may fill together; None where that is not known.
         calls: so far.
-        prompt_tokens, cached_tokens: read so far by an engine with a cache of prefixes, and found in it.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.cache_tokens: int | None = None
-        self.calls = self.prompt_tokens = self.cached_tokens = 0
+        self.calls = 0
 
     def session(self) -> AbstractContextManager[None]:
         """The engine's own session."""
@@ -89,11 +89,7 @@ class CountingEngine:
     ) -> Generation:
         """Count, then ask the engine."""
         self.calls += 1
-        answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
-        if answer.cached_tokens is not None:
-            self.prompt_tokens += len(prompt_ids)
-            self.cached_tokens += answer.cached_tokens
-        return answer
+        return await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
 
 
 class ServerEngine:
@@ -247,7 +243,7 @@ class RolloutWorker(AgentLoopWorker):
     async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
         """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``."""
         engine = self._engine
-        before = engine.calls, engine.prompt_tokens, engine.cached_tokens
+        before = engine.calls
         if self._shares_cache and engine.cache_tokens is None:
             engine.cache_tokens = await self._ask_cache()
         if self._prompts is None:
@@ -275,9 +271,16 @@ class RolloutWorker(AgentLoopWorker):
         rows = tabulate(*kept, find_repetition=self._find_repetition, pictures=self._reader is not None)
         await self._write_rows(rows)
         episodes = tuple(trajectory for order, trajectory in zip(orders, trajectories, strict=True) if order.recorded)
-        after = engine.calls, engine.prompt_tokens, engine.cached_tokens
-        calls, read, cached = (now - then for now, then in zip(after, before, strict=True))
-        return Rollout(tuple(records), rows.drop(*TOKENS), calls, episodes, read, cached)
+        usage = sum_usage(trajectories)
+        return Rollout(
+            tuple(records),
+            rows.drop(*TOKENS),
+            engine.calls - before,
+            episodes,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.cacheable_tokens,
+        )
 
     async def _write_rows(self, rows: RowTable) -> None:
         for start in range(0, len(rows), ROWS_PER_WRITE):

@@ -44,5 +44,3 @@ def ask(batch: TensorDict, *, packed: bool, temperature: float = 1.0, entropy: b
         batch, use_remove_padding=packed, temperature=temperature, calculate_entropy=entropy, pad_token_id=0
     )
     return batch
-
-

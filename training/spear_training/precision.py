@@ -19,8 +19,8 @@ _TRAINER = "fsdp_config.mixed_precision.param_dtype"
 def choose_dtype(chosen: str, model: Path) -> str:
     """What ``chosen`` means for a model on this CPU.
 
-    ``auto`` is bfloat16 on a CPU that multiplies matrices of it (AMX), where it is several times as fast; without AMX it
-    is half as fast as float32. A tiny model stays float32, and so does one that is not made yet.
+    ``auto`` is bfloat16 on a CPU that multiplies matrices of it (AMX), where it is several times as fast; without AMX
+    it is half as fast as float32. A tiny model stays float32, and so does one that is not made yet.
 
     Args:
         chosen: ``auto``, ``float32`` or ``bfloat16``.

@@ -107,36 +107,30 @@ def compare_rollout(folder: str, dtype: str) -> dict[str, Any]:
     from spear_agents.engines.base import Request, Sampling
     from spear_agents.engines.hf import HFModel, load_tokenizer
     from spear_training.algorithms import RowTable
-    from spear_training.verl_plugin.columns import build_columns
+    from spear_training.verl_plugin.columns import build_columns, find_predictions
     from tests.training.verl_plugin.engines import ask
 
     tokenizer, model = load_tokenizer(folder), HFModel(folder, dtype=getattr(torch, dtype))
-    texts = ("Tell me how to tidy a kitchen.", "You are in a room. Around you are a desk and a shelf. Your task: ")
-    prompts = [
-        tuple(tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": text * times}], tokenize=False,
-                                                             add_generation_prompt=True)))
-        for text in texts for times in (1, 6)
-    ]  # fmt: skip
-    answers = model.generate_batch(
-        [Request(ids, Sampling(max_tokens=48, seed=n), f"r{n}") for n, ids in enumerate(prompts)]
-    )
+    requests = []
+    for number, text in enumerate(("Tell me how to tidy a kitchen. ", "You are in a room with a desk and a shelf. ")):
+        for times in (1, 8):
+            chat = [{"role": "user", "content": text * times}]
+            prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            ids = tuple(tokenizer.encode(prompt))
+            requests.append(Request(ids, Sampling(max_tokens=48, seed=number + times), f"r{number}_{times}"))
+    answers = model.generate_batch(requests)
+    pairs = list(zip([request.prompt_ids for request in requests], answers, strict=True))
     rows = RowTable(
-        prompt_length=list(map(len, prompts)),
+        prompt_length=[len(ids) for ids, _ in pairs],
         response_length=[len(answer.token_ids) for answer in answers],
-        ids=[token for ids, answer in zip(prompts, answers, strict=True) for token in (*ids, *answer.token_ids)],
+        ids=[token for ids, answer in pairs for token in (*ids, *answer.token_ids)],
         mask=[True for answer in answers for _ in answer.token_ids],
     )
     batch = ask(build_columns(rows), packed=True)
     values = score(open_engine(Path(folder), dtype), batch)
-    learnt = values[torch.from_numpy(_find(rows))].numpy()
+    learnt = values[find_predictions(rows.prompt_length, rows.response_length)].numpy()
     difference = np.abs(learnt - np.concatenate([answer.log_probs for answer in answers]))
     return {"mean": float(difference.mean()), "max": float(difference.max()), "tokens": len(difference)}
-
-
-def _find(rows: Any) -> Any:
-    from spear_training.verl_plugin.columns import find_predictions
-
-    return find_predictions(rows.prompt_length, rows.response_length).numpy()
 
 
 if __name__ == "__main__":

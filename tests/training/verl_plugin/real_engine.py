@@ -108,9 +108,11 @@ def compare_rollout(folder: str, dtype: str) -> dict[str, Any]:
     from spear_agents.engines.hf import HFModel, load_tokenizer
     from spear_training.algorithms import RowTable
     from spear_training.verl_plugin.columns import build_columns, find_predictions
+    from spear_training.verl_plugin.scoring import make_exact
     from tests.training.verl_plugin.engines import ask
 
     tokenizer, model = load_tokenizer(folder), HFModel(folder, dtype=getattr(torch, dtype))
+    make_exact(model.model.get_output_embeddings())  # as the rollout server does
     requests = []
     for number, text in enumerate(("Tell me how to tidy a kitchen. ", "You are in a room with a desk and a shelf. ")):
         for times in (1, 8):

@@ -65,7 +65,7 @@ def test_a_model_that_vllm_does_not_take_is_refused(tmp_path: Path, model: dict[
         ("actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib=0", "must be above 0 GiB"),
         ("+actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.enforce_eager=true", "knows kv_cache_gib only"),
         ("actor_rollout_ref.rollout.dtype=int8", "no dtype 'int8'"),
-        ("actor_rollout_ref.model.lora_rank=8", "take whole weights: set .*lora.merge=true"),
+        ("actor_rollout_ref.model={lora_rank: 8, lora: {merge: false}}", "take whole weights: set .*lora.merge=true"),
     ],
 )
 def test_a_choice_that_cannot_play_is_refused(tmp_path: Path, override: str, message: str) -> None:
@@ -74,8 +74,7 @@ def test_a_choice_that_cannot_play_is_refused(tmp_path: Path, override: str, mes
 
 
 def test_an_adapter_that_is_merged_can_play(tmp_path: Path) -> None:
-    lora = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true")
-    check_rollouts(compose(save_config(tmp_path / "m"), *lora))
+    check_rollouts(compose(save_config(tmp_path / "m"), "actor_rollout_ref.model.lora_rank=8"))
 
 
 @pytest.mark.parametrize("cluster", ["1gpu", "8gpu", "4x8gpu"])

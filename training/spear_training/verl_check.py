@@ -47,8 +47,14 @@ METHODS: dict[str, tuple[str, ...]] = {
         "micro_batch",
         "logits_processor_func",
     ),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": ("micro_batch",),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._merged_lora_per_tensor_param": (),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.save_checkpoint": ("local_path",),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("module",),
+    # called by it
+    "verl.utils.fsdp_utils:merged_lora_context": ("actor", "backup_adapters"),
+    "verl.utils.fsdp_utils:normalize_peft_param_name": ("params",),
     # called in the place of a worker's own call
     "verl.utils.distributed:initialize_global_process_group_ray": ("timeout_second", "backend"),
     # the critic and the reference policy
@@ -119,9 +125,8 @@ TEXTS: dict[str, tuple[str, ...]] = {
     ),
     "verl.workers.engine_workers:TrainingWorker.infer_batch": ('key="compute_loss"', "if key not in data.keys()"),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_inputs": (
-        'output_args["input_ids_rmpad_rolled"]',
-        'output_args["temperature"]',
         '"temperature_is_one"',
+        'key="use_remove_padding", default=True',
     ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (
         'self.model_config.model_type == "language_model"',

@@ -15,6 +15,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine_workers import TrainingWorker
 
 from spear_envs.core.errors import SpearError
+from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.workers import (
     CpuValueModelEngine,
     SpearActorRolloutRefWorker,
@@ -55,19 +56,24 @@ def test_a_critic_is_built_as_a_token_classifier_over_the_actors_network(
     config = SimpleNamespace(architectures=["Qwen2ForCausalLM"])
     engine.model_config = SimpleNamespace(hf_config=config, model_type="value_model")
 
-    def build(self: Any) -> str:
+    chosen: list[str] = []
+    module = SimpleNamespace(
+        config=SimpleNamespace(_attn_implementation="sdpa"), set_attn_implementation=lambda name: chosen.append(name)
+    )
+
+    def build(self: Any) -> Any:
         assert self.model_config.model_type == "language_model" and not self.use_remove_padding
         assert config.architectures == ["Qwen2ForTokenClassification"] and config.num_labels == 1
         if fails:
             raise OSError("no such model")
-        return "module"
+        return module
 
     monkeypatch.setattr(FSDPEngine, "_build_module", build)
     if fails:
         with pytest.raises(OSError, match="no such model"):
             engine._build_module()
     else:
-        assert engine._build_module() == "module"
+        assert engine._build_module() is module and chosen == [PACKED]
     assert engine.model_config.model_type == "value_model" and engine.use_remove_padding
 
 

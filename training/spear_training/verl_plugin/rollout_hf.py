@@ -22,6 +22,7 @@ from spear_training.verl_plugin.rollout_servers import (
     read_sampling,
     register_backend,
 )
+from spear_training.verl_plugin.scoring import make_exact
 
 
 @ray.remote(num_cpus=0)
@@ -31,6 +32,7 @@ class HFServer(CpuServer):
     def __init__(self, model_path: str, response_length: int, dtype: str) -> None:
         threads = int(os.environ.get("OMP_NUM_THREADS", 1))
         self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
+        make_exact(self._model.model.get_output_embeddings())
         self._response_length = response_length
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spear_hf")
 

@@ -18,7 +18,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
-from spear_training.verl_plugin import attention  # noqa: F401  (registers itself with transformers)
+from spear_training.verl_plugin.adapters import MergesAdapter
+from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.scoring import ScoresLearnt
 from spear_training.verl_plugin.vision import ReadsPictures
 
@@ -27,7 +28,7 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
-class LanguageModelEngine(ScoresLearnt, ReadsPictures, FSDPEngineWithLMHead):
+class LanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, FSDPEngineWithLMHead):
     """verl's own FSDP engine of a policy, with logits only where a token is learnt; it reads our rows' pictures."""
 
 
@@ -41,9 +42,13 @@ class CpuEngine(FSDPEngine):
         # Without padding verl sends the attention of Qwen2.5-VL straight to flash-attention, which no CPU has.
         packed, self.use_remove_padding = self.use_remove_padding, False
         try:
-            return super()._build_module()
+            module = super()._build_module()
         finally:
             self.use_remove_padding = packed
+        if packed and module.config._attn_implementation == "sdpa":
+            # Not in the configuration, which is saved with the model: only here is there something of this name.
+            module.set_attn_implementation(PACKED)
+        return module
 
     def _build_fsdp_module(self, module: Any) -> Any:
         # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
@@ -63,7 +68,7 @@ class CpuEngine(FSDPEngine):
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModelEngine(ScoresLearnt, ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
+class CpuLanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
     """The same, registered for the CPU."""
 
 

@@ -206,13 +206,13 @@ def test_a_model_that_was_fetched_is_a_folder_before_anything_starts(
     monkeypatch.setenv("SPEAR_DATA", str(tmp_path))
     fetched = tmp_path / "models" / "smollm2-135m"
     shutil.copytree(model_folder, fetched)
-    for override in ("model=smollm2_135m", f"{MODEL}=smollm2-135m"):
+    for override in ("model=smollm2-135m", f"{MODEL}=smollm2-135m"):
         training = compose_training((override, TEXT), Path("x"))
         assert training.config.actor_rollout_ref.model.path == str(fetched)
         assert training.fit is not None and not training.fit.describe()
     monkeypatch.setenv("SPEAR_OFFLINE", "1")
     shutil.rmtree(fetched)
-    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2_135m", TEXT, check=True)
+    assert "smollm2-135m is not here, and downloads are forbidden" in fail("model=smollm2-135m", TEXT, check=True)
 
 
 def test_a_hub_id_is_left_to_verl() -> None:

@@ -75,8 +75,8 @@ def list_models(config_dir: Path | None = None) -> list[ModelListing]:
     found = [describe_known(name, name) for name in KNOWN] + [_describe_fetched(path) for path in others]
     for point in sorted(entry_points(group=MODEL_GROUP)):
         survey: Callable[[Path | None], list[ModelListing]] = point.load()
-        found += survey(config_dir)
-    return found
+        found += [model for model in survey(config_dir) if model.name not in KNOWN]
+    return sorted(found, key=lambda model: model.name)
 
 
 def _describe_fetched(folder: Path) -> ModelListing:

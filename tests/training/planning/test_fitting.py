@@ -98,7 +98,7 @@ def test_the_width_of_the_computation_is_that_of_the_configuration() -> None:
 
 
 def compose(*overrides: str) -> Any:
-    return compose_config(("preset=demo", "model=smollm2_135m", *overrides), Path("x"), check=False)
+    return compose_config(("preset=demo", "model=smollm2-135m", *overrides), Path("x"), check=False)
 
 
 def read(config: Any) -> tuple[int, bool]:

@@ -22,8 +22,9 @@ def folder() -> str:
         pytest.skip(f"the model cannot be had: {error}")
 
 
-@pytest.mark.parametrize(("dtype", "mean"), [("bfloat16", 0.02), ("float32", 1e-4)])
+@pytest.mark.parametrize(("dtype", "mean"), [("bfloat16", 0.04), ("float32", 1e-4)])
 def test_rollouts_and_trainer_agree(folder: str, dtype: str, mean: float) -> None:
+    # Without a cold start at temperature 1, where hardly a token is certain: rounding shows most.
     found = run_alone("rollout", folder, dtype)
     assert found["tokens"] > 60
     assert found["mean"] <= mean, found

@@ -157,7 +157,17 @@ def _train(
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
     )
-    run_spear("train", "preset=alfworld_smollm2", *keys, *overrides, "--out", str(out), threads=2, **variables)
+    run_spear(
+        "train",
+        "preset=alfworld_smollm2",
+        "cluster=cpu_vllm",
+        *keys,
+        *overrides,
+        "--out",
+        str(out),
+        threads=2,
+        **variables,
+    )
 
 
 def _learn(work: Path) -> Iterator[Figure]:

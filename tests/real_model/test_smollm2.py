@@ -78,7 +78,9 @@ def test_a_cold_start_and_two_steps(model: str, tmp_path: Path) -> None:
     )
     short = ("trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false")
     path = f"actor_rollout_ref.model.path={cold / 'model'}"
-    done = run("train", "preset=alfworld_smollm2", path, *small, *short, "--out", str(out), timeout=1800)
+    done = run(
+        "train", "preset=alfworld_smollm2", "cluster=cpu_vllm", path, *small, *short, "--out", str(out), timeout=1800
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     apart = [record["training/rollout_log_probs_diff_mean"] for record in read_history(out)]
     assert len(apart) == 2

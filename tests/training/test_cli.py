@@ -56,7 +56,7 @@ def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture
         (("spear.sil.gama=cosine",), "did you mean spear.sil.gamma?"),
         (
             ("cluster=cup",),
-            "there is no cluster 'cup'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu",
+            "there is no cluster 'cup'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm",
         ),
         ((), "no model: pass actor_rollout_ref.model.path=FOLDER"),
         ((f"{MODEL}=/no/such",), "the model folder /no/such does not exist"),

@@ -171,8 +171,8 @@ def test_an_override_that_cannot_be_is_told_with_the_mend(override: str, expecte
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
-        ("cluster=cpuu", "there is no cluster 'cpuu'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu"),
-        ("cluster=tpu-pod", "there is no cluster 'tpu-pod'; choose 1gpu, 4x8gpu, 8gpu, cpu"),
+        ("cluster=cpuu", "there is no cluster 'cpuu'; did you mean cpu? There are 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
+        ("cluster=tpu-pod", "there is no cluster 'tpu-pod'; choose 1gpu, 4x8gpu, 8gpu, cpu, cpu_vllm"),
         ("preset=alfworld_qwen2.5_72b", "did you mean alfworld_qwen2.5_7b? There are alfworld, alfworld_qwen2.5_1.5b,"),
         ("preset=official/demo", "there is no preset 'official/demo'; did you mean demo?"),
         ("model=", "there is no model ''; choose qwen2.5_1.5b"),

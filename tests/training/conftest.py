@@ -7,15 +7,25 @@ from pathlib import Path
 
 import pytest
 
+TINY_CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+"""``config.json`` of a model that costs nothing."""
+
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the ``config.json`` of a tiny model, without weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
-    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32}
-    config |= {"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
     return folder
 
 

@@ -22,6 +22,7 @@ from spear_training import demo
 from spear_training.environments import EnvironmentSettings
 from spear_training.launch import compose_config
 from tests.agents.test_metrics import train, write_launch
+from tests.training.conftest import TINY_CONFIG
 
 TASKS = 10
 
@@ -37,7 +38,7 @@ class Stage:
     def make_policy(self, folder: Path, console: Console) -> None:
         self.policies += 1
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
 
     def run_training(self, overrides: tuple[str, ...], out: Path, console: Console) -> None:
         config = compose_config(overrides, out)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,19 @@ from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_training import precision  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
 from spear_training.precision import TINY, choose_dtype, has_amx  # noqa: E402
+from tests.training.conftest import TINY_CONFIG  # noqa: E402
 
 DTYPE = "actor_rollout_ref.rollout.dtype"
 
 
 def make_folder(folder: Path, size: int) -> Path:
-    """A model with weights of so many bytes, which are not there."""
+    """A model with a file of weights of so many bytes, which holds nothing else."""
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
+    spare = 8 + 96  # the header's length, and the header
+    header = json.dumps({"zeros": {"dtype": "U8", "shape": [size - spare], "data_offsets": [0, size - spare]}})
     with (folder / "model.safetensors").open("wb") as file:
+        file.write((96).to_bytes(8, "little") + header.ljust(96).encode("ascii"))
         file.truncate(size)
     return folder
 
@@ -47,7 +52,7 @@ def test_the_cpu_says_what_it_can() -> None:
 
 @pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
 def test_one_key_sets_rollouts_actor_reference_and_critic(tmp_path: Path, chosen: str) -> None:
-    model = make_folder(tmp_path / "model", 1)
+    model = make_folder(tmp_path / "model", 4096)
     overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", f"{DTYPE}={chosen}")
     config = compose_config(overrides, tmp_path / "run")
     node = config.actor_rollout_ref
@@ -71,7 +76,7 @@ def test_a_tiny_policy_stays_float32_by_itself(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_rollouts_and_trainer_that_compute_otherwise_are_refused(tmp_path: Path, override: str) -> None:
-    model = make_folder(tmp_path / "model", 1)
+    model = make_folder(tmp_path / "model", 4096)
     overrides = ("preset=demo", f"actor_rollout_ref.model.path={model}", "spear.kl.coefficient=0.1", override)
     with pytest.raises(SpearError, match=f"would compute in bf16 and the rollouts in float32: set {DTYPE} alone"):
         compose_config(overrides, tmp_path / "run")

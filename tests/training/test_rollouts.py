@@ -16,6 +16,7 @@ from spear_envs.core.errors import SpearError
 from spear_training import rollouts
 from spear_training.launch import compose_config
 from spear_training.rollouts import check_rollouts, require_backend
+from tests.training.conftest import TINY_CONFIG
 
 MODEL = "actor_rollout_ref.model.path"
 NAME = "actor_rollout_ref.rollout.name"
@@ -23,7 +24,7 @@ NAME = "actor_rollout_ref.rollout.name"
 
 def save_config(folder: Path, **config: Any) -> Path:
     folder.mkdir()
-    sizes = {"model_type": "qwen3", "head_dim": 32, "max_position_embeddings": 1024}
+    sizes = TINY_CONFIG | {"head_dim": 32, "max_position_embeddings": 1024}
     (folder / "config.json").write_text(json.dumps(sizes | config))
     return folder
 

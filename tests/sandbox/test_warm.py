@@ -104,6 +104,7 @@ def test_dead_interpreter_is_started_again(pool: BlockingExecutor) -> None:
     play(test)
 
 
+@pytest.mark.slow
 def test_worn_out_interpreter_is_replaced_without_a_fault(
     pool: BlockingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ except ChildProcessError:
 """
 
 
+@pytest.mark.slow
 def test_no_dead_process_is_left_to_process_1(pool: BlockingExecutor) -> None:
     """That of a container may be the service itself, which knows nothing of them."""
     done = subprocess.run(

@@ -161,6 +161,7 @@ def test_a_killed_training_says_so(out: Path, stand_in: StandIn) -> None:
         run(out)
 
 
+@pytest.mark.slow
 def test_a_real_process_with_a_broken_configuration_fails_with_one_line(out: Path) -> None:
     pytest.importorskip("verl", reason="needs the extra 'train'")
     (out / "config.yaml").write_text("trainer: {device: cpu}\n")

@@ -92,6 +92,7 @@ def validate(config: Any) -> None:
     RunSettings.from_config(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_of_the_paper_on_each_cluster_is_a_configuration_of_verl(name: str) -> None:
     preset = load_preset(name)

@@ -88,6 +88,7 @@ def test_the_configuration_names_classes_that_exist() -> None:
     assert len(modules) >= 2 and all(map(find_spec, modules)), modules
 
 
+@pytest.mark.slow
 def test_verl_loads_the_plugin_by_its_variable_in_a_fresh_process(tmp_path: Path) -> None:
     # As a Ray actor does: it unpickles a class of ours, which enters a submodule of the plugin before verl is imported.
     # The last call is the one that verl's own worker makes.

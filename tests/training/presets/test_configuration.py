@@ -16,7 +16,7 @@ from spear_training.presets import list_presets, load_preset
 from spear_training.settings import RunSettings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-GPU_CLUSTERS = [name for name in list_choices("cluster") if name != "cpu"]
+GPU_CLUSTERS = [name for name in list_choices("cluster") if not name.startswith("cpu")]
 MODELS = {preset.name: preset.model for preset in survey_presets() if preset.of_paper and preset.model}
 
 

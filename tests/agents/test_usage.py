@@ -23,7 +23,7 @@ def test_tokens_from_a_local_cache_are_counted() -> None:
     usage = sum_usage([played])
     assert (usage.prompt_tokens, usage.completion_tokens) == (300 + 350 + 400, 30)
     assert usage.cached_tokens == 512
-    assert usage.cacheable_tokens == (310 - 128) + (360 - 128)
+    assert usage.cacheable_tokens == (310 - 32) + (360 - 32)
     assert usage.cached_share == pytest.approx(512 / 1050) and not usage.is_thrashing
     assert Trajectory.from_json(played.to_json()).turns[1].cached_tokens == 256, "the record keeps it"
     assert usage.to_json()["cached_tokens"] == 512
@@ -34,7 +34,7 @@ def test_tokens_from_a_local_cache_are_counted() -> None:
 def test_a_cache_that_forgets_what_comes_next_is_told() -> None:
     turns = [turn(300, 10, 0), turn(40, 10, 100), turn(40, 10, 0)]
     assert sum_usage([episode(*turns)]).is_thrashing
-    short = [turn(30, 10, 0), turn(40, 10, 0)]
+    short = [turn(20, 10, 0), turn(40, 10, 0)]
     assert not sum_usage([episode(*short)]).is_thrashing, "less than a block cannot be kept"
 
 

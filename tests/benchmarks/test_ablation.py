@@ -67,6 +67,7 @@ def record_all(results: Path, scenario: Scenario) -> None:
             record_trial(results, trial, {"a": high, "b": high, "c": 0.0 if trial.seed else high})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_arms_differ_in_the_algorithm_alone(scenario: Scenario, tmp_path: Path) -> None:
     def compose(trial: Trial) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def test_a_finished_result_outlives_one_that_fails(run: Run, folder: Path, tmp_p
     assert not list((tmp_path / "out" / "work").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended(run: Run, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stubborn = (
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\nif not os.fork(): time.sleep(600)\n"

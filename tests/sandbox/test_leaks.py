@@ -24,6 +24,7 @@ async def play(runs: int) -> list[str]:
         await executor.close()
 
 
+@pytest.mark.slow
 def test_a_few_hundred_runs(pool: BlockingExecutor) -> None:
     assert asyncio.run(play(300)) == []
 

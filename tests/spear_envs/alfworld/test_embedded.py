@@ -73,6 +73,7 @@ def make_all(size: RoomSize) -> dict[str, list[Facts]]:
 
 
 @each_size
+@pytest.mark.slow
 def test_every_listed_game_comes_out_as_listed_and_is_won(size: RoomSize) -> None:
     for split, games in make_all(size).items():
         listed = list_embedded(split, size)

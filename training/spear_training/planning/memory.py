@@ -13,6 +13,8 @@ LOGITS = 2**26
 """How many logits exist at a time, see :mod:`spear_training.verl_plugin.scoring`."""
 LOGIT_BYTES = 16
 """Estimate of what a logit takes in its backward pass: itself, its float32 copy, the logarithm and their gradients."""
+VLLM_PROCESSES = 3 * GIB
+"""What vLLM's own take on a CPU besides weights and cache: with a model of 135 M parameters 3 GiB were seen."""
 PROCESSES = 3 * GIB
 """Estimate of what Ray, torch and the environments take in all processes of a training on a CPU."""
 
@@ -170,6 +172,7 @@ def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float,
             held.append(Item("key-value cache", size, "max_num_seqs × longest row, or a quarter of what is free"))
         else:
             held.append(Item("key-value cache", gib * GIB, "engine_kwargs.vllm_cpu.kv_cache_gib"))
+        held.append(Item("vLLM's processes", VLLM_PROCESSES, "estimate: a server, a scheduler, a worker"))
     return (*held, Item("processes", PROCESSES, "estimate: Ray, torch, environments"))
 
 

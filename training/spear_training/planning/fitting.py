@@ -53,10 +53,10 @@ class Fit:
         """One line; empty where nothing was chosen and everything fits."""
         size = f"about {self.needed / GIB:.1f} GiB of the {self.room / GIB:.1f} GiB that are free"
         ways = "with" if self.checkpointing else "without"
+        if self.needed > self.room:
+            return f"micro-batches of {self.tokens:,} tokens {ways} gradient checkpointing may not fit: {size}"
         if self.chosen:
             return f"micro-batches of {self.tokens:,} tokens {ways} gradient checkpointing: {size}"
-        if self.needed > self.room:
-            return f"micro-batches of {self.tokens:,} tokens, as asked for, may not fit: {size}"
         return ""
 
 
@@ -110,14 +110,16 @@ def fit_update(trainer: Trainer, wish: Wish, room: float, others: Sequence[Item]
     ways = [wish.checkpointing] if wish.given_checkpointing or wish.checkpointing else [False, True]
     found = {way: capacity(way) for way in ways}
     good = [way for way in ways if found[way] >= max(wish.longest, min(wish.tokens, wish.share, ENOUGH))]
-    way = good[0] if good else max(ways, key=lambda way: found[way])
-    least = need(wish.longest, ways[-1])
+    best = max(ways, key=lambda way: found[way])
+    way = good[0] if good else best if found[best] else ways[-1]
+    # What else lies there is a rough estimate: it narrows the choice, and refuses nothing.
+    least = need(wish.longest, ways[-1]) - taken
     if least > room:
         raise SpearError(
             f"one row of {wish.longest:,} tokens takes about {least / GIB:.1f} GiB to update, and {room / GIB:.1f} GiB "
             "are free: take a smaller model, shorter rows, or more memory"
         )
-    tokens = found[way] or wish.tokens  # none only where the user's own do not fit
+    tokens = found[way] or (wish.tokens if wish.given_tokens else wish.longest)  # none fits beside the rest
     chosen = tokens < min(wish.tokens, wish.share) or way != wish.checkpointing
     return Fit(tokens, way, need(tokens, way), room, chosen)
 

@@ -67,10 +67,10 @@ def _hide(game: Game, state: State, shown: Set[str]) -> State:
 def _look_further(game: Game, state: State, shown: Set[str]) -> list[str]:
     """The way to the next receptacle that was not looked into; empty if there is none."""
     hidden = [name for name in game.receptacles if name not in shown]
-    wanted = list_wanted(game, state)
-    fitting = [name for name in hidden if any(game.accepts(name, thing) for thing in wanted)]
     if not hidden:
         return []
+    wanted = list_wanted(game, state)
+    fitting = [name for name in hidden if any(game.accepts(name, thing) for thing in wanted)]
     here = state.location
     best = min(fitting or hidden, key=lambda name: (game.location_of[name] != here, name in game.openable))
     if game.location_of[best] != here:

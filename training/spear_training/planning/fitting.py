@@ -20,7 +20,7 @@ from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_
 ENOUGH = 4096
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again."""
 SHARE = 0.9
-"""Of a GPU's memory that an update may take."""
+"""Of the memory that a training may take."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 Keys = tuple[str, str]
 """Where a configuration has tokens of a micro-batch, and gradient checkpointing."""
@@ -207,9 +207,9 @@ def _write(config: DictConfig, values: dict[str, Any]) -> None:
 
 
 def find_room(device: str) -> float | None:
-    """Bytes that a training may take: what is free on this machine, or a share of its smallest GPU; None if unknown."""
+    """Bytes that a training may take: a share of what is free here, or of the smallest GPU; None if unknown."""
     if device == "cpu":
-        return 0.9 * find_free_memory()
+        return SHARE * find_free_memory()
     if shutil.which(CARDS[0]) is None:
         return None
     done = subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False)

@@ -261,6 +261,7 @@ def test_two_steps_of_training(tmp_path: Path, services: Any, tools: list[Any]) 
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
         "actor_rollout_ref.actor.optim.lr": 1e-3,
         "actor_rollout_ref.actor.optim.weight_decay": 0.0,
+        "actor_rollout_ref.rollout.dtype": "float32",
         "actor_rollout_ref.rollout.n": 4,
         "actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent",
         "actor_rollout_ref.rollout.multi_turn.enable": True,

@@ -27,7 +27,7 @@ from spear_sandbox.protocol import (
     SandboxFault,
 )
 from spear_sandbox.tally import Tally
-from spear_sandbox.web.answering import add_error_pages, check_sender, read_body, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,
@@ -87,6 +87,7 @@ class RunService:
 
     def __init__(self, executor: ServedExecutor, settings: ServiceSettings) -> None:
         self.settings = settings
+        self._bodies = BodyRoom()
         self.tally = Tally()
         self.admission = Admission(settings.max_running, settings.queue_length)
         self.metrics = MetricsPage(lambda: collect_metrics(self.tally, self.admission, executor.health()))
@@ -114,7 +115,7 @@ class RunService:
 
     async def _answer(self, request: Request) -> Response:
         self.check_sender(request)
-        body = await read_body(request, self.settings.body_bytes, ADVICE)
+        body = await self._bodies.read(request, self.settings.body_bytes, ADVICE)
         try:
             asked = read_request(body)
         except BadRequestError as error:

@@ -38,6 +38,24 @@ OnLines = Callable[[int, int], None]
 """Hears how many lines and how many bytes have been read."""
 
 
+class OpenFile:
+    """Bytes of a file that nobody may write to. Mapped, a file that shrinks would end the process (SIGBUS)."""
+
+    def __init__(self, path: Path, descriptor: int, stat: os.stat_result) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._state = _identify(stat)
+
+    def __getitem__(self, span: slice) -> bytes:
+        data = os.pread(self._descriptor, span.stop - span.start, span.start)
+        if _identify(os.fstat(self._descriptor)) != self._state:
+            raise SpearError(f"the corpus {self._path} was written to while it is open: start again.")
+        return data
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
 class Corpus:
     """Documents by row. Made by :meth:`open` or :meth:`in_memory`; can be used by several threads.
 
@@ -47,7 +65,7 @@ class Corpus:
     """
 
     def __init__(
-        self, text: bytes | mmap.mmap, offsets: npt.NDArray[np.int64], fingerprint: str, path: Path | None
+        self, text: bytes | OpenFile, offsets: npt.NDArray[np.int64], fingerprint: str, path: Path | None
     ) -> None:
         self._text = text
         self._offsets = offsets
@@ -56,7 +74,7 @@ class Corpus:
 
     @classmethod
     def open(cls, path: Path, *, on_lines: OnLines | None = None) -> Corpus:
-        """Map a JSONL file.
+        """Open a JSONL file.
 
         Args:
             path: the file; not compressed.
@@ -72,7 +90,7 @@ class Corpus:
                 stat = os.fstat(file.fileno())
                 kept = _read_offsets(path, stat)
                 offsets, fingerprint = _scan(file, str(path), on_lines) if kept is None else kept
-                text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                text = OpenFile(path, os.dup(file.fileno()), stat)
         except FileNotFoundError:
             raise SpearError(f"there is no corpus {path}: check the path.") from None
         except OSError as error:
@@ -101,6 +119,7 @@ class Corpus:
 
         Raises:
             IndexError: there is no such row.
+            SpearError: the file was written to since it was opened.
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a corpus of {len(self)} documents")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
@@ -27,7 +28,7 @@ from spear_envs.retrieval.metrics import collect_metrics
 from spear_envs.retrieval.searcher import check_match
 from spear_envs.retrieval.tally import Tally
 from spear_envs.retrieval.wire import BadRequestError, RequestLimits, read_request, write_result
-from spear_sandbox.web.answering import add_error_pages, check_sender, read_body, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class RetrievalService:
 
     def __init__(self, load: Callable[[], tuple[Corpus, Retriever]], settings: ServiceSettings) -> None:
         self.settings = settings
+        self._bodies = BodyRoom()
         self.tally = Tally()
         self.metrics = MetricsPage(
             lambda: collect_metrics(self.tally, self._ready.batcher.pending if self._ready else 0)
@@ -132,7 +134,7 @@ class RetrievalService:
     async def _retrieve(self, request: Request) -> Response:
         self.check_sender(request)
         try:
-            body = await read_body(request, self.settings.requests.body_bytes, ADVICE)
+            body = await self._bodies.read(request, self.settings.requests.body_bytes, ADVICE)
             asked = read_request(body, self.settings.requests)
             if (ready := self._ready) is None:
                 raise OverloadedError("the index is being loaded: try again in a moment.")
@@ -146,7 +148,7 @@ class RetrievalService:
             raise HTTPException(504, str(error)) from None
         except CallerGoneError:
             raise HTTPException(499, "the one who asked is gone.") from None
-        except RetrieverError as error:
+        except (RetrieverError, SpearError) as error:
             raise HTTPException(500, str(error)) from error
         return Response(content, media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from spear_sandbox.web.listening import find_stranger
 
-__all__ = ["add_error_pages", "check_sender", "read_body", "refuse", "write_json"]
+__all__ = ["BodyRoom", "add_error_pages", "check_sender", "refuse", "write_json"]
 
 
 def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tuple[int, str] | None:
@@ -45,30 +46,57 @@ def check_sender(request: Request, *, token: str | None, local: bool) -> None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
 
 
-async def read_body(request: Request, limit: int, advice: str) -> bytes:
-    """The body of a request, of which never more than the limit is kept.
+class BodyRoom:
+    """Memory for the bodies of all requests that are being read, together.
 
     Args:
-        limit: bytes.
-        advice: what the sender of a larger one should do.
-
-    Raises:
-        HTTPException: it is larger, status 413; or the sender went away, status 499.
+        total_bytes: of all of them; one that would need more is turned away.
+        seconds: that one body may take to come.
     """
-    detail = f"the body has more than {limit} bytes: {advice}."
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise HTTPException(413, detail)
-    chunks, size = [], 0
-    try:
+
+    def __init__(self, total_bytes: int = 256 << 20, seconds: float = 30.0) -> None:
+        self.total_bytes = total_bytes
+        self.seconds = seconds
+        self._used = 0
+
+    async def read(self, request: Request, limit: int, advice: str) -> bytes:
+        """The body of a request, of which never more than the limit is kept.
+
+        Args:
+            limit: bytes.
+            advice: what the sender of a larger one should do.
+
+        Raises:
+            HTTPException: it is larger, status 413; it did not come in time, 408; others take all the room, 503; or
+                the sender went away, 499.
+        """
+        detail = f"the body has more than {limit} bytes: {advice}."
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise HTTPException(413, detail)
+        chunks: list[bytes] = []
+        try:
+            await asyncio.wait_for(self._read(request, chunks, limit, detail), self.seconds)
+        except asyncio.TimeoutError:
+            late = f"the body did not come within {self.seconds:g} s: send it at once."
+            raise HTTPException(408, late, headers={"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise HTTPException(499, "the one who asked is gone.") from None
+        finally:
+            self._used -= sum(map(len, chunks))
+        return b"".join(chunks)
+
+    async def _read(self, request: Request, chunks: list[bytes], limit: int, detail: str) -> None:
+        size = 0
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
                 raise HTTPException(413, detail)
+            if self._used + len(chunk) > self.total_bytes:
+                busy = "the bodies of other requests take all the room there is: try again in a moment."
+                raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
+            self._used += len(chunk)
             chunks.append(chunk)
-    except ClientDisconnect:
-        raise HTTPException(499, "the one who asked is gone.") from None
-    return b"".join(chunks)
 
 
 def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:

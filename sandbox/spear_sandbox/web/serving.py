@@ -1,34 +1,159 @@
-"""A server in this process, until it is told to stop."""
+"""A server in this process, until it is told to stop. Slow and greedy clients do not keep the others out."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import resource
 import signal
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["ignore_signals_at_the_end", "make_server"]
+__all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server"]
+
+DESCRIPTORS = 65_536
+"""As many as a server asks for; the soft limit of most systems is 1,024."""
+SPARE_DESCRIPTORS = 128
+"""For files and pipes, beside the connections."""
+DRAINED = 1 << 20
+"""Bytes of a body in chunks that are dropped, after an answer that did not wait for it, before the connection ends."""
+TICKS = 5
+"""Tenths of a second between two looks at the connections."""
 
 
-def make_server(app: FastAPI, *, drain_s: int, **options: Any) -> uvicorn.Server:
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What one client may take from the others.
+
+    Args:
+        head_s: seconds from the begin of a connection, or of a later request, to the end of the request's headers.
+        head_bytes: of the headers of one request.
+        connections: open at a time, at most what the limit of descriptors allows.
+    """
+
+    head_s: float = 10.0
+    head_bytes: int = 64 << 10
+    connections: int = 4096
+
+
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, which itself bounds neither the number of connections nor the size and time of headers."""
+
+    limits: ClassVar[ConnectionLimits]
+    head_since: float | None = None
+    """When the client began to send headers that are not complete; None where it does not."""
+    _received = 0
+    """Bytes since the last headers were complete."""
+    _allowed: float = 0
+    """Of these: what is left of the body, and the next headers."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Admit a connection, or turn it away with 503 where there are too many."""
+        super().connection_made(transport)
+        self.head_since, self._allowed = time.monotonic(), self.limits.head_bytes
+        if len(self.connections) > self.limits.connections:
+            self._refuse("503 Service Unavailable", "this service has too many connections: try again in a moment.")
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; headers that are too long end the connection with 431."""
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self.head_since, self._received = None, 0
+            self._allowed = self.limits.head_bytes + _find_length(self.cycle.scope["headers"])
+            return
+        if self.head_since is None and (cycle is None or cycle.response_complete):
+            self.head_since = time.monotonic()
+        self._received += len(data)
+        if self._received > self._allowed and not self.transport.is_closing():
+            self._refuse("431 Request Header Fields Too Large", "the headers of this request are too long.")
+
+    def on_response_complete(self) -> None:
+        """Drop the rest of a body that was refused, and wait for the next request."""
+        super().on_response_complete()
+        if self._allowed == math.inf:
+            self._allowed = self._received + DRAINED
+
+    def _refuse(self, status: str, reason: str) -> None:
+        detail = f'{{"detail": "{reason}"}}'
+        self.transport.write(
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(detail)}\r\n"
+            f"retry-after: 1\r\nconnection: close\r\n\r\n{detail}".encode()
+        )
+        self.transport.close()
+
+
+def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
+    """Bytes of the body that headers announce; infinite for one in chunks, which whoever reads it bounds."""
+    found = dict(headers)
+    if b"transfer-encoding" in found:
+        return math.inf
+    length = found.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
+
+
+class BoundedServer(uvicorn.Server):
+    """uvicorn's server; it closes connections whose headers do not come."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at the connections now and then."""
+        if counter % TICKS == 0:
+            now = time.monotonic()
+            # WebSockets are among them, and have pings of their own.
+            bounded = [item for item in self.server_state.connections if isinstance(item, BoundedProtocol)]
+            for connection in bounded:
+                if connection.head_since is not None and now - connection.head_since > connection.limits.head_s:
+                    connection.transport.abort()
+        return await super().on_tick(counter)
+
+
+def make_server(
+    app: FastAPI, *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
+) -> uvicorn.Server:
     """A server that says nothing of itself, loaded: a package that it misses is noticed before it is told ready.
+
+    It raises the soft limit of descriptors of this process.
 
     Args:
         app: what answers.
         drain_s: how long requests under way may take after a signal to stop.
+        limits: of its connections.
         options: others of ``uvicorn.Config``.
 
     Raises:
         ModuleNotFoundError: a package for one of the options is not installed.
     """
+    limits = limits or ConnectionLimits()
+    most = min(limits.connections, max(_raise_descriptors() - SPARE_DESCRIPTORS, 1))
+    bounds = {"limits": ConnectionLimits(limits.head_s, limits.head_bytes, most)}
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=drain_s, **options
+        app,
+        http=type("Protocol", (BoundedProtocol,), bounds),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=drain_s,
+        backlog=most,
+        **options,
     )
     config.load()
-    return uvicorn.Server(config)
+    return BoundedServer(config)
+
+
+def _raise_descriptors() -> int:
+    """Raise this process's soft limit of descriptors as far as allowed and sensible; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from spear_envs.adapters.openenv.wire import (
     write_json,
     write_observation,
 )
-from spear_sandbox.web.answering import check_sender, read_body, refuse
+from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
 
 __all__ = ["EnvService", "ServiceSettings", "make_app"]
 
@@ -74,6 +74,7 @@ class EnvService:
         self.name = name
         self.description = description
         self.settings = settings
+        self._bodies = BodyRoom()
         self.pool = SessionPool(make, settings.max_sessions)
         # One thread for each session: a slow environment of one does not hold up the others.
         self._threads = ThreadPoolExecutor(settings.max_sessions + 1, thread_name_prefix="session")
@@ -106,7 +107,7 @@ class EnvService:
             HTTPException: the request may not come in, or its body is too large or no object (422).
         """
         self.check(request)
-        body = await read_body(request, self.settings.body_bytes, "ask for less at a time")
+        body = await self._bodies.read(request, self.settings.body_bytes, "ask for less at a time")
         try:
             value = json.loads(body or b"{}")
         except (ValueError, RecursionError):

@@ -150,3 +150,28 @@ def test_memory_and_file_are_alike(tmp_path_factory: pytest.TempPathFactory, con
 def test_memory_refuses_what_is_no_document(documents: list[dict[str, object]]) -> None:
     with pytest.raises(SpearError):
         Corpus.in_memory(documents)
+
+
+@pytest.mark.parametrize("change", ["truncate", "rewrite"])
+def test_a_file_that_is_written_to_is_noticed(tmp_path: Path, change: str) -> None:
+    path = write(tmp_path, GOOD + '{"id": "2", "contents": "x"}\n')
+    corpus = Corpus.open(path)
+    assert corpus.document(1)["id"] == "2"
+    state = path.stat()
+    if change == "truncate":
+        os.truncate(path, 0)
+    else:
+        path.write_text(path.read_text("utf-8").replace("x", "y"), "utf-8")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    for row in range(2):
+        with pytest.raises(SpearError, match="was written to while it is open: start again"):
+            corpus.raw(row)
+
+
+def test_a_file_that_is_replaced_stays_open(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    corpus = Corpus.open(path)
+    other = tmp_path / "other"
+    other.write_text("nothing", "utf-8")
+    other.replace(path)
+    assert corpus.document(0)["id"] == "1"

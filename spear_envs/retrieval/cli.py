@@ -125,3 +125,37 @@ def serve_passages(
     port = listener.getsockname()[1]
     listener.close()
     serve_replicas(Replicas(source, settings, replicas), host, port, announce)
+
+
+@retriever.command(name="mcp")
+@click.option(
+    "--retriever",
+    "choice",
+    default="bm25",
+    show_default=True,
+    help="bm25, dense, hybrid, or the address of a retrieval service.",
+)
+@click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
+@click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
+@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
+@take_address(8001)
+def serve_mcp(choice: str, corpus: Path | None, index: Path | None, http: bool, host: str, port: int) -> None:
+    """Offer search as a tool of the Model Context Protocol, over stdin and stdout or over HTTP (extra 'mcp').
+
+    \b
+    Example, for a client that starts it:
+        {"mcpServers": {"search": {"command": "spear", "args": ["retriever", "mcp"]}}}
+    """
+    from spear_envs.retrieval.mcp_server import make_mcp_server, serve_http
+    from spear_envs.search.opening import open_searcher
+
+    server = make_mcp_server(open_searcher(choice, corpus, index))
+    if not http:
+        server.run("stdio")
+        return
+    token = read_token(TOKEN_VARIABLE)
+    listener = bind_socket(host, port)
+    url = write_url(host, listener.getsockname()[1])
+    warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
+    click.echo(f"ready: search at {url}/mcp")
+    serve_http(server, listener, host=host, token=token)

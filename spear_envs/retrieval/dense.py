@@ -10,7 +10,7 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.encoders import MODEL, Encoder, OnnxEncoder, TorchEncoder
+from spear_envs.retrieval.encoders import MODEL, Encoder, OnnxEncoder, TorchEncoder, check_device
 from spear_envs.retrieval.kinds import parse_type
 from spear_envs.retrieval.manifest import EXACT, EXPORT, INDEX, MEND, Manifest, Part, open_manifest
 from spear_envs.retrieval.models import EncoderSpec, describe_model, find_model
@@ -34,10 +34,12 @@ class DenseRetriever:
         ef_search: of an HNSW index, 128 by default.
         nprobe: lists of an IVF index that are looked into, an eighth of them by default.
         threads: of the processor, for a batch.
+        device: of torch, that encodes queries: in float16 by the model itself on everything but ``"cpu"``. faiss
+            searches a flat or IVF index there too, where its build for GPUs is installed.
 
     Raises:
-        SpearError: the index is missing, damaged, of another corpus, model or length; or passages do not find
-            themselves in it.
+        SpearError: the index is missing, damaged, of another corpus, model or length; passages do not find themselves
+            in it; or there is no such device.
         ModuleNotFoundError: the extra ``search`` is not installed.
     """
 
@@ -50,7 +52,9 @@ class DenseRetriever:
         ef_search: int | None = None,
         nprobe: int | None = None,
         threads: int = 1,
+        device: str = "cpu",
     ) -> None:
+        check_device(device)
         manifest = open_manifest(index, Part.DENSE, corpus)
         try:
             kind = parse_type(manifest.settings["type"])
@@ -58,7 +62,7 @@ class DenseRetriever:
             spec = EncoderSpec.from_plain(manifest.settings["encoder"])
         except (KeyError, TypeError, ValueError) as error:
             raise SpearError(f"{manifest.folder}: the manifest is damaged ({error!r}): {MEND}.") from error
-        self._encoder = _open_encoder(manifest, spec, encoder, threads)
+        self._encoder = _open_encoder(manifest, spec, encoder, threads, device)
         self._index = VectorIndex(
             manifest.folder / INDEX,
             kind,
@@ -66,6 +70,7 @@ class DenseRetriever:
             ef_search=ef_search,
             nprobe=nprobe,
             threads=threads,
+            device=device,
         )
         self._threads = threads
         self.rows = len(corpus)
@@ -76,7 +81,7 @@ class DenseRetriever:
                 f"documents and an encoder of {found[2]} dimensions do not belong together: {MEND}."
             )
         self._probe(corpus, manifest)
-        settings = json.dumps([manifest.fingerprint, self._index.effort, self._encoder.backend])
+        settings = json.dumps([manifest.fingerprint, self._index.effort, self._encoder.backend, self._index.device])
         self.fingerprint = hashlib.sha256(settings.encode("ascii")).hexdigest()
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
@@ -106,6 +111,7 @@ class DenseRetriever:
             "encoder": spec.model,
             "encoder_fingerprint": spec.fingerprint,
             "backend": self._encoder.backend,
+            "searched_on": self._index.device,
             "dimension": self._encoder.dimension,
             "max_length": spec.max_length,
             "query_prefix": spec.query_prefix,
@@ -126,9 +132,11 @@ class DenseRetriever:
             )
 
 
-def _open_encoder(manifest: Manifest, spec: EncoderSpec, model: str | Path | None, threads: int) -> Encoder:
-    """The export in the index, or the model; held against what the index was made with."""
-    exported = f"{EXPORT}/{MODEL}" in manifest.files
+def _open_encoder(
+    manifest: Manifest, spec: EncoderSpec, model: str | Path | None, threads: int, device: str
+) -> Encoder:
+    """The export in the index (on the processor), or the model; held against what the index was made with."""
+    exported = device == "cpu" and f"{EXPORT}/{MODEL}" in manifest.files
     if model is None and exported:
         return OnnxEncoder(manifest.folder / EXPORT, spec, threads=threads)
     try:
@@ -148,4 +156,4 @@ def _open_encoder(manifest: Manifest, spec: EncoderSpec, model: str | Path | Non
         )
     if exported:
         return OnnxEncoder(manifest.folder / EXPORT, spec, threads=threads)
-    return TorchEncoder(folder, spec, threads=threads)
+    return TorchEncoder(folder, spec, device=device, threads=threads)

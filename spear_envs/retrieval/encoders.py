@@ -19,7 +19,7 @@ import numpy.typing as npt
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.models import EncoderSpec
 
-__all__ = ["Encoder", "OnnxEncoder", "TorchEncoder", "Vectors", "export_onnx"]
+__all__ = ["Encoder", "OnnxEncoder", "TorchEncoder", "Vectors", "check_device", "export_onnx"]
 
 Vectors = npt.NDArray[np.float32]
 """(N, D)."""
@@ -54,6 +54,23 @@ class Encoder(Protocol):
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Vectors of passages as one batch."""
+
+
+def check_device(device: str) -> None:
+    """Check that this machine has a device of torch.
+
+    Raises:
+        SpearError: torch does not know or does not have it.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # a build of torch without CUDA asserts
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpearError(f"torch has no device {device!r} here ({message}): give cpu, cuda or cuda:1.") from error
 
 
 def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:

@@ -34,6 +34,7 @@ def open_retriever(
     ef_search: int | None = None,
     nprobe: int | None = None,
     threads: int = 1,
+    device: str = "cpu",
 ) -> Retriever:
     """Open the retriever of a corpus.
 
@@ -41,7 +42,7 @@ def open_retriever(
         kind: ``"bm25"``, ``"dense"`` or ``"hybrid"``.
         corpus: what is searched.
         index: folder that ``spear index build`` wrote. BM25 over at most 100,000 documents needs none.
-        encoder, ef_search, nprobe, threads: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
+        encoder, ef_search, nprobe, threads, device: of :class:`~spear_envs.retrieval.dense.DenseRetriever`.
 
     Raises:
         SpearError: no such kind; the index is missing, damaged, or of another corpus or model.
@@ -54,6 +55,7 @@ def open_retriever(
             "ef_search": ef_search,
             "nprobe": nprobe,
             "threads": None if threads == 1 else threads,
+            "device": None if device == "cpu" else device,
         }
         if names := [name for name, value in given.items() if value is not None]:
             raise SpearError(f"{' and '.join(names)} set nothing of BM25, which has no encoder: leave them out.")
@@ -64,7 +66,9 @@ def open_retriever(
         )
     from spear_envs.retrieval.dense import DenseRetriever
 
-    dense = DenseRetriever(corpus, index, encoder=encoder, ef_search=ef_search, nprobe=nprobe, threads=threads)
+    dense = DenseRetriever(
+        corpus, index, encoder=encoder, ef_search=ef_search, nprobe=nprobe, threads=threads, device=device
+    )
     if kind is RetrieverKind.DENSE:
         return dense
     from spear_envs.retrieval.hybrid import HybridRetriever

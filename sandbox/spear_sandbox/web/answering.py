@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import find_stranger
 
-__all__ = ["BodyRoom", "add_error_pages", "check_sender", "refuse", "write_json"]
+__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "write_json"]
 
 
 def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tuple[int, str] | None:
@@ -44,6 +46,29 @@ def check_sender(request: Request, *, token: str | None, local: bool) -> None:
     refused = refuse(request.headers, token=token, local=local)
     if refused is not None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
+
+
+class Gate:
+    """An application that strangers do not reach, see :func:`refuse`; for one that others wrote.
+
+    Args:
+        app: ASGI.
+        token, local: as for :func:`refuse`.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, local: bool) -> None:
+        self._app = app
+        self._token = token
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let it in."""
+        if scope["type"] == "http":
+            refused = refuse(Headers(scope=scope), token=self._token, local=self._local)
+            if refused is not None:
+                await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class BodyRoom:

@@ -16,11 +16,12 @@ __all__ = ["bind_socket", "find_stranger", "is_loopback", "read_token", "write_u
 BACKLOG = 2048
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening TCP socket.
 
     Args:
         port: 0 for any free one.
+        shared: with other sockets of this user that are made so; the kernel deals the connections out.
 
     Raises:
         SpearError: the port is taken or not allowed, or the host has no such address.
@@ -32,6 +33,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

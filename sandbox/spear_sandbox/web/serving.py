@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 __all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server"]
@@ -114,7 +114,7 @@ class BoundedServer(uvicorn.Server):
 
 
 def make_server(
-    app: FastAPI, *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
+    app: ASGIApp, *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Server:
     """A server that says nothing of itself, loaded: a package that it misses is noticed before it is told ready.
 

@@ -79,17 +79,17 @@ def test_headers_that_do_not_come_end_the_connection(sent: bytes) -> None:
 
 
 def test_a_slow_body_is_no_slow_head() -> None:
-    with serve(ConnectionLimits(head_s=0.3)) as address:
-        with connect(address, POST + b"Content-Length: 2\r\n\r\n1") as client:
-            time.sleep(1.5)
-            client.sendall(b"2")
-            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    sent = POST + b"Content-Length: 2\r\n\r\n1"
+    with serve(ConnectionLimits(head_s=0.3)) as address, connect(address, sent) as client:
+        time.sleep(1.5)
+        client.sendall(b"2")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
-    with serve(room=BodyRoom(seconds=0.3)) as address:
-        with connect(address, POST + b"Content-Length: 2\r\n\r\n1") as client:
-            answer = read_all(client)
+    sent = POST + b"Content-Length: 2\r\n\r\n1"
+    with serve(room=BodyRoom(seconds=0.3)) as address, connect(address, sent) as client:
+        answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408") and b"within 0.3 s: send it at once" in answer
 
 

@@ -100,6 +100,37 @@ def test_effort_is_set_after_loading(make_corpus: MakeCorpus, build_index: Build
             open_retriever("dense", corpus, graph, **settings)
 
 
+def test_another_device_takes_the_model_in_half_precision(
+    make_corpus: MakeCorpus, build_index: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(50)
+    flat, graph = build_index(corpus, "flat", "flat"), build_index(corpus, "hnsw", "graph")
+    expected = open_retriever("dense", corpus, flat)
+    with pytest.raises(SpearError, match=r"torch has no device 'cuda' here .*: give cpu, cuda or cuda:1"):
+        open_retriever("dense", corpus, flat, device="cuda")
+    # "cpu:0" is to torch what "cpu" is, and to us what is not "cpu".
+    other = open_retriever("dense", corpus, flat, device="cpu:0")
+    assert other.describe()["backend"] == "torch cpu:0" and other.describe()["searched_on"] == "cpu"
+    assert other.fingerprint != expected.fingerprint
+    for ours, theirs in zip(other.search(QUERIES, 5), expected.search(QUERIES, 5), strict=True):
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=5e-3)
+
+    # A build of faiss for GPUs, at its boundary: which index goes where.
+    moved = []
+
+    def move(resources: object, number: int, index: Any, options: Any) -> Any:
+        moved.append((type(index).__name__, number, options.useFloat16))
+        return index
+
+    options = type("GpuClonerOptions", (), {"useFloat16": False})
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "GpuClonerOptions", options, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
+    assert open_retriever("dense", corpus, flat, device="cpu:0").describe()["searched_on"] == "cpu:0"
+    assert open_retriever("dense", corpus, graph, device="cpu:0").describe()["searched_on"] == "cpu"
+    assert moved == [("IndexFlat", 0, True)] or moved == [("IndexFlatIP", 0, True)]
+
+
 def change_manifest(index: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = index / "dense" / MANIFEST
     content = json.loads(path.read_text("utf-8"))

@@ -1,0 +1,86 @@
+"""A searcher as a tool of the Model Context Protocol, by the official package ``mcp``."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import BaseModel, Field
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.searcher import RetrieverFault, Searcher
+from spear_envs.retrieval.wire import DEFAULT_TOPK, RequestLimits
+from spear_sandbox.web.answering import Gate
+from spear_sandbox.web.listening import is_loopback
+from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+
+__all__ = ["Passage", "make_mcp_server", "serve_http"]
+
+DRAIN_S = 10
+LIMITS = RequestLimits()
+
+
+class Passage(BaseModel):
+    """One search result."""
+
+    id: str
+    title: str
+    text: str
+
+
+def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
+    """The server of one tool, ``search``; any number of clients may call it at once.
+
+    Args:
+        searcher: in this process, or a client of a retrieval service.
+    """
+    server: MCPServer[Any] = MCPServer("spear-retriever", version=version("spear-envs"), log_level="WARNING")
+    lock = threading.Lock()  # a retriever takes one call at a time
+
+    def find(query: str, topk: int) -> list[dict[str, Any]]:
+        with lock:
+            return searcher.search(query, topk)
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
+    async def search(
+        query: Annotated[
+            str, Field(description="What to look for, in words.", min_length=1, max_length=LIMITS.characters)
+        ],
+        topk: Annotated[int, Field(description="How many passages to return.", ge=1, le=LIMITS.topk)] = DEFAULT_TOPK,
+    ) -> list[Passage]:
+        """Search the corpus. Returns passages, best first."""
+        if query.isspace():
+            raise ToolError("the query is blank: give words to look for.")
+        try:
+            documents = await asyncio.to_thread(find, query, topk)
+        except (SpearError, RetrieverFault) as error:
+            raise ToolError(str(error)) from error
+        return [_show(document) for document in documents]
+
+    return server
+
+
+def serve_http(server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None) -> None:
+    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
+
+    Args:
+        server: what is served.
+        listener: closed at the end.
+        host: that it listens on.
+        token: that requests must carry; None asks for none.
+    """
+    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host))
+    with listener, ignore_signals_at_the_end():
+        make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none").run(sockets=[listener])
+
+
+def _show(document: dict[str, Any]) -> Passage:
+    """A document without the fields that only a corpus needs; its first line is the title."""
+    title, _, text = document["contents"].partition("\n")
+    return Passage(id=str(document["id"]), title=title.strip().strip('"'), text=text)

@@ -1,0 +1,171 @@
+"""Several processes that answer at one address, each over the same mapped index."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+from spear_envs.core.errors import SpearError
+from spear_sandbox.web.listening import bind_socket
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from spear_envs.retrieval.server import ServiceSettings
+    from spear_envs.retrieval.source import Source
+
+__all__ = ["Job", "serve_workers"]
+
+RESTART_S = 1.0
+"""Before a worker that died is started anew; twice as long after each failure in a row."""
+LONGEST_RESTART_S = 30.0
+STOP_S = 15.0
+"""For requests under way, after a signal to stop; the workers' own drain is shorter."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker serves, and where."""
+
+    source: Source
+    settings: ServiceSettings
+    host: str
+    port: int
+
+
+@dataclass
+class _Worker:
+    """A process. It says once on ``told`` that it is ready, or why not, and ends when the pipe is closed."""
+
+    process: BaseProcess
+    told: Connection
+    ready: bool = False
+    failures: int = 0
+    restart_at: float | None = None
+
+
+def serve_workers(job: Job, number: int, on_ready: Callable[[int], None]) -> None:
+    """Serve by ``number`` processes until SIGINT or SIGTERM.
+
+    The kernel deals the connections out. A worker that dies is started anew; the others answer meanwhile. Queue, cache
+    and metrics are each worker's own.
+
+    Args:
+        job: what each of them serves; its port is not 0 and free.
+        number: of processes, at least 1.
+        on_ready: hears the number of passages when all of them answer.
+
+    Raises:
+        SpearError: one of them cannot open what it should serve.
+    """
+    stop = threading.Event()
+    workers = [_start(job) for _ in range(number)]
+    with _on_signals(stop):
+        try:
+            passages = [_hear(worker, stop) for worker in workers]
+            if not stop.is_set():
+                on_ready(passages[0])
+            while not stop.is_set():
+                _look_after(workers, job)
+        finally:
+            _end(workers)
+
+
+def _start(job: Job) -> _Worker:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(job, theirs), name="retriever")
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _hear(worker: _Worker, stop: threading.Event) -> int:
+    """Wait for a worker's first word: how many passages it serves."""
+    while not stop.is_set():
+        if not worker.told.poll(0.2):
+            continue
+        try:
+            said = worker.told.recv()
+        except EOFError:
+            worker.process.join()
+            said = f"a worker ended with status {worker.process.exitcode} before it could serve."
+        if isinstance(said, str):
+            raise SpearError(said)
+        worker.ready = True
+        return int(said)
+    return 0
+
+
+def _look_after(workers: list[_Worker], job: Job) -> None:
+    """Wait for what happens, half a second at most, and start workers that died anew."""
+    alive = [worker for worker in workers if worker.restart_at is None]
+    happened = wait([worker.told for worker in alive], timeout=0.5)
+    for index, worker in enumerate(workers):
+        if worker.restart_at is not None:
+            if time.monotonic() >= worker.restart_at:
+                workers[index] = replace(_start(job), failures=worker.failures)
+        elif worker.told in happened:
+            with contextlib.suppress(EOFError):
+                if not isinstance(worker.told.recv(), str):
+                    worker.ready, worker.failures = True, 0
+                    continue
+            worker.process.join()
+            delay = min(RESTART_S * 2**worker.failures, LONGEST_RESTART_S)
+            ended = f"worker {worker.process.pid} ended with status {worker.process.exitcode}"
+            print(f"{ended}; another starts in {delay:g} s", file=sys.stderr)
+            worker.failures += 1
+            worker.restart_at = time.monotonic() + delay
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.told.close()
+        if worker.process.is_alive():
+            worker.process.terminate()
+    end = time.monotonic() + STOP_S
+    for worker in workers:
+        worker.process.join(max(0.0, end - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+@contextlib.contextmanager
+def _on_signals(stop: threading.Event) -> Iterator[None]:
+    old = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _work(job: Job, told: Connection) -> None:
+    """Serve, in a process of its own, until a signal or until the parent is gone."""
+    from spear_envs.retrieval.server import RetrievalService
+    from spear_envs.retrieval.serving import serve
+
+    service = RetrievalService(job.source.open, job.settings)
+
+    def follow_parent() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            told.recv()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        listener = bind_socket(job.host, job.port, shared=True)
+        threading.Thread(target=follow_parent, daemon=True).start()
+        serve(service, listener, lambda: told.send(service.describe()[1]["passages"]))
+    except (SpearError, ModuleNotFoundError) as error:
+        told.send(str(error))
+        sys.exit(1)

@@ -1,0 +1,90 @@
+"""``spear retriever mcp``, asked by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+
+import httpx
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from spear_envs.retrieval.mcp_server import make_mcp_server
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from spear_envs.search.opening import open_searcher
+from tests import commands
+
+QUERY = "historian Jurol Knaklofae taught"
+
+
+async def call(client: Client, **arguments: Any) -> Any:
+    return await client.call_tool("search", arguments)
+
+
+def expected(topk: int) -> list[tuple[str, str]]:
+    documents = open_searcher("bm25", None, None).search(QUERY, topk)
+    return [(document["id"], document["contents"]) for document in documents]
+
+
+def read(result: Any) -> list[tuple[str, str]]:
+    passages = result.structured_content["result"]
+    return [(passage["id"], f'"{passage["title"]}"\n{passage["text"]}') for passage in passages]
+
+
+async def check(client: Client) -> None:
+    (tool,) = (await client.list_tools()).tools
+    assert tool.name == "search" and tool.input_schema["required"] == ["query"]
+    assert read(await call(client, query=QUERY)) == expected(3)
+    assert read(await call(client, query=QUERY, topk=7)) == expected(7)
+    for arguments in ({}, {"query": ""}, {"query": " "}, {"query": "a", "topk": 0}, {"query": "a", "topk": 101}):
+        assert (await call(client, **arguments)).is_error
+    together = await asyncio.gather(*(call(client, query=QUERY, topk=1 + n % 5) for n in range(20)))
+    assert [read(result) for result in together] == [expected(1 + n % 5) for n in range(20)]
+
+
+def test_a_client_that_starts_the_command() -> None:
+    async def go() -> None:
+        command = ["-m", "spear_envs.cli", "retriever", "mcp"]
+        parameters = StdioServerParameters(command=sys.executable, args=command, env={**os.environ}, cwd=commands.ROOT)
+        async with Client(stdio_client(parameters)) as client:
+            await check(client)
+
+    asyncio.run(go())
+
+
+def test_over_http_with_a_token() -> None:
+    async def go(url: str) -> None:
+        async with (
+            httpx.AsyncClient(headers={"Authorization": "Bearer s3cret"}) as http,
+            Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
+        ):
+            await check(client)
+
+    with commands.run_command("retriever mcp", "--http", SPEAR_RETRIEVER_TOKEN="s3cret") as running:
+        assert httpx.post(f"{running.url}/mcp", json={}).status_code == 401
+        headers = {"Authorization": "Bearer s3cret"}
+        assert (
+            httpx.post(f"{running.url}/mcp", json={}, headers={**headers, "Origin": "http://x.org"}).status_code == 403
+        )
+        asyncio.run(go(running.url))
+
+
+def test_a_fault_is_an_error_of_the_tool() -> None:
+    class Broken:
+        fingerprint = "broken"
+
+        def search(self, query: str, topk: int) -> list[dict[str, Any]]:
+            raise RetrieverFault(FaultKind.TIMEOUT, "no answer within 30 s")
+
+    async def go() -> None:
+        async with Client(make_mcp_server(Broken())) as client:
+            result = await call(client, query="a")
+            assert result.is_error and "no answer within 30 s" in result.content[0].text
+
+    asyncio.run(go())

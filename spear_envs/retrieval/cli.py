@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address
@@ -38,14 +39,15 @@ def retriever() -> None:
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index.")
+@click.option("--device", default="cpu", show_default=True, help="That encodes queries: cpu, cuda, cuda:1, …")
 @take_address(8000)
 @click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results.")
 @click.option(
-    "--replicas",
+    "--workers",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes that answer, under Ray Serve if there is more than one (extra 'serve').",
+    help="Processes that answer at the one address; they share the mapped index.",
 )
 @click.option(
     "--max-pending",
@@ -79,10 +81,11 @@ def serve_passages(
     ef_search: int | None,
     nprobe: int | None,
     threads: int,
+    device: str,
     host: str,
     port: int,
     cache_mb: int,
-    replicas: int,
+    workers: int,
     max_pending: int,
     deadline: float,
     batch_queries: int,
@@ -91,7 +94,7 @@ def serve_passages(
     """Answer POST /retrieve in Search-R1's form until SIGINT or SIGTERM.
 
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
-    it as a bearer token. Cache and queue are each replica's own.
+    it as a bearer token. Cache, queue and metrics are each worker's own.
     """
     # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -101,30 +104,29 @@ def serve_passages(
     from spear_envs.retrieval.serving import serve
     from spear_envs.retrieval.source import Source
 
-    source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads)
+    source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads, device)
     batches = BatchLimits(
         pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
     )
     token = read_token(TOKEN_VARIABLE)
     settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token, local=is_loopback(host))
     listener = bind_socket(host, port)
-    url = write_url(host, listener.getsockname()[1])
+    port = listener.getsockname()[1]
+    url = write_url(host, port)
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
 
     def announce(passages: int) -> None:
-        several = f", {replicas} replicas" if replicas > 1 else ""
+        several = f", {workers} workers" if workers > 1 else ""
         click.echo(f"ready: {passages:,} passages, {kind}{several}, at {url}/retrieve")
 
-    if replicas == 1:
+    if workers == 1:
         service = RetrievalService(source.open, settings)
         serve(service, listener, lambda: announce(service.describe()[1]["passages"]))
         return
-    from spear_envs.retrieval.replicas import Replicas, serve_replicas
+    from spear_envs.retrieval.workers import Job, serve_workers
 
-    # Ray's own process binds the port, so it is free for that moment.
-    port = listener.getsockname()[1]
-    listener.close()
-    serve_replicas(Replicas(source, settings, replicas), host, port, announce)
+    listener.close()  # it has shown that the port is free; each worker has a socket of its own
+    serve_workers(Job(source, settings, host, port), workers, announce)
 
 
 @retriever.command(name="mcp")
@@ -146,10 +148,16 @@ def serve_mcp(choice: str, corpus: Path | None, index: Path | None, http: bool, 
     Example, for a client that starts it:
         {"mcpServers": {"search": {"command": "spear", "args": ["retriever", "mcp"]}}}
     """
+    from spear_envs.retrieval.client import RetrieverClient
     from spear_envs.retrieval.mcp_server import make_mcp_server, serve_http
-    from spear_envs.search.opening import open_searcher
+    from spear_envs.retrieval.searcher import LocalSearcher, Searcher
+    from spear_envs.retrieval.source import Source
 
-    server = make_mcp_server(open_searcher(choice, corpus, index))
+    served = "://" in choice
+    if served and (corpus or index):
+        raise SpearError("--corpus and --index are for a retriever in this process: leave them out.")
+    searcher: Searcher = RetrieverClient(choice) if served else LocalSearcher(*Source(corpus, choice, index).open())
+    server = make_mcp_server(searcher)
     if not http:
         server.run("stdio")
         return

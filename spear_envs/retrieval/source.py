@@ -29,6 +29,7 @@ class Source:
     ef_search: int | None = None
     nprobe: int | None = None
     threads: int = 1
+    device: str = "cpu"
 
     def open(self) -> tuple[Corpus, Retriever]:
         """The corpus and the retriever.
@@ -45,5 +46,6 @@ class Source:
             ef_search=self.ef_search,
             nprobe=self.nprobe,
             threads=self.threads,
+            device=self.device,
         )
         return corpus, retriever

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.source import Source
 
 __all__ = ["Job", "serve_workers"]
+
+logger = logging.getLogger(__name__)
 
 RESTART_S = 1.0
 """Before a worker that died is started anew; twice as long after each failure in a row."""
@@ -121,8 +124,8 @@ def _look_after(workers: list[_Worker], job: Job) -> None:
                     continue
             worker.process.join()
             delay = min(RESTART_S * 2**worker.failures, LONGEST_RESTART_S)
-            ended = f"worker {worker.process.pid} ended with status {worker.process.exitcode}"
-            print(f"{ended}; another starts in {delay:g} s", file=sys.stderr)
+            ended = worker.process.pid, worker.process.exitcode
+            logger.warning("worker %d ended with status %s; another starts in %g s", *ended, delay)
             worker.failures += 1
             worker.restart_at = time.monotonic() + delay
 
@@ -167,5 +170,6 @@ def _work(job: Job, told: Connection) -> None:
         threading.Thread(target=follow_parent, daemon=True).start()
         serve(service, listener, lambda: told.send(service.describe()[1]["passages"]))
     except (SpearError, ModuleNotFoundError) as error:
-        told.send(str(error))
+        with contextlib.suppress(OSError):  # the parent has heard of another worker's
+            told.send(str(error))
         sys.exit(1)

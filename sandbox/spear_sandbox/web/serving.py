@@ -7,12 +7,11 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 __all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server"]
@@ -114,14 +113,14 @@ class BoundedServer(uvicorn.Server):
 
 
 def make_server(
-    app: ASGIApp, *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
+    app: Callable[..., Any], *, drain_s: int, limits: ConnectionLimits | None = None, **options: Any
 ) -> uvicorn.Server:
     """A server that says nothing of itself, loaded: a package that it misses is noticed before it is told ready.
 
     It raises the soft limit of descriptors of this process.
 
     Args:
-        app: what answers.
+        app: what answers, by ASGI.
         drain_s: how long requests under way may take after a signal to stop.
         limits: of its connections.
         options: others of ``uvicorn.Config``.

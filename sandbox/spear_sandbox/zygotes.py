@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -72,10 +73,14 @@ class Zygote:
             try:
                 socket.send_fds(self._control, [SPAWN], descriptors)
                 break
-            except BlockingIOError:  # it has more requests than its socket holds
-                await asyncio.sleep(0.005)
             except OSError as error:
-                raise _gone() from error
+                # It has more requests than its socket holds, or more descriptors of this user are under way than the
+                # kernel allows.
+                if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
+                    raise _gone() from error
+                await asyncio.sleep(0.005)
+                if not self.alive:
+                    raise _gone() from error
         self.forked += 1
         self._waiting.append(answer)
         try:
@@ -98,7 +103,12 @@ class Zygote:
                 self._end()
                 return
             answer = self._waiting.popleft()
-            if message == SPAWNED:
+            if message == SPAWNED and not received:
+                # The descriptor is lost, and with it the run, which ends by its own clock.
+                if not answer.done():
+                    text = "this process has too many open files to follow a run: raise its limit (ulimit -n)"
+                    answer.set_exception(SandboxFault(FaultKind.UNAVAILABLE, text))
+            elif message == SPAWNED:
                 if answer.done():  # nobody waits for it any more; closing the pipes does not end it
                     send_signal(received[0], signal.SIGKILL)
                     os.close(received[0])

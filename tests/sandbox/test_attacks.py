@@ -27,6 +27,8 @@ from spear_sandbox.protocol import KillReason, Limits, Outcome, RunStatus
 FOLDER = Path(__file__).parent / "attacks"
 CONTROL_S = 60
 LIMITS = Limits(wall_s=10.0)
+EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+"""Number of the system call that ends one thread."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ ATTACKS = [
         "hidden_by_name",
         {"CHILDREN": 4, "MB": 100, "SECONDS": 3},
         {"CHILDREN": 2, "MB": 16, "SECONDS": 0.2},
+        limits=Limits(memory_mb=128, wall_s=10.0),
+        reason=KillReason.MEMORY,
+    ),
+    Attack(
+        "ended_first_thread",
+        {"CHILDREN": 4, "MB": 100, "SECONDS": 3, "EXIT": EXIT},
+        {"CHILDREN": 2, "MB": 16, "SECONDS": 0.2, "EXIT": EXIT},
         limits=Limits(memory_mb=128, wall_s=10.0),
         reason=KillReason.MEMORY,
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import stat
 import time
@@ -89,21 +88,35 @@ def _watch(
     exceeds: Callable[[], bool] | None,
     elsewhere: Callable[[], int] | None,
 ) -> int:
-    fd = os.pidfd_open(child)
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    # Blocked signals reach this process even as process 1, which drops others that have no handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    look = 0.0
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
             return Verdict.TIMEOUT
-        if poll.poll(max(1, min(_LOOK_EVERY_S, left) * 1000)):
-            os.close(fd)
+        if _reap(child):
             return Verdict.ITSELF
+        signal.sigtimedwait({signal.SIGCHLD}, max(0.001, min(_LOOK_EVERY_S, left)))
+        if time.monotonic() < look:  # children end, or signals of the program come, much more often
+            continue
         if exceeds is not None and exceeds():
             return Verdict.MEMORY
         left_bytes = most_bytes - (elsewhere() if elsewhere is not None else 0)
         if _sum_memory(processes(), exactly=False) > left_bytes and _sum_memory(processes(), exactly=True) > left_bytes:
             return Verdict.MEMORY
+        look = time.monotonic() + _LOOK_EVERY_S / 2
+
+
+def _reap(child: int) -> bool:
+    """Whether the program has ended. Orphans that ended are waited for: each counts among the run's processes."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        if ended.si_pid == child:
+            return True
+        os.waitpid(ended.si_pid, 0)
 
 
 def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
@@ -114,15 +127,29 @@ def _sum_memory(processes: Iterator[str], *, exactly: bool) -> int:
     """
     total = 0
     for process in processes:
-        try:
-            if exactly:
-                with contextlib.suppress(PermissionError):
-                    total += _read_sum(f"/proc/{process}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
-                    continue
-            total += _read_sum(f"/proc/{process}/status", b"\nRssAnon:", b"\nRssShmem:")
-        except (OSError, ValueError):  # it has ended
-            continue
+        total += _find_memory(f"/proc/{process}", exactly)
     return total << 10
+
+
+def _find_memory(folder: str, exactly: bool) -> int:
+    """KiB of one process. Where its first thread has ended, another one shows what they hold."""
+    found = _read_memory(folder, exactly)
+    if found is None:
+        with contextlib.suppress(OSError):
+            threads = (f"{folder}/task/{thread}" for thread in os.listdir(f"{folder}/task"))
+            found = next((held for thread in threads if (held := _read_memory(thread, exactly)) is not None), None)
+    return found or 0
+
+
+def _read_memory(folder: str, exactly: bool) -> int | None:
+    """KiB that a process or thread shows; None where it shows none, having ended."""
+    try:
+        if exactly:
+            with contextlib.suppress(PermissionError, ValueError):
+                return _read_sum(f"{folder}/smaps_rollup", b"\nPss_Anon:", b"\nPss_Shmem:")
+        return _read_sum(f"{folder}/status", b"\nRssAnon:", b"\nRssShmem:")
+    except (OSError, ValueError):
+        return None
 
 
 def hold_in_sockets() -> int:
@@ -133,18 +160,18 @@ def hold_in_sockets() -> int:
 
 
 def _read_sum(path: str, *names: bytes) -> int:
+    """The numbers after these names together.
+
+    Raises:
+        ValueError: one of them is not there.
+    """
     # With the line break: a process can call itself by any of these names, but not by a line of its own.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 8192)
     finally:
         os.close(fd)
-    total = 0
-    for name in names:
-        place = text.find(name)
-        if place >= 0:
-            total += int(text[place + len(name) :].split(maxsplit=1)[0])
-    return total
+    return sum(int(text[text.index(name) + len(name) :].split(maxsplit=1)[0]) for name in names)
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:

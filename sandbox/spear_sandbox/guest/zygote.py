@@ -57,6 +57,9 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     gc.disable()
     gc.freeze()
     kernel.gather_memory()
+    # The kernel counts the descriptors that are under way by user, programs' too, and holds them against this.
+    highest = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
     # Ended runs need not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -76,7 +79,11 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
         else:
             if child == 0:
                 return _start_run(received, origin)
-            socket.send_fds(control, [SPAWNED], [pidfd])
+            try:
+                socket.send_fds(control, [SPAWNED], [pidfd])
+            except OSError as error:  # too many descriptors of this user are under way
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                control.sendall(FAILED + str(error).encode())
             os.close(pidfd)
         for fd in received:
             os.close(fd)

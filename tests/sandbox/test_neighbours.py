@@ -1,0 +1,114 @@
+"""What one run, or this process, uses up must not cost another run its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spear_sandbox.blocking import BlockingExecutor
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import FaultKind, SandboxFault
+from spear_sandbox.warm import WarmBackend
+
+ORPHANS = """
+import os
+codes = [os.system("(true &)") for _ in range(300)]
+print(sum(code != 0 for code in codes), len([name for name in os.listdir("/proc") if name.isdigit()]) < 20)
+"""
+SENDER = """
+import os, socket, time
+descriptors = ([os.open("/dev/null", os.O_RDONLY) for _ in range(60)] * 5)[:253]
+for _ in range(8):
+    if os.fork() == 0:
+        break
+left, right = socket.socketpair()
+left.setblocking(False)
+right.setblocking(False)
+end = time.monotonic() + 3
+sent = 0
+while time.monotonic() < end:
+    try:
+        socket.send_fds(left, [b"x"], descriptors)
+        sent += 1
+    except OSError:
+        try:
+            right.recv(1)
+        except OSError:
+            pass
+print(sent)
+"""
+
+
+def test_orphans_that_ended_do_not_count(pool: BlockingExecutor) -> None:
+    assert pool.run(ORPHANS).stdout == "0 True\n"
+
+
+def test_the_program_is_not_woken_for_by_its_own_signals(pool: BlockingExecutor) -> None:
+    """Signals to the supervisor only let it look for ended processes."""
+    code = "import os, signal\nfor _ in range(100_000): os.kill(1, signal.SIGCHLD)\nprint('done')"
+    assert pool.run(code).stdout == "done\n"
+
+
+def test_descriptors_under_way_do_not_end_the_interpreter(pool: BlockingExecutor) -> None:
+    """They count by user; a sandbox that is started with few descriptors would soon be refused its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    few = BlockingExecutor(lambda: LocalExecutor("namespaces", max_running=4, zygotes=1))
+    try:
+        assert few.run("print(1)").stdout == "1\n"
+        with ThreadPoolExecutor(3) as threads:
+            senders = [threads.submit(few.run, SENDER) for _ in range(3)]
+            time.sleep(0.5)
+            outcomes = [few.run("print(1)").stdout for _ in range(15)]
+            assert all(sender.result().stdout.strip() for sender in senders)
+        assert outcomes == ["1\n"] * 15
+    finally:
+        few.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_run_whose_descriptor_is_lost_gives_its_place_back() -> None:
+    async def go() -> None:
+        executor = LocalExecutor("namespaces", max_running=2, zygotes=1)
+        try:
+            await executor.start()
+        except IsolationRefusedError as error:
+            pytest.skip(f"no namespaces here: {error}")
+        try:
+            for _ in range(3):
+                await lose_a_descriptor(executor)
+            assert (await asyncio.wait_for(executor.run("print(3)"), 20)).stdout == "3\n"
+        finally:
+            await executor.close()
+
+    async def lose_a_descriptor(executor: LocalExecutor) -> None:
+        backend = executor._backend
+        assert isinstance(backend, WarmBackend)
+        run = asyncio.ensure_future(executor.run("print(2)"))
+        while not any(slot.zygote is not None and slot.zygote._waiting for slot in backend._slots):
+            await asyncio.sleep(0)
+        # Other parts of the process take all descriptors just now.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        last = os.dup(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+        held = [last]
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            with pytest.raises(SandboxFault) as caught:
+                await asyncio.wait_for(run, 20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in held:
+                os.close(fd)
+        assert caught.value.kind is FaultKind.UNAVAILABLE and "too many open files" in str(caught.value)
+
+    asyncio.run(go())

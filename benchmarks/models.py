@@ -40,7 +40,7 @@ ENV = "spear/ALFWorld-v0"
 ROOMS = ("--env", "rooms=small", "--layout", "conversation")
 MARK = "SPEAR_BENCHMARK_RUN"
 """Variable by which the processes of a command are found, those that Ray starts for it included."""
-STEPS = 20
+STEPS = 24
 """Training steps of ``--full``."""
 
 
@@ -136,8 +136,15 @@ def _train_steps(work: Path, template: str) -> Iterator[Figure]:
     """Two steps; the second is measured, since the first starts the engines."""
     out, mark = work / f"steps-{template}", f"{os.getpid()}-{template}"
     longest = {"unlisted": 1280, "default": 3328}[template]
+    keys = (
+        f"data.max_response_length={longest}",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "algorithm.rollout_correction.bypass_mode=false",  # else nobody computes log-probs a second time
+        "trainer.save_freq=-1",
+    )
     with watch_memory(mark) as peak:
-        _train(work, template, out, 2, (f"data.max_response_length={longest}", "trainer.save_freq=-1"), {MARK: mark})
+        _train(work, template, out, 2, keys, {MARK: mark})
     last = read_history(out)[-1]
     words = "without lists" if template == "unlisted" else "with lists"
     note = f"{last['timing_s/gen']:.0f} s of it to play the episodes"
@@ -157,8 +164,6 @@ def _train(
         f"actor_rollout_ref.model.path={work / f'cold-{template}' / 'model'}",
         f"spear.env.template={template}",
         f"trainer.total_training_steps={steps}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
     )
     run_spear(
         "train",

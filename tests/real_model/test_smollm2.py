@@ -17,6 +17,18 @@ pytestmark = pytest.mark.nightly
 
 MODEL = "smollm2-135m"
 SEARCH = "spear/SearchR1-v0"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebooks" / "real_model.ipynb"
+# What Jupyter does with our cells, without Jupyter.
+CELLS = """
+import json, subprocess, sys
+names = {}
+for cell in json.loads(sys.argv[1]):
+    if cell.startswith("%%bash"):
+        subprocess.run(["bash", "-ec", cell.partition("\\n")[2]], check=True)
+    else:
+        exec(cell, names)
+    sys.stdout.flush()
+"""
 ENVIRONMENTS = {
     "spear/ALFWorld-v0": ("rooms=small", "max_turns=3"),
     "spear/WebShop-v0": ("max_turns=3",),
@@ -61,27 +73,24 @@ def test_every_method_plays_every_environment(model: str, tmp_path: Path, env_id
     assert "<|im_end|>" not in "".join(turn["response"] for turn in json.loads(text.splitlines()[0])["turns"])
 
 
-def test_a_cold_start_and_two_steps(model: str, tmp_path: Path) -> None:
-    data, cold, out = tmp_path / "games.jsonl", tmp_path / "cold", tmp_path / "spear"
-    rooms = ("--env", "rooms=small", "--env", "expert=searching", "--layout", "conversation", "--template", "unlisted")
-    done = run("collect", "spear/ALFWorld-v0", "--out", str(data), "--tokenizer", model, "--tasks", "8", *rooms)
-    assert done.returncode == 0, done.stderr
-    rates = ("--batch", "4", "--learning-rate", "3e-4", "--epochs", "2")
-    done = run("sft", "--model", model, "--data", str(data), "--out", str(cold), *rates, timeout=1800)
-    assert done.returncode == 0, done.stderr
-    losses = [record["train/loss"] for record in read_history(cold)]
-    assert losses[-1] < 0.7 * losses[0]
-    small = (
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.n=2",
-    )
-    short = ("trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false")
-    path = f"actor_rollout_ref.model.path={cold / 'model'}"
-    done = run(
-        "train", "preset=alfworld_smollm2", "cluster=cpu_vllm", path, *small, *short, "--out", str(out), timeout=1800
+def test_the_notebook(model: str, tmp_path: Path) -> None:
+    """The tutorial, cell after cell, with few games and two steps."""
+    few = {"RUN": str(tmp_path), "GAMES": "8", "STEPS": "2", "EVALUATED": "2"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    program = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS, json.dumps(["".join(source) for source in program])],
+        env={**os.environ, **few, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    apart = [record["training/rollout_log_probs_diff_mean"] for record in read_history(out)]
-    assert len(apart) == 2
-    assert max(apart) < 0.02
+    assert "step   2: " in done.stdout
+    losses = [record["train/loss"] for record in read_history(tmp_path / "cold")]
+    assert losses[-1] < losses[0]
+    assert [record["training/global_step"] for record in read_history(tmp_path / "spear")] == [1, 2]
+    for name in ("eval-cold", "eval-trained"):
+        assert json.loads((tmp_path / name / "summary.json").read_text("utf-8"))["overall"]["episodes"] == 2

@@ -9,8 +9,6 @@ from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
 __all__ = ["serve"]
 
-KEEPALIVE_S = 75
-"""Longer than clients keep an idle connection; uvicorn's 5 s would close it under the next request of some."""
 DRAIN_S = 30
 """How long runs under way may take after a signal to stop; those that take longer are killed."""
 
@@ -21,8 +19,6 @@ async def serve(service: RunService, listener: socket.socket) -> None:
     Args:
         listener: closed at the end.
     """
-    server = make_server(
-        make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none", timeout_keep_alive=KEEPALIVE_S
-    )
+    server = make_server(make_app(lambda: service), drain_s=DRAIN_S, lifespan="off", ws="none")
     with listener, ignore_signals_at_the_end():
         await server.serve(sockets=[listener])

@@ -16,6 +16,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 __all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server"]
 
+KEEPALIVE_S = 75
+"""Longer than clients keep an idle connection; uvicorn's 5 s would close it under the next request of some."""
 DESCRIPTORS = 65_536
 """As many as a server asks for; the soft limit of most systems is 1,024."""
 SPARE_DESCRIPTORS = 128
@@ -138,6 +140,7 @@ def make_server(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=drain_s,
+        timeout_keep_alive=KEEPALIVE_S,
         backlog=most,
         **options,
     )

@@ -97,7 +97,10 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
 def _require_zip(path: Path) -> None:
     """Refuse what is not even the end of such an archive."""
     if not is_zipfile(path):
-        raise SpearError(f"what came as {path.name} is no zip archive and was deleted: try again later.")
+        raise SpearError(
+            f"what came as {path.name} is no zip archive and was deleted: try again later, or name the folder"
+            " that holds one: --from FOLDER."
+        )
 
 
 def expect_files() -> Iterator[Expected]:

@@ -86,7 +86,7 @@ def _read_json(url: str, manual: str, read: Callable[[Any], Read]) -> tuple[Read
 
 def _find_commit(answer: Any) -> str:
     commit = answer["sha"]
-    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
         raise ValueError(commit)
     return str(commit)
 

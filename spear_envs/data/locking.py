@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["fetch_locked", "find_digest", "find_revision", "pin", "record_revisi
 
 KNOWN = Path(__file__).with_name("lock.json")
 _NAME = "lock.json"
+_HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ def _read(path: Path) -> _Lock:
     try:
         data = json.loads(path.read_text("utf-8"))
         lock = _Lock(data["revisions"], data["files"])
-        values = [*lock.revisions.values(), *lock.files.values()]
-        if not all(value is None or isinstance(value, str) for value in values):
-            raise TypeError
+        for value in (*lock.revisions.values(), *lock.files.values()):
+            if value is not None and not _HEX.fullmatch(value):
+                raise ValueError(value)
     except FileNotFoundError:
         return _Lock({}, {})
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:

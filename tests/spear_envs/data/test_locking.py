@@ -95,7 +95,15 @@ def test_what_is_known_beforehand_is_of_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", [b"{", b"[]", b'{"files": {}}', b'{"revisions": [], "files": {}}', b'{"revisions": {"a": 1}, "files": {}}']
+    "junk",
+    [
+        b"{",
+        b"[]",
+        b'{"files": {}}',
+        b'{"revisions": [], "files": {}}',
+        b'{"revisions": {"a": 1}, "files": {}}',
+        b'{"revisions": {}, "files": {"a": "b"}}',
+    ],
 )
 def test_a_lock_that_is_none(data: Path, junk: bytes) -> None:
     data.mkdir()
@@ -111,7 +119,7 @@ PROGRAM = """
 import sys
 from spear_envs.data.locking import record_revision
 for number in range(40):
-    record_revision(f"{sys.argv[1]}/{number}", "c0ffee")
+    record_revision(f"{sys.argv[1]}/{number}", "c0" * 20)
 """
 
 

@@ -52,7 +52,7 @@ MAX_TOPK = 100
 MAX_TURNS = 32
 PRESET_TURNS = 5
 PRESET_CHARS = 2_500
-"""More than 500 tokens of Wikipedia have as a rule (mean 3.9 characters each), for where tokens cannot be counted."""
+"""For where tokens cannot be counted: 500 have 1,914 in the mean and 2,366 at most, of English Wikipedia by SmolLM2's."""
 
 
 class Outcome(str, Enum):

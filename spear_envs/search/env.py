@@ -52,7 +52,7 @@ MAX_TOPK = 100
 MAX_TURNS = 32
 PRESET_TURNS = 5
 PRESET_CHARS = 2_500
-"""For where tokens cannot be counted: 500 have 1,914 in the mean and 2,366 at most, of English Wikipedia by SmolLM2's."""
+"""For where tokens cannot be counted: 500 of SmolLM2's had 1,914 in the mean and 2,366 at most, of Wikipedia."""
 
 
 class Outcome(str, Enum):

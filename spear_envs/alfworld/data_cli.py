@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from zipfile import is_zipfile
 
 import click
 from rich.console import Console
@@ -27,9 +28,10 @@ from spear_envs.alfworld.oracle import is_winnable
 from spear_envs.alfworld.records import GameRecord, Listing, scan_split
 from spear_envs.alfworld.task_types import SUBTASKS
 from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, fetch, unpack_archive
+from spear_envs.data import RemoteFile, data_folder, unpack_archive
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.listing import Collection, Expected, expect
+from spear_envs.data.locking import fetch_locked
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
@@ -72,7 +74,10 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
         wanted = [one for one in ARCHIVES if source is None or source.is_dir() or source.name == one.name]
         place = base / "archives"
         opened = open_mirrors(mirrors, console) if source is None else ()
-        archives = [fetch(add_mirrors(one, place, opened), place, source=source, console=console) for one in wanted]
+        archives = [
+            fetch_locked(add_mirrors(one, place, opened), place, check=_require_zip, source=source, console=console)
+            for one in wanted
+        ]
         for archive in archives:
             unpack_archive(archive, base, console=console)
         console.print(f"The archives stay in {base / 'archives'}.", soft_wrap=True, markup=False, highlight=False)
@@ -87,6 +92,15 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
         text = f"{origin} is set to {found}, so environments look there: pass data_dir={str(base)!r}, or unset it."
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     console.print("'spear data verify alfworld' reads every game.", markup=False, highlight=False)
+
+
+def _require_zip(path: Path) -> None:
+    """Refuse what is not even the end of such an archive."""
+    if not is_zipfile(path):
+        raise SpearError(
+            f"what came as {path.name} is no zip archive and was deleted: try again later, or name the folder"
+            " that holds one: --from FOLDER."
+        )
 
 
 def expect_files() -> Iterator[Expected]:

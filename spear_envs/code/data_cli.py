@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_envs.code.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, list_files, open_benchmark, read_benchmark
-from spear_envs.data import RemoteFile, data_folder, fetch
+from spear_envs.data import RemoteFile, data_folder
 from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.files import record_checksum
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
 from spear_envs.data.listing import Collection, Expected
+from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
@@ -46,11 +46,9 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
         else:
             files = find_mirrored(opened, item.folder, item.pattern) or list_published(item.repository, item.pattern)
         for file, path in _prefer_tables(files):
-            found = fetch(file, item.folder, source=source and find_given(source, path), console=console)
-            if file.sha256 is not None:
-                record_checksum(found, file.sha256)
-            else:
-                _say(console, f"{path}: no SHA-256 is known; that of this copy is recorded beside it.")
+            if pin(file, item.folder).sha256 is None:
+                _say(console, f"{path}: no SHA-256 is known; that of the first copy is locked.")
+            fetch_locked(file, item.folder, source=source and find_given(source, path), console=console)
         _say(console, str(item.folder))
 
 
@@ -62,7 +60,7 @@ def _prefer_tables(files: list[tuple[RemoteFile, str]]) -> list[tuple[RemoteFile
 def expect_files() -> Iterator[Expected]:
     """Where the problems come from; how the files are called, only the hub says."""
     for item in BENCHMARKS.values():
-        yield Expected(f"code/{item.name}/", locate_page(item.repository))
+        yield Expected(f"code/{item.name}/", locate_page(item.repository), repository=item.repository)
 
 
 def list_collections() -> Iterator[Collection]:

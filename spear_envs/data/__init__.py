@@ -6,5 +6,6 @@ Nothing here runs on import of an environment or on ``pip install``: data comes 
 from spear_envs.data.archives import unpack_archive
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile, data_folder, is_offline, verify
+from spear_envs.data.locking import fetch_locked
 
-__all__ = ["RemoteFile", "data_folder", "fetch", "is_offline", "unpack_archive", "verify"]
+__all__ = ["RemoteFile", "data_folder", "fetch", "fetch_locked", "is_offline", "unpack_archive", "verify"]

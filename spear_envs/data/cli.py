@@ -18,6 +18,7 @@ from spear_envs.cli import LazyGroup
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.data.files import data_folder, is_offline
 from spear_envs.data.listing import FileEntry, list_files, measure
+from spear_envs.data.locking import unlock as unlock_all
 from spear_envs.data.space import format_bytes
 from spear_envs.data.verification import JSON_HELP, conclude
 
@@ -146,6 +147,23 @@ def path(name: str | None, as_json: bool) -> None:
     """Print the data folder, or that of the data set NAME."""
     folder = data_folder() / _find_dataset(name).name if name else data_folder()
     click.echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
+
+
+@data.command()
+@click.argument("what", metavar="NAME|PATH|REPOSITORY")
+def unlock(what: str) -> None:
+    """Accept that others changed what they publish: of the data set NAME, of a file, or of a repository on the hub.
+
+    What 'spear data get' fetches first is locked in lock.json of the data folder, and other bytes are refused from then
+    on. This forgets it; the next 'get' takes and locks what is published then. Files that are here stay.
+    """
+    known = [dataset for dataset in DATASETS if dataset.name == what]
+    repositories = {item.repository for dataset in known for item in dataset.load(dataset.expect)()} - {None}
+    released = unlock_all(what, repositories or {what})
+    if not released:
+        raise SpearError(f"nothing is locked under {what!r}: give a data set, or a line of {data_folder()}/lock.json.")
+    for name in released:
+        click.echo(name)
 
 
 @data.command(name="list")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from spear_envs.data.progress import Show, count_bytes, show_bytes
 from spear_envs.data.space import FULL, check_space, explain_full_disk
 
 if TYPE_CHECKING:
+    import httpx
     from rich.console import Console
 
     from spear_envs.data.transfer import Patience
@@ -32,6 +33,7 @@ def fetch(
     offline: bool = False,
     console: Console | None = None,
     patience: Patience | None = None,
+    hear: Callable[[httpx.Response], None] | None = None,
 ) -> Path:
     """Make sure that a whole, checked copy of ``file`` lies in ``folder``, and return its path.
 
@@ -46,6 +48,7 @@ def fetch(
         offline: refuse to download, as ``$SPEAR_OFFLINE`` does.
         console: where progress is shown; None for silence.
         patience: how long servers in trouble are waited for.
+        hear: is told each answer that brings the file or some of it, for what its headers say.
 
     Raises:
         SpearError: the file cannot be had; the message says why, and what to do by hand.
@@ -65,7 +68,7 @@ def fetch(
         elif offline or is_offline():
             raise SpearError(f"{path} is not there, and downloads are forbidden (SPEAR_OFFLINE). {_by_hand(file)}")
         else:
-            _download(file, part, patience, show)
+            _download(file, part, patience, show, hear)
         part.replace(path)
         return path
 
@@ -104,21 +107,27 @@ def _copy(file: RemoteFile, source: Path, part: Path, show: Show) -> None:
         raise
     if fault := _settle(file, part, show):
         part.unlink()
-        raise SpearError(f"{found} is not the file that is expected ({fault}). {file.manual}".rstrip())
+        raise SpearError(f"{found} is not the file that is expected ({fault}). {file.changed or file.manual}".rstrip())
 
 
-def _download(file: RemoteFile, part: Path, patience: Patience | None, show: Show) -> None:
+def _download(
+    file: RemoteFile,
+    part: Path,
+    patience: Patience | None,
+    show: Show,
+    hear: Callable[[httpx.Response], None] | None,
+) -> None:
     try:
         from spear_envs.data.transfer import Patience, RefusedError, Transfer, open_client
     except ModuleNotFoundError as error:
         raise SpearError(f"downloads need a package ({error}): pip install 'spear-envs[data]' brings it.") from error
 
     patience = patience or Patience()
-    refusals = []
+    refusals, changed = [], ""
     with open_client(patience) as client:
         for url in file.urls:
             host = urlsplit(url).netloc
-            transfer = Transfer(file, part, client, patience, partial(show, f"{file.name} from {host}"))
+            transfer = Transfer(file, part, client, patience, partial(show, f"{file.name} from {host}"), hear)
             try:
                 transfer.run(url)
                 fault = _settle(file, part, show)
@@ -134,9 +143,10 @@ def _download(file: RemoteFile, part: Path, patience: Patience | None, show: Sho
                 return
             transfer.drop()
             refusals.append(f"{host}: what it sends is not the file that is expected, {fault}")
+            changed = f" {file.changed}" if file.changed else ""
     why = f" ({'; '.join(refusals)})" if refusals else ""
     kept = " What has come is kept: the same command goes on." if part.exists() else ""
-    raise SpearError(f"{file.name} could not be downloaded{why}.{kept} {_by_hand(file)}")
+    raise SpearError(f"{file.name} could not be downloaded{why}.{changed}{kept} {_by_hand(file)}")
 
 
 def _settle(file: RemoteFile, part: Path, show: Show) -> str:

@@ -44,6 +44,8 @@ class RemoteFile:
     """Lower-case hex; None if not known. It is then recorded beside the file at the first download."""
     manual: str = ""
     """One sentence that says how to get the file by hand."""
+    changed: str = ""
+    """One sentence for whoever gets other bytes than the SHA-256 tells."""
 
     def __post_init__(self) -> None:
         if self.name != Path(self.name).name or self.name in ("", ".", ".."):

@@ -6,13 +6,23 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urljoin
 
 from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile
+from spear_envs.data.locking import find_revision, record_revision
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["find_given", "list_given", "list_published", "locate_page"]
+
+Read = TypeVar("Read")
 
 
 def _endpoint() -> str:
@@ -27,6 +37,9 @@ def locate_page(repository: str) -> str:
 def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]]:
     """The files of a repository, and their paths there, as it lists them (on $HF_ENDPOINT if that is set).
 
+    It is read at the commit that is locked. If none is, at the one that its branch ``main`` has now, which is then
+    locked.
+
     Args:
         repository: owner and name.
         pattern: regular expression of the paths.
@@ -35,34 +48,64 @@ def list_published(repository: str, pattern: str) -> list[tuple[RemoteFile, str]
         SpearError: the listing cannot be fetched or read, or has no such file.
     """
     page = locate_page(repository)
-    api = RemoteFile(
-        "tree.json",
-        (f"{_endpoint()}/api/datasets/{repository}/tree/main?recursive=true",),
-        manual=f"Open {page} in a browser and download what matches {pattern}.",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        listed = fetch(api, Path(folder)).read_bytes()
-    try:
-        entries = [entry for entry in json.loads(listed) if entry["type"] == "file"]
-        files = [
-            (
-                RemoteFile(
-                    Path(entry["path"]).name,
-                    (f"{page}/resolve/main/{entry['path']}",),
-                    size=entry["size"],
-                    sha256=entry["lfs"]["oid"] if entry.get("lfs") else None,
-                    manual=f"Open {page}/tree/main in a browser and download {entry['path']}.",
-                ),
-                entry["path"],
-            )
-            for entry in sorted(entries, key=lambda entry: entry["path"])
-            if re.fullmatch(pattern, entry["path"])
-        ]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SpearError(f"{api.urls[0]} gives no listing of files: is $HF_ENDPOINT right? {api.manual}") from error
+    api = f"{_endpoint()}/api/datasets/{repository}"
+    manual = f"Open {page} in a browser and download what matches {pattern}."
+    commit = find_revision(repository)
+    if commit is not None:
+        manual += f" If its commit {commit[:12]} is gone: 'spear data unlock {repository}' reads the newest."
+    else:
+        url = f"{api}/revision/main"
+        commit = _read_json(url, manual, _find_commit)[0]
+    url = f"{api}/tree/{commit}?recursive=true"
+    files: list[tuple[RemoteFile, str]] = []
+    seen: set[str] = set()
+    while url and url not in seen:
+        seen.add(url)
+        found, url = _read_json(url, manual, partial(_find_files, page=page, commit=commit, pattern=pattern))
+        files += found
     if not files:
-        raise SpearError(f"{page} has no file {pattern} any more. {api.manual} Then: --from FOLDER.")
-    return files
+        raise SpearError(f"{page} has no file {pattern} at {commit[:12]}. {manual} Then: --from FOLDER.")
+    if find_revision(repository) is None:
+        record_revision(repository, commit)
+    return sorted(files, key=lambda pair: pair[1])
+
+
+def _read_json(url: str, manual: str, read: Callable[[Any], Read]) -> tuple[Read, str]:
+    """What ``read`` finds at an address of the API, and the address of the next page; empty if there is none."""
+    heard: list[httpx.Response] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = fetch(RemoteFile("listing.json", (url,), manual=manual), Path(folder), hear=heard.append)
+        content = path.read_bytes()
+    try:
+        found = read(json.loads(content))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(f"{url} gives no listing of files: is $HF_ENDPOINT right? {manual}") from error
+    following = heard[-1].links.get("next", {}).get("url", "")
+    return found, urljoin(url, following) if following else ""
+
+
+def _find_commit(answer: Any) -> str:
+    commit = answer["sha"]
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+        raise ValueError(commit)
+    return str(commit)
+
+
+def _find_files(answer: Any, *, page: str, commit: str, pattern: str) -> list[tuple[RemoteFile, str]]:
+    entries = [entry for entry in answer if entry["type"] == "file" and re.fullmatch(pattern, entry["path"])]
+    return [
+        (
+            RemoteFile(
+                Path(entry["path"]).name,
+                (f"{page}/resolve/{commit}/{quote(entry['path'])}",),
+                size=entry["size"],
+                sha256=entry["lfs"]["oid"] if entry.get("lfs") else None,
+                manual=f"Open {page}/tree/{commit} in a browser and download {entry['path']}.",
+            ),
+            entry["path"],
+        )
+        for entry in entries
+    ]
 
 
 def list_given(given: Path, pattern: str) -> list[tuple[RemoteFile, str]]:

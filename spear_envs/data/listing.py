@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.data.files import RemoteFile, data_folder, read_checksum
+from spear_envs.data.locking import find_digest, find_revision
 
 __all__ = ["Collection", "Expected", "FileEntry", "Presence", "expect", "list_files", "measure"]
 
@@ -35,6 +36,8 @@ class Expected:
     size: int | None = None
     """Bytes, where they are known beforehand."""
     sha256: str | None = None
+    repository: str | None = None
+    """On the hub."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,11 @@ class FileEntry:
     size: int | None
     """Bytes of what is here, or what they will be; None if not known."""
     sha256: str | None
-    """Pinned, or recorded when the file came; None if not known, and for what was joined from parts."""
+    """Locked, or recorded when the file came; None if not known, and for what was joined from parts."""
     source: str | None
     """Where it is published."""
+    revision: str | None = None
+    """The commit that a repository is read at; None if none is locked, or there is none."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -59,6 +64,7 @@ class FileEntry:
             "size": self.size,
             "sha256": self.sha256,
             "source": self.source,
+            "revision": self.revision,
         }
 
 
@@ -107,7 +113,9 @@ def list_files(name: str, expected: Iterable[Expected]) -> list[FileEntry]:
         if item.path.endswith("/"):
             inside = [path for path in noted if path.startswith(item.path)]
             entries += [_describe(path, item) for path in inside]
-            entries += [] if inside else [FileEntry(item.path, Presence.ABSENT, None, None, item.source)]
+            entries += (
+                [] if inside else [FileEntry(item.path, Presence.ABSENT, None, None, item.source, _find_commit(item))]
+            )
         else:
             entries.append(_describe(item.path, item))
     known = {entry.path for entry in entries}
@@ -132,7 +140,11 @@ def _describe(path: str, expected: Expected | None) -> FileEntry:
             size, sha256 = expected.size, expected.sha256
     if presence is Presence.PRESENT:
         size = here.stat().st_size
-    return FileEntry(path, presence, size, sha256 or recorded, source)
+    return FileEntry(path, presence, size, sha256 or find_digest(here) or recorded, source, _find_commit(expected))
+
+
+def _find_commit(expected: Expected | None) -> str | None:
+    return find_revision(expected.repository) if expected is not None and expected.repository else None
 
 
 def measure(folder: Path) -> int | None:

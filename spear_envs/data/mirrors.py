@@ -19,6 +19,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile, data_folder
 from spear_envs.data.listing import Presence
+from spear_envs.data.locking import pin
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,13 +85,14 @@ def _read_entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, str]]:
 def add_mirrors(file: RemoteFile, folder: Path, mirrors: Sequence[Mirror]) -> RemoteFile:
     """The same file, with the mirrors that have it before its own addresses.
 
-    What is known of the file stays: a mirror's size and checksum count only where there are none.
+    What is known or locked of the file stays: a mirror's size and checksum count only where there are none.
 
     Args:
         file: what is to be fetched.
         folder: where to, within the data folder.
         mirrors: that may have it.
     """
+    file = pin(file, folder)
     path = (folder / file.name).relative_to(data_folder()).as_posix()
     having = [mirror for mirror in mirrors if path in mirror.files]
     if not having:

@@ -14,6 +14,7 @@ import click
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile, verify
 from spear_envs.data.joining import verify_joined
+from spear_envs.data.locking import pin
 from spear_envs.data.progress import count_bytes, show_bytes
 
 if TYPE_CHECKING:
@@ -64,14 +65,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
 def inspect_file(path: Path, console: Console) -> Finding:
-    """Hold a fetched file against its recorded checksum, or that of its parts."""
+    """Hold a fetched file against its locked or recorded checksum, or those of its parts."""
     try:
         with show_bytes(console) as show:
             count = count_bytes(show, f"checking {path.name}", path)
             if path.with_name(f"{path.name}.parts.json").exists():
                 verify_joined(path, count)
             else:
-                verify(RemoteFile(path.name), path.parent, count)
+                verify(pin(RemoteFile(path.name), path.parent), path.parent, count)
     except SpearError as error:
         return Finding(str(path), str(error))
     return Finding(str(path))

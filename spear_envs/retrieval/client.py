@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 from spear_envs.retrieval.session import HttpSession, share_session
-from spear_envs.retrieval.wire import TOKEN_VARIABLE, BadReplyError, read_result, write_request
+from spear_envs.retrieval.wire import EXPECTED_REPLY, TOKEN_VARIABLE, BadReplyError, read_result, write_request
 from spear_sandbox.web.endpoints import Backoff, Endpoint, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
@@ -27,8 +27,10 @@ __all__ = ["RetrieverClient"]
 
 CONNECT_S = 5.0
 REFUSALS = frozenset({400, 403, 413, 422})
-PASSING = frozenset({502, 503})
+PASSING = frozenset({429, 502, 503})
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
+PLAIN_QUERY = "Paris"
+"""What a server is asked that failed at its first search."""
 LONGEST_BY_DATE_S = 60.0
 """Most that a server is left out because it names a time of day: its clock, or ours, may be wrong by hours."""
 
@@ -49,7 +51,10 @@ class RetrieverClient:
     may be pickled, and works on in a forked child. Proxies of the environment are not used.
 
     Servers are asked in turn; one that fails is left out for a while. A request is tried again after connection errors
-    and the statuses 502 and 503, for as long as ``Retry-After`` says where it is given.
+    and the statuses 429, 502 and 503, for as long as ``Retry-After`` says where it is given.
+
+    A server whose first answer is not of the contract will never give one that is, so that ends the run; once it has
+    answered rightly, a bad answer is a fault of this one search.
 
     Args:
         urls: base addresses of one service, such as ``"http://127.0.0.1:8000"``.
@@ -75,6 +80,7 @@ class RetrieverClient:
         self.tries = tries
         self.backoff = backoff or Backoff()
         self._token = token
+        self._proved: set[str] = set()
         self._fingerprint: str | None = None
         self._ring: EndpointRing | None = None
         self._ring_pid = 0
@@ -99,8 +105,8 @@ class RetrieverClient:
         """Documents for one query, best first, at most ``topk``. Blocks the calling thread only.
 
         Raises:
-            RetrieverFault: nobody answered in time, or not as the contract says.
-            SpearError: the service refused the request itself, or wants another token.
+            RetrieverFault: nobody answered in time, or a server that has answered rightly before did not.
+            SpearError: the service refused the request itself, wants another token, or does not speak the contract.
         """
         session = share_session()
         (documents,) = _finish(session.submit(self._search(session, [query], topk)))
@@ -116,13 +122,21 @@ class RetrieverClient:
         return await asyncio.wrap_future(session.submit(self._search(session, queries, topk)))
 
     async def _search(self, session: HttpSession, queries: Sequence[str], topk: int) -> list[list[dict[str, Any]]]:
-        response = await self._ask(session, _Call("POST", "/retrieve", write_request(queries, topk)))
+        response = await self._ask(session, _Call("POST", SERVICE.path, write_request(queries, topk)))
+        server = str(response.url)
         try:
             if response.status_code != 200:
-                raise BadReplyError(f"the answer has the status {response.status_code}")
-            return read_result(response.content, len(queries), topk)
+                raise BadReplyError(f"the answer has the status {response.status_code} ({read_detail(response)})")
+            found = read_result(response.content, len(queries), topk)
         except BadReplyError as error:
-            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url}: {error}.") from None
+            if server in self._proved:
+                raise RetrieverFault(FaultKind.BAD_REPLY, f"{server}: {error}.") from None
+            raise SpearError(
+                f"{server} is not a retrieval service as Search-R1 has it: {error}. Expected is {EXPECTED_REPLY}: give"
+                " the address of another service, or put one before it that answers so."
+            ) from None
+        self._proved.add(server)
+        return found
 
     async def _identify(self, session: HttpSession) -> str:
         """The one fingerprint of all servers that answer."""
@@ -171,11 +185,41 @@ class RetrieverClient:
                 ring.note_failure(endpoint, loop.time())
                 continue
             if response.status_code not in PASSING:
+                if response.status_code >= 500 and response.status_code != 504:
+                    await self._require_working(session, response, end - loop.time())
                 self._judge(response, ring, endpoint)
                 return response
             failure = f"{endpoint.url} answered {response.status_code}: {read_detail(response)}"
             ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
         raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; last of {attempt} tries.")
+
+    async def _require_working(self, session: HttpSession, response: httpx.Response, seconds: float) -> None:
+        """Refuse a server that failed before any right answer, and fails on a plain query as well.
+
+        Raises:
+            SpearError: it would do so for ever.
+        """
+        import httpx
+
+        server = str(response.url)
+        base = server.removesuffix(SERVICE.path)
+        if base == server or server in self._proved:
+            return
+        call = _Call("POST", SERVICE.path, write_request([PLAIN_QUERY], 1))
+        for _ in range(3):  # a server that fails may close the connection, too
+            try:
+                probe = await self._send(session, call, base, seconds)
+            except httpx.TransportError:
+                await asyncio.sleep(0.1)
+                continue
+            except asyncio.TimeoutError:
+                return
+            if probe.status_code != response.status_code:
+                return
+            raise SpearError(
+                f"{server} answered {probe.status_code} ({read_detail(probe)}) to the first search and to a plain one,"
+                f" {PLAIN_QUERY!r}: its own log says why. Mend it, then start again."
+            )
 
     async def _send(self, session: HttpSession, call: _Call, url: str, seconds: float) -> httpx.Response:
         import httpx
@@ -202,7 +246,10 @@ class RetrieverClient:
                 f"{endpoint.url} wants another bearer token (status {status}): set {TOKEN_VARIABLE} to the service's."
             )
         if status in REFUSALS:
-            raise SpearError(f"{endpoint.url} refused the request (status {status}): {read_detail(response)}")
+            raise SpearError(
+                f"{endpoint.url} refused the request (status {status}: {read_detail(response)}). A search sends"
+                ' {"queries": ["…"], "topk": 3, "return_scores": true} in a POST to /retrieve.'
+            )
         if status == 504:
             ring.note_failure(endpoint, now)
             raise RetrieverFault(FaultKind.TIMEOUT, f"{endpoint.url} answered 504: {read_detail(response)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TOPK",
+    "EXPECTED_REPLY",
     "TOKEN_VARIABLE",
     "BadReplyError",
     "BadRequestError",
@@ -26,7 +28,12 @@ __all__ = [
 TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
 """Variable of the environment with the bearer token, for the service and for its clients."""
 DEFAULT_TOPK = 3
+EXPECTED_REPLY = '{"result": [[{"document": {"contents": "…"}, "score": 1.0}, …], …]}'
+"""An answer, as errors show it."""
 SHOWN_CHARACTERS = 40
+SHOWN_OF_REPLY = 120
+ID_DIGITS = 32
+"""Of SHA-256 in hex, in the id of a document that came without one."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +148,13 @@ def _name_type(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _show(value: object) -> str:
+def _show(value: object, most: int = SHOWN_CHARACTERS) -> str:
     """A JSON value, cut to what fits into a sentence."""
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "nested too deeply"
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def write_result(rows: Sequence[Sequence[Hit]], raw: Callable[[int], bytes], return_scores: bool) -> bytes:
@@ -171,12 +181,19 @@ def write_request(queries: Sequence[str], topk: int) -> bytes:
 
 
 def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any]]]:
-    """The documents of each query, from an answer with or without scores.
+    """The documents of each query, in any form that one of Search-R1's servers has for them.
+
+    An item is a document, or ``{"document": …}`` with or without a score; a document is an object with ``contents``, or
+    the text alone. One without an ``id`` gets the digest of its text. Rows may be longer than was asked for, and are
+    then cut.
 
     Args:
         body: as it came.
         queries: how many were asked.
         topk: how many documents were asked for each.
+
+    Returns:
+        For each query at most ``topk`` objects, each with ``id`` (a string or an integer) and ``contents`` (a string).
 
     Raises:
         BadReplyError: it is no answer to that.
@@ -185,21 +202,31 @@ def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any
         data = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadReplyError(f"the answer is not JSON: {error}") from None
-    rows = data.get("result") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or "result" not in data:
+        raise BadReplyError(f"the answer has no 'result' but is {_show(data, SHOWN_OF_REPLY)}")
+    rows = data["result"]
+    if rows == [] and queries == 1:  # a query without a hit, from the server that reranks
+        rows = [[]]
     if not isinstance(rows, list) or len(rows) != queries:
-        raise BadReplyError(f"the answer has no list 'result' with {queries} rows")
+        raise BadReplyError(
+            f"'result' is not a list with a row for each of {queries} queries but {_show(rows, SHOWN_OF_REPLY)}"
+        )
     return [_read_row(row, topk) for row in rows]
 
 
 def _read_row(row: object, topk: int) -> list[dict[str, Any]]:
-    if not isinstance(row, list) or len(row) > topk:
-        raise BadReplyError(f"a row of the answer is no list of at most {topk} documents")
-    documents = []
-    for item in row:
-        document = item.get("document", item) if isinstance(item, dict) else item
-        if not isinstance(document, dict):
-            raise BadReplyError("a document of the answer is no object")
-        if not isinstance(document.get("contents"), str) or not isinstance(document.get("id"), str | int):
-            raise BadReplyError("a document of the answer lacks 'id' or 'contents'")
-        documents.append(document)
-    return documents
+    if not isinstance(row, list):
+        raise BadReplyError(f"a row of 'result' is not a list of documents but {_show(row, SHOWN_OF_REPLY)}")
+    return [_read_document(item) for item in row[:topk]]
+
+
+def _read_document(item: object) -> dict[str, Any]:
+    document = item.get("document", item) if isinstance(item, dict) else item
+    if isinstance(document, str):
+        document = {"contents": document}
+    if not isinstance(document, dict) or not isinstance(document.get("contents"), str):
+        raise BadReplyError(f"a document has no text under 'contents' but is {_show(document, SHOWN_OF_REPLY)}")
+    if not isinstance(document.get("id"), str | int):
+        text = document["contents"].encode("utf-8", "surrogatepass")
+        document = {**document, "id": hashlib.sha256(text).hexdigest()[:ID_DIGITS]}
+    return document

@@ -15,12 +15,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spear_envs.data import data_folder, fetch
+from spear_envs.data import data_folder
 from spear_envs.data.cli import mirror_option, source_option
-from spear_envs.data.files import read_checksum, record_checksum
+from spear_envs.data.files import read_checksum
 from spear_envs.data.hub import find_given, list_given, list_published, locate_page
 from spear_envs.data.joining import Part, expand_gzip, is_joining, join_parts
 from spear_envs.data.listing import Collection, Expected
+from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
@@ -35,8 +36,8 @@ PANEL = 125
 class Source:
     """Files of one repository of data sets on Hugging Face.
 
-    Names, sizes and SHA-256 of the files come from the repository's own listing when they are fetched; those that it
-    has no SHA-256 of are recorded at the first download.
+    Names, sizes and SHA-256 of the files come from the repository's own listing when they are fetched. Its commit, and
+    the SHA-256 of each file, are locked at the first download.
     """
 
     repository: str
@@ -132,9 +133,7 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
         if target.exists():
             return target
         for file, _ in find_mirrored(mirrors, target.parent, re.escape(target.name)):
-            found = fetch(file, target.parent, console=console)
-            record_checksum(found, file.sha256 or "")
-            return found
+            return fetch_locked(file, target.parent, console=console)
     if given is not None:
         files = list_given(given, source.pattern)
     else:
@@ -142,11 +141,9 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
     parts = []
     for file, path in files:
         place = folder / Path(path).parent
-        found = fetch(file, place, source=given and find_given(given, path), console=console)
-        if file.sha256 is None:
-            _say(console, f"{path}: no SHA-256 is known; that of this copy is recorded beside it.")
-        else:
-            record_checksum(found, file.sha256)
+        if pin(file, place).sha256 is None:
+            _say(console, f"{path}: no SHA-256 is known; that of the first copy is locked.")
+        found = fetch_locked(file, place, source=given and find_given(given, path), console=console)
         parts.append(Part(found.name, found.stat().st_size, read_checksum(found) or ""))
     if target is None:
         return folder
@@ -161,7 +158,8 @@ def _get(name: str, source: Source, given: Path | None, mirrors: Sequence[Mirror
 def expect_files() -> Iterator[Expected]:
     """What can be fetched; how the files of questions are called, only the hub says."""
     for source in SOURCES.values():
-        yield Expected(f"search/{source.folder}/{source.target or ''}", locate_page(source.repository))
+        path = f"search/{source.folder}/{source.target or ''}"
+        yield Expected(path, locate_page(source.repository), repository=source.repository)
 
 
 def list_collections() -> Iterator[Collection]:

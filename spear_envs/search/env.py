@@ -16,6 +16,7 @@ from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task, canonical_json
 from spear_envs.search.grading import exact_match, f1_score
 from spear_envs.search.grammar import (
+    NO_PASSAGE,
     ResponseKind,
     SearchParser,
     find_peer_action,
@@ -34,7 +35,14 @@ from spear_envs.search.opening import (
     open_tasks,
     read_path,
 )
-from spear_envs.search.prompts import LAST_TURN, TOOLS, compress_observation, make_templates
+from spear_envs.search.prompts import (
+    INVALID_ACTION,
+    LAST_TURN,
+    SEARCH_R1,
+    TOOLS,
+    compress_observation,
+    make_templates,
+)
 
 __all__ = ["Outcome", "Preset", "SearchR1Env"]
 
@@ -42,6 +50,9 @@ MAX_QUERY = 8_192
 """Most characters of a query, as the retrieval service has it."""
 MAX_TOPK = 100
 MAX_TURNS = 32
+PRESET_TURNS = 5
+PRESET_CHARS = 2_500
+"""For where tokens cannot be counted: 500 of SmolLM2's had 1,914 in the mean and 2,366 at most, of Wikipedia."""
 
 
 class Outcome(str, Enum):
@@ -58,7 +69,9 @@ class Preset(str, Enum):
     """Settings of others under one name."""
 
     SEARCH_R1 = "search_r1"
-    """Search-R1's own: at most 4 turns. Its prompt is the template of the same name."""
+    """What Search-R1 trained and evaluated with: its prompt (the template of the same name, here also the default), its
+    sentence after an invalid action, nothing between the tags where a search has no hit, no word on the last turn, and
+    5 turns: its ``max_turns=4`` are searches, after which one more response may answer."""
 
 
 class SearchR1Env(SpearEnv[str]):
@@ -82,10 +95,12 @@ class SearchR1Env(SpearEnv[str]):
         corpus: JSON lines to search in this process; by default the embedded base.
         index: folder that ``spear index build`` wrote for the corpus.
         topk: passages of a search, 1 to 100.
-        preset: ``"search_r1"`` for the turn limit of Search-R1.
-        max_turns: responses after which the episode is truncated; by default 32, or the preset's.
-        observation_chars: most characters of an observation's passages, tags included.
+        preset: ``"search_r1"`` for Search-R1's prompt, sentences and limits, see :class:`Preset`.
+        max_turns: responses after which the episode is truncated; by default 32, or the preset's 5.
+        observation_chars: most characters of an observation's passages, tags included; by default 2,000, or the
+            preset's 2,500.
         observation_tokens: most tokens of them, where the policy's tokenizer is known (see :meth:`set_text_measure`).
+            With the preset the blank lines around them count as well, as in Search-R1's ``max_obs_length=500``.
         outcome: ``"exact_match"`` or ``"graded_format"``.
         history: turns of history that prompts should show; kept as an attribute for those who build prompts.
         response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. ``"plain"`` takes the same tags and
@@ -111,7 +126,7 @@ class SearchR1Env(SpearEnv[str]):
         topk: int = 3,
         preset: str | None = None,
         max_turns: int | None = None,
-        observation_chars: int = 2_000,
+        observation_chars: int | None = None,
         observation_tokens: int = 500,
         outcome: str = "exact_match",
         history: int = 2,
@@ -123,12 +138,13 @@ class SearchR1Env(SpearEnv[str]):
     ) -> None:
         require_whole("history", history, 0)
         require_whole("topk", topk, 1, MAX_TOPK)
+        self._published = preset is not None and choose_member(Preset, preset, "preset") is Preset.SEARCH_R1
+        if observation_chars is None:
+            observation_chars = PRESET_CHARS if self._published else 2_000
         require_whole("observation_chars", observation_chars, 64)
         require_whole("observation_tokens", observation_tokens, 16)
         if panel is not None:
             require_whole("panel", panel, 1)
-        if preset is not None:
-            choose_member(Preset, preset, "preset")
         name = read_path("dataset", dataset)
         parser = SearchParser(choose_member(ResponseFormat, response_format, "response_format"))
         self.outcome = choose_member(Outcome, outcome, "outcome")
@@ -145,7 +161,7 @@ class SearchR1Env(SpearEnv[str]):
         )
         super().__init__(
             tasks,
-            max_turns=(4 if preset else MAX_TURNS) if max_turns is None else max_turns,
+            max_turns=(PRESET_TURNS if self._published else MAX_TURNS) if max_turns is None else max_turns,
             parser=parser,
             response_format=response_format,
             reward=reward,
@@ -153,7 +169,7 @@ class SearchR1Env(SpearEnv[str]):
             mu=mu,
             render_mode=render_mode,
         )
-        self.templates = make_templates(parser, topk)
+        self.templates = make_templates(parser, topk, SEARCH_R1 if self._published else "default")
         self._budgets = (observation_chars, observation_tokens)
         self._measure: Callable[[str], int] | None = None
         self._seen: dict[str, None] = {}
@@ -214,17 +230,20 @@ class SearchR1Env(SpearEnv[str]):
 
     def _render(self, documents: list[dict[str, Any]]) -> str:
         chars, tokens = self._budgets
-        if self._measure is None:
-            return render_information(documents, chars)
-        return render_information(documents, tokens, self._measure)
+        nothing, around = ("", "\n\n") if self._published else (NO_PASSAGE, "")
+        measure = self._measure
+        if measure is None:
+            return render_information(documents, chars, nothing=nothing)
+        return render_information(documents, tokens, lambda text: measure(around + text + around), nothing=nothing)
 
     def _malformed(self, problem: str) -> ActionResult:
         self._found = []
-        return ActionResult(False, message=self._warn(f"{problem} {self.parser.hint}"), details=self._details())
+        told = INVALID_ACTION if self._published else f"{problem} {self.parser.hint}"
+        return ActionResult(False, message=self._warn(told), details=self._details())
 
     def _warn(self, message: str) -> str:
-        """The message, and before the last turn that it is the last."""
-        return f"{message}\n\n{LAST_TURN}" if self.turn == self.max_turns - 1 else message
+        """The message, and before the last turn that it is the last, unless Search-R1 would not say so."""
+        return f"{message}\n\n{LAST_TURN}" if self.turn == self.max_turns - 1 and not self._published else message
 
     def peer_action(self, text: str) -> str:
         """What verl-agent would play for a malformed response."""

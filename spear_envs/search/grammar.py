@@ -30,7 +30,7 @@ __all__ = [
 RESERVED_TAGS = ("think", "search", "answer", "information")
 """Names of the tags that mean something: in lower case, without attributes."""
 NO_PASSAGE = "No passage was found."
-"""What stands between the information tags where a search has no hit."""
+"""What stands between the information tags where a search has no hit, unless told otherwise."""
 
 _TAG = re.compile(rf"<(/?)({'|'.join(RESERVED_TAGS)})>")
 _OPEN, _CLOSE = "<information>", "</information>"
@@ -235,7 +235,13 @@ def neutralize_tags(text: str) -> str:
     return _TAG.sub(lambda tag: f"[{tag[0][1:-1]}]", text) if "<" in text else text
 
 
-def render_information(documents: Sequence[Mapping[str, Any]], limit: int, measure: Callable[[str], int] = len) -> str:
+def render_information(
+    documents: Sequence[Mapping[str, Any]],
+    limit: int,
+    measure: Callable[[str], int] = len,
+    *,
+    nothing: str = NO_PASSAGE,
+) -> str:
     """Passages as a policy reads them, between information tags, within a budget.
 
     Each document stands as ``Doc {i}(Title: {title}) {text}``, one after the other in lines; the title is the first
@@ -243,15 +249,16 @@ def render_information(documents: Sequence[Mapping[str, Any]], limit: int, measu
     unused. Both tags always stand there, and no other reserved tag does.
 
     Args:
-        documents: each with ``contents``, the best first; none gives a sentence that says so.
+        documents: each with ``contents``, the best first.
         limit: most units of the result, tags included. The tags stand there even if they alone are more.
         measure: units of a text: its length, or the number of its tokens.
+        nothing: what stands between the tags where there is no document.
     """
     lines = []
     for number, document in enumerate(documents, 1):
         title, _, text = str(document["contents"]).partition("\n")
         lines.append(f"Doc {number}(Title: {title}) {text}\n")
-    body = neutralize_tags(mend_text("".join(lines))).strip() or NO_PASSAGE
+    body = neutralize_tags(mend_text("".join(lines))).strip() or nothing
     return f"{_OPEN}{_cut(body, limit, measure)}{_CLOSE}"
 
 

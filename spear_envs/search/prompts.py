@@ -13,7 +13,9 @@ from spear_envs.core.tools import CallParser, Tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
 __all__ = [
+    "INVALID_ACTION",
     "LAST_TURN",
+    "SEARCH_R1",
     "TEXTS",
     "CompactSearchTemplate",
     "PromptText",
@@ -25,6 +27,19 @@ __all__ = [
 LAST_TURN = "This is your last turn: only an answer counts now."
 """Stands before the last response of an episode."""
 
+SEARCH_R1 = "search_r1"
+"""Name of the template with Search-R1's own words."""
+
+# This sentence, and the opening of SEARCH_R1 below, are Search-R1's to the letter:
+# https://github.com/PeterGriffinJin/Search-R1, commit a14dc3a4ffc6fe88c1e95038d9738e21ba3f7a06,
+# search_r1/llm_agent/generation.py and scripts/data_process/qa_search_train_merge.py (nq_search.py has the same).
+# Licensed under the Apache License, Version 2.0; the latter file: Copyright 2024 Bytedance Ltd. and/or its affiliates.
+INVALID_ACTION = (
+    "My previous action is invalid. If I want to search, I should put the query between <search> and </search>."
+    " If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again."
+)
+"""What a policy of Search-R1 reads after a response without an action, between two line ends."""
+
 
 @dataclass(frozen=True)
 class PromptText:
@@ -32,8 +47,8 @@ class PromptText:
 
     opening: str
     """The first user message, with the slots ``{question}``, ``{max_turns}`` and ``{topk}``."""
-    question_mark: bool = False
-    """Whether a question without a question mark gets one."""
+    is_published: bool = False
+    """Whether others trained policies on it: a question gets a question mark, as theirs did, and nothing is added."""
 
 
 TEXTS: Mapping[str, PromptText] = MappingProxyType(
@@ -54,16 +69,17 @@ And in the end: <think>The passages say so.</think><answer>Steventon</answer>
 
 Question: {question}"""
         ),
-        # What the published template of Search-R1 asks for, for policies that were trained with it.
-        "search_r1": PromptText(
+        SEARCH_R1: PromptText(
             """\
-Answer the question that follows. Every time you get new information you must first reason about it inside <think> \
-and </think>. If your reasoning shows that some knowledge is missing, call a search engine with <search> query \
-</search>; it returns the top results between <information> and </information>. Search as many times as you want. As \
-soon as no further knowledge is needed, give the answer inside <answer> and </answer> without a detailed explanation, \
-for example <answer> Beijing </answer>. Question: {question}
+Answer the given question. \
+You must conduct reasoning inside <think> and </think> first every time you get new information. \
+After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query </search> and it \
+will return the top searched results between <information> and </information>. \
+You can search as many times as your want. \
+If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, \
+without detailed illustrations. For example, <answer> Beijing </answer>. Question: {question}
 """,
-            question_mark=True,
+            is_published=True,
         ),
     }
 )
@@ -98,11 +114,11 @@ class SearchTemplate:
         """The opening, then the turns of the history."""
         text = TEXTS[self.name]
         question = context.instruction.strip()
-        if text.question_mark and not question.endswith("?"):
+        if text.is_published and not question.endswith("?"):
             question += "?"
         parts = [text.opening.format(question=question, max_turns=context.max_turns, topk=self.topk)]
         if context.turn == 1:
-            return "\n\n".join([*parts, LAST_TURN]) if context.max_turns == 1 else parts[0]
+            return "\n\n".join([*parts, LAST_TURN]) if context.max_turns == 1 and not text.is_published else parts[0]
         first = context.turn - len(context.history)
         if first > 1:
             parts.append(f"({first - 1} earlier turns are not shown.)")
@@ -112,7 +128,8 @@ class SearchTemplate:
 
     def follow_up(self, context: PromptContext) -> str:
         """What the environment says, with blank lines around it."""
-        return f"\n\n{context.observation}\n\n"
+        around = "\n" if context.observation == INVALID_ACTION else "\n\n"
+        return f"{around}{context.observation}{around}"
 
     def respond(self, action: str, think: str = "") -> str:
         """Thoughts and action in the form that the environment reads."""
@@ -199,8 +216,10 @@ searches: search for one fact at a time, with the names that you have found. Ans
 name, date or phrase alone."""
 
 
-def make_templates(parser: ResponseParser, topk: int) -> Mapping[str, PromptTemplate]:
-    """All templates by name, for an environment with these settings."""
+def make_templates(parser: ResponseParser, topk: int, default: str = "default") -> Mapping[str, PromptTemplate]:
+    """All templates by name, for an environment with these settings; ``default`` names the one of :data:`TEXTS` to use
+    where none is chosen."""
     templates: dict[str, PromptTemplate] = {name: SearchTemplate(name, topk, parser) for name in TEXTS}
+    templates["default"] = templates[default]
     tools = DefaultTemplate(_TOOL_RULES.format(topk=topk), CallParser(TOOLS, parser), name="tools")
     return MappingProxyType({**templates, "compact": CompactSearchTemplate(parser), "tools": tools})

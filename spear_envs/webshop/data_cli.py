@@ -10,10 +10,11 @@ import click
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
-from spear_envs.data import RemoteFile, data_folder, fetch
+from spear_envs.data import RemoteFile, data_folder
 from spear_envs.data.cli import mirror_option, source_option
 from spear_envs.data.files import verify as verify_file
 from spear_envs.data.listing import Collection, Expected, expect
+from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.progress import count_bytes, show_bytes, show_phases
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, json_option
@@ -75,24 +76,27 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
     folder = folder_of(size) / "raw"
     opened = open_mirrors(mirrors, console) if source is None else ()
     for file in (*FILES[size], *([HUMAN_FILE] if human else [])):
-        path = fetch(add_mirrors(file, folder, opened), folder, source=source, console=console)
-        _require_json(path, file)
+        path = fetch_locked(
+            add_mirrors(file, folder, opened),
+            folder,
+            check=partial(_require_json, manual=file.manual),
+            source=source,
+            console=console,
+        )
         console.print(str(path), soft_wrap=True, markup=False, highlight=False)
     console.print(f"Then: spear data build webshop --size {size}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _require_json(path: Path, file: RemoteFile) -> None:
+def _require_json(path: Path, manual: str) -> None:
     """Refuse what is not even the beginning of such a file: servers send pages in the place of what they refuse."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:
             reader.take(begins)
     except SpearError:
-        for wrong in (path, path.with_name(f"{path.name}.sha256")):
-            wrong.unlink(missing_ok=True)
         raise SpearError(
-            f"what came as {file.name} is no such file and was deleted (a page about Drive's quota?): try again later."
-            f" By hand: {file.manual} Then name the folder that holds it: --from FOLDER."
+            f"what came as {path.name} is no such file and was deleted (a page about Drive's quota?): try again later."
+            f" By hand: {manual} Then name the folder that holds it: --from FOLDER."
         ) from None
 
 
@@ -218,7 +222,7 @@ def _inspect_file(file: RemoteFile, folder: Path, console: Console) -> Finding:
     path = folder / file.name
     try:
         with show_bytes(console) as show:
-            verify_file(file, folder, count_bytes(show, f"checking {file.name}", path))
+            verify_file(pin(file, folder), folder, count_bytes(show, f"checking {file.name}", path))
     except SpearError as error:
         return Finding(str(path), str(error))
     return Finding(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,14 @@ SHOWN_CHARACTERS = 200
 
 
 def read_detail(response: httpx.Response) -> str:
-    """The sentence of an error, on one line, or the beginning of whatever came."""
+    """The sentence of an error, on one line, or the beginning of whatever came.
+
+    FastAPI's list of what it misses in a request becomes ``body.queries: Field required``.
+    """
     try:
         detail = json.loads(response.content)["detail"]
     except (ValueError, RecursionError, KeyError, TypeError):
         detail = response.text
+    with contextlib.suppress(KeyError, TypeError):
+        detail = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail)
     return " ".join(str(detail).split())[:SHOWN_CHARACTERS]

@@ -69,7 +69,8 @@ def test_problems_that_are_missing_are_told(tmp_path: Path, data: Path, capsys: 
 def test_a_repository_that_is_not_what_it_was(
     data: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
 ) -> None:
-    site.put(f"/api/datasets/{BENCHMARKS['dapo-math-17k'].repository}/tree/main?recursive=true", answer)
+    publish_source(site, "dapo-math-17k", {})
+    site.put(f"/api/datasets/{BENCHMARKS['dapo-math-17k'].repository}/tree/{hub.COMMIT}?recursive=true", answer)
     code, _, err = run(capsys, "get", "code")
     assert code == 1 and words in err and "browser" in err and err.count("\n") == 1
 

@@ -14,6 +14,8 @@ import pytest
 from spear_envs import cli
 from tests.spear_envs.data.server import Site, ranged, serve, whole
 
+COMMIT = "c0ffee" + "0" * 34
+
 
 def use_data_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let ``folder`` be where data sets lie, and nothing of the surroundings lead elsewhere."""
@@ -44,16 +46,18 @@ def publish(
     others: Sequence[Mapping[str, Any]] = (),
     *,
     lfs: bool = True,
+    commit: str = COMMIT,
 ) -> None:
-    """Let a repository have these files, and list ``others`` and a README."""
+    """Let a repository have these files at its newest commit, and list ``others`` and a README."""
     entries: list[Mapping[str, Any]] = [*others, {"type": "file", "path": "README.md", "oid": "0", "size": 5}]
     for path, content in files.items():
         entry: dict[str, Any] = {"type": "file", "path": path, "oid": "0", "size": len(content)}
         if lfs:
             entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
         entries.append(entry)
-        site.put(f"/datasets/{repository}/resolve/main/{path}", ranged(content))
-    site.put(f"/api/datasets/{repository}/tree/main?recursive=true", whole(json.dumps(entries).encode()))
+        site.put(f"/datasets/{repository}/resolve/{commit}/{path}", ranged(content))
+    site.put(f"/api/datasets/{repository}/revision/main", whole(json.dumps({"sha": commit}).encode()))
+    site.put(f"/api/datasets/{repository}/tree/{commit}?recursive=true", whole(json.dumps(entries).encode()))
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:

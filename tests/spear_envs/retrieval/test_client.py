@@ -163,7 +163,7 @@ def test_the_token_comes_from_the_keyword_or_the_environment(monkeypatch: pytest
     assert sent == ["Bearer abc", "Bearer xyz"]
 
 
-@pytest.mark.parametrize("status", [502, 503])
+@pytest.mark.parametrize("status", [429, 502, 503])
 def test_passing_failures_are_tried_again(status: int) -> None:
     with serve(reply(status, {"detail": "soon"}), None, answer_rows) as server:
         assert make_client(server).search("a", 1)[0]["id"] == "a"
@@ -201,13 +201,7 @@ def test_nobody_there_is_unavailable() -> None:
         (reply(503, {"detail": "full"}), FaultKind.UNAVAILABLE, 3),
         (None, FaultKind.UNAVAILABLE, 3),
         (Torn(b"HTTP/1.1 200 X\r\nContent-Length: 100\r\n\r\n{"), FaultKind.UNAVAILABLE, 3),
-        (reply(500, {"detail": "crash"}), FaultKind.UNAVAILABLE, 1),
         (reply(504, {"detail": "late"}), FaultKind.TIMEOUT, 1),
-        (reply(200, b"<html>"), FaultKind.BAD_REPLY, 1),
-        (reply(200, {"result": [[], []]}), FaultKind.BAD_REPLY, 1),
-        (reply(200, {"result": [[{"id": "1"}]]}), FaultKind.BAD_REPLY, 1),
-        (reply(404, {"detail": "no"}), FaultKind.BAD_REPLY, 1),
-        (reply(302, b"", Location="http://127.0.0.1:1/"), FaultKind.BAD_REPLY, 1),
     ],
 )
 def test_faults_have_kinds(answer: bytes | None, kind: FaultKind, tries: int) -> None:
@@ -217,6 +211,50 @@ def test_faults_have_kinds(answer: bytes | None, kind: FaultKind, tries: int) ->
         assert caught.value.kind == kind.value and server.url in caught.value.message
         assert len(server.requests) == tries
     assert pickle.loads(pickle.dumps(caught.value)).kind == kind.value
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (reply(500, {"detail": "crash"}), FaultKind.UNAVAILABLE, "500"),
+        (reply(501, b"no POST"), FaultKind.UNAVAILABLE, "501"),
+        (reply(200, b"<html>"), FaultKind.BAD_REPLY, "not JSON"),
+        (reply(200, {"result": [[], []]}), FaultKind.BAD_REPLY, "a row for each of 1 queries"),
+        (reply(200, {"result": [[{"id": "1"}]]}), FaultKind.BAD_REPLY, "no text under 'contents'"),
+        (reply(404, {"detail": "no"}), FaultKind.BAD_REPLY, "404"),
+        (reply(302, b"", Location="http://127.0.0.1:1/"), FaultKind.BAD_REPLY, "302"),
+    ],
+)
+def test_what_a_server_answers_for_ever_ends_the_run_and_once_is_a_fault(
+    answer: bytes, kind: FaultKind, words: str
+) -> None:
+    with serve(answer) as server:
+        with pytest.raises(SpearError, match=words) as caught:
+            make_client(server).search("a", 1)
+        assert not isinstance(caught.value, EnvFault) and server.url in str(caught.value)
+    with serve(answer_rows, answer, answer_rows) as server:
+        client = make_client(server)
+        client.search("a", 1)
+        with pytest.raises(RetrieverFault, match=words) as fault:
+            pickle.loads(pickle.dumps(client)).search("b", 1)
+        assert fault.value.kind == kind.value and len(server.requests) == 2
+        assert client.search("c", 1)[0]["id"] == "c"
+
+
+def test_each_server_must_answer_rightly_once() -> None:
+    with serve(answer_rows) as one, serve(reply(200, {"passages": []})) as two:
+        client = make_client(one, two)
+        with pytest.raises(SpearError, match="'result'") as caught:
+            for _ in range(2):
+                client.search("a", 1)
+        assert two.url in str(caught.value) and not isinstance(caught.value, EnvFault)
+
+
+def test_a_server_that_fails_at_first_may_answer_a_plain_query() -> None:
+    with serve(reply(500, {}), None, answer_rows) as server:  # and closes the connection
+        with pytest.raises(RetrieverFault, match="500"):
+            make_client(server).search("a", 1)
+        assert [json.loads(body)["queries"] for _, _, body in server.requests] == [["a"], ["Paris"], ["Paris"]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -126,17 +127,40 @@ def test_a_written_result_is_read_back(return_scores: bool) -> None:
     [
         (b"<html>", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", "'result'"),
-        (b"{}", "'result'"),
-        (b'{"result": [[], []]}', "1 rows"),
-        (b'{"result": [{}]}', "no list"),
-        (b'{"result": [[{"id": "1", "contents": "a"}, {"id": "2", "contents": "b"}]]}', "at most 1"),
-        (b'{"result": [["text"]]}', "no object"),
-        (b'{"result": [[{"document": null, "score": 1}]]}', "no object"),
-        (b'{"result": [[{"contents": "a"}]]}', "lacks"),
-        (b'{"result": [[{"id": "1", "contents": null}]]}', "lacks"),
+        (b"[]", r"no 'result' but is \[\]"),
+        (b"{}", r"no 'result' but is \{\}"),
+        (b'{"result": [[], []]}', "each of 1 queries but"),
+        (b'{"result": [{}]}', r"is not a list of documents but \{\}"),
+        (b'{"result": [[7]]}', "no text under 'contents' but is 7"),
+        (b'{"result": [[{"document": null, "score": 1}]]}', "but is null"),
+        (b'{"result": [[{"document": ["a"]}]]}', r'but is \["a"\]'),
+        (b'{"result": [[{"id": "1"}]]}', "no text"),
+        (b'{"result": [[{"id": "1", "contents": null}]]}', "no text"),
+        (b'{"result": [[{"contents": ' + b"[" * 700 + b"]" * 700 + b"}]]}", "no text"),
     ],
 )
 def test_bad_replies_are_told(body: bytes, word: str) -> None:
-    with pytest.raises(BadReplyError, match=word):
+    with pytest.raises(BadReplyError, match=word) as caught:
         read_result(body, 1, 1)
+    assert len(str(caught.value)) < 250
+
+
+def test_an_empty_result_is_no_hit_of_one_query_and_nothing_for_several() -> None:
+    assert read_result(b'{"result": []}', 1, 3) == [[]]
+    with pytest.raises(BadReplyError, match="each of 2 queries"):
+        read_result(b'{"result": []}', 2, 3)
+
+
+ITEMS = ["a", {"contents": "a"}, {"document": "a", "score": 2}, {"document": {"contents": "a", "id": None}}]
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_ids_come_from_the_text(item: Any) -> None:
+    body = json.dumps({"result": [[item, {"contents": "b"}, 7]]}).encode()
+    ((first, second),) = read_result(body, 1, 2)
+    assert first == {"contents": "a", "id": hashlib.sha256(b"a").hexdigest()[:32]} and second["id"] != first["id"]
+
+
+def test_half_a_character_in_a_text_has_an_id() -> None:
+    ((document,),) = read_result(b'{"result": [["x\\ud800"]]}', 1, 1)
+    assert document["contents"] == "x\ud800" and len(document["id"]) == 32

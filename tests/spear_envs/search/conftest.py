@@ -43,8 +43,10 @@ def make(**kwargs: Any) -> SearchR1Env:
     return env
 
 
-def make_asking(tmp_path: Path, golds: Sequence[str], *, shelf: Shelf | None = None, **kwargs: Any) -> SearchR1Env:
-    """One question, "Who?", with these answers, reset."""
+def make_asking(
+    tmp_path: Path, golds: Sequence[str], *, shelf: Shelf | str | None = None, **kwargs: Any
+) -> SearchR1Env:
+    """One question, "Who?", with these answers, reset; passages come from a shelf or an address."""
     path = tmp_path / "asked.jsonl"
     path.write_text(json.dumps({"id": "1", "question": "Who?", "golden_answers": list(golds)}) + "\n")
     env = make(dataset=path, retriever=shelf or Shelf(), **kwargs)

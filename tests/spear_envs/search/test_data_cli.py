@@ -52,7 +52,7 @@ def test_the_questions_of_the_benchmarks(data: Path, site: Site, capsys: pytest.
     assert not (data / "flashrag" / "nq" / "train.jsonl").exists()
     asked = len(site.requests)
     assert run(capsys, "get", "search", "questions")[0] == 0
-    assert len(site.requests) == asked + 1, "the listing; whole files are kept"
+    assert len(site.requests) == asked + 1, "the listing of the locked commit; whole files are kept"
     code, out, err = run(capsys, "verify", "search")
     assert code == 1 and "search: not all of it is as it should be" in err
     assert "nq/test: 5 questions instead of 3,610" in out and "dev.jsonl is as it should be" in out
@@ -65,7 +65,7 @@ def test_parts_are_joined_and_a_cut_download_goes_on(
     data: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish_source(site, "e5-flat", PARTS)
-    url = f"/datasets/{SOURCES['e5-flat'].repository}/resolve/main/part_ab"
+    url = f"/datasets/{SOURCES['e5-flat'].repository}/resolve/{hub.COMMIT}/part_ab"
     site.put(url, cut(PARTS["part_ab"], 20_000, ETag='"v1"'), ranged(PARTS["part_ab"]))
     code, _, err = run(capsys, "get", "search", "e5-flat")
     assert code == 0, err
@@ -135,7 +135,8 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
 def test_a_repository_that_is_not_what_it_was(
     data: Path, site: Site, capsys: pytest.CaptureFixture[str], answer: Any, words: str
 ) -> None:
-    site.put(f"/api/datasets/{SOURCES['questions'].repository}/tree/main?recursive=true", answer)
+    publish_source(site, "questions", {})
+    site.put(f"/api/datasets/{SOURCES['questions'].repository}/tree/{hub.COMMIT}?recursive=true", answer)
     code, _, err = run(capsys, "get", "search")
     assert code == 1 and any(word in err for word in words.split("|"))
     assert "browser" in err and err.count("\n") == 1

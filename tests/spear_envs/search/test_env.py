@@ -12,7 +12,7 @@ import pytest
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
-from spear_envs.search.prompts import LAST_TURN
+from spear_envs.search.prompts import INVALID_ACTION, LAST_TURN
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.search.conftest import Shelf, make, make_asking
 
@@ -160,9 +160,35 @@ def test_a_single_turn_is_the_last(tmp_path: Path) -> None:
     assert env.expert_plan() == ["<answer>x</answer>"]
 
 
-def test_presets_and_limits() -> None:
-    assert make(preset="search_r1").max_turns == 4
-    assert make(preset="search_r1", max_turns=7).max_turns == 7
+def test_the_preset_is_search_r1_s(tmp_path: Path) -> None:
+    shelf = Shelf("t\n" + "word " * 2_000, "other")
+    env = make_asking(tmp_path, ["x"], shelf=shelf, preset="search_r1")
+    assert env.max_turns == 5, "four searches, and a response that may answer"
+    assert env.templates["default"].name == "search_r1"
+    assert 2_490 <= len(env.step(search("t"))[0]) <= 2_500
+    assert env.step("no action")[0] == INVALID_ACTION
+    assert env.step(search("nothing"))[0] == "<information></information>"
+    seen: list[str] = []
+
+    def measure(text: str) -> int:
+        seen.append(text)
+        return len(text.split(" "))
+
+    env.set_text_measure(measure)
+    before_the_last, *_ = env.step(search("word"))
+    assert env.turn == 4 and before_the_last.endswith("</information>") and LAST_TURN not in before_the_last
+    assert 440 <= len(before_the_last.split(" ")) <= 500
+    assert all(text.startswith("\n\n<") and text.endswith(">\n\n") for text in seen)
+    *_, truncated, info = env.step(search("other"))
+    assert truncated and info["fault"] is None
+
+
+def test_a_preset_gives_way_to_keywords() -> None:
+    env = make(preset="search_r1", max_turns=7, observation_chars=70)
+    env.reset(seed=0)
+    assert env.max_turns == 7 and len(env.step(search("historian"))[0]) <= 70
+    with pytest.raises(SpearError, match="preset='search'"):
+        make(preset="search")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import strategies as st
 
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
 from spear_envs.search.grammar import SearchParser, render_information
-from spear_envs.search.prompts import LAST_TURN, TEXTS, CompactSearchTemplate, SearchTemplate, make_templates
+from spear_envs.search.prompts import (
+    INVALID_ACTION,
+    LAST_TURN,
+    SEARCH_R1,
+    TEXTS,
+    CompactSearchTemplate,
+    SearchTemplate,
+    make_templates,
+)
 
 OSLO = {"id": "1", "contents": '"Oslo"\nOslo is a city.\nIt is old.'}
 PRESS = {"id": "2", "contents": '"Jade Press"\nThe Jade Press is a company.'}
@@ -19,6 +28,7 @@ FIRST = PromptContext("Who built it", "Question: Who built it", None, (), 1, 32)
 def test_all_templates() -> None:
     templates = make_templates(SearchParser(), 5)
     assert set(templates) == {"default", "search_r1", "compact", "tools"}
+    assert make_templates(SearchParser(), 5, SEARCH_R1)["default"].name == SEARCH_R1
     for name, template in templates.items():
         assert isinstance(template, PromptTemplate) and template.name == name and template.system() is None
         assert isinstance(template, RunningTemplate) == (name not in ("compact", "tools"))
@@ -45,10 +55,23 @@ def test_search_r1_asks_with_a_question_mark() -> None:
     assert "<answer> Beijing </answer>" in template.render(FIRST)
 
 
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_search_r1_s_words_are_its_own_to_the_letter() -> None:
+    """SHA-256 of what Search-R1's make_prefix and execute_predictions give (commit a14dc3a)."""
+    template = SearchTemplate(SEARCH_R1)
+    assert digest(template.render(FIRST)) == "a7f315a4bce989e108c09920b43b87d71208ef5cb2a2c0e28b2d516d2dc05b9d"
+    after_invalid = template.follow_up(replace(FIRST, observation=INVALID_ACTION, turn=2))
+    assert digest(after_invalid) == "2b4e05101bcbf539265251f74e7730289cf105d94dff9a05193061e9b0f050ba"
+
+
 def test_a_single_turn_is_told_to_be_the_last() -> None:
     template = SearchTemplate()
     assert LAST_TURN in template.render(replace(FIRST, max_turns=1))
     assert LAST_TURN not in template.render(FIRST)
+    assert LAST_TURN not in SearchTemplate(SEARCH_R1).render(replace(FIRST, max_turns=1))
 
 
 def test_blank_lines_stand_around_what_follows() -> None:

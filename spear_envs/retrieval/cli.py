@@ -1,17 +1,28 @@
-"""``spear retriever``: the retrieval service."""
+"""``spear retriever``: the retrieval service, recordings of it, and the filling of an engine."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
+
+from spear_envs.core.errors import SpearError
 
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address
 
+if TYPE_CHECKING:
+    from spear_envs.retrieval.batching import BatchLimits
+    from spear_envs.retrieval.source import AnySource
+
 __all__ = ["retriever"]
+
+config_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+EMBEDDED_ONLY = ("corpus", "kind", "index", "encoder", "ef_search", "nprobe")
 
 
 @click.group()
@@ -20,6 +31,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
+@click.option("--config", type=config_type, help="YAML that names indexes, in the place of the options up to --nprobe.")
 @click.option(
     "--corpus",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -71,7 +83,10 @@ def retriever() -> None:
     show_default=True,
     help="Padded tokens of a batch, for encoders.",
 )
+@click.pass_context
 def serve_passages(
+    context: click.Context,
+    config: Path | None,
     corpus: Path | None,
     kind: str,
     index: Path | None,
@@ -93,31 +108,105 @@ def serve_passages(
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
     it as a bearer token. Cache and queue are each replica's own.
     """
+    from spear_envs.retrieval.backends.opening import ConfigSource
+    from spear_envs.retrieval.batching import BatchLimits
+    from spear_envs.retrieval.source import Source
+
+    source: AnySource
+    if config is None:
+        source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads)
+    else:
+        given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
+            raise click.UsageError(f"{options} belong into {config.name}: leave them out, or --config.")
+        source = ConfigSource(config, threads=threads)
+    batches = BatchLimits(
+        pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
+    )
+    _serve(source, batches, host, port, cache_mb=cache_mb, replicas=replicas)
+
+
+@retriever.command(name="record")
+@click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
+@click.option("--index", "name", help="The one that is recorded.  [default: the file's default]")
+@take_address(8000)
+def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
+    """Serve an index of a file, and keep each search and its answer in RECORDING.
+
+    What is in it already is answered from it, and costs nothing.
+    """
+    from spear_envs.retrieval.backends.opening import ConfigSource
+
+    _serve(ConfigSource(config, name, only=True, record=recording), None, host, port)
+
+
+@retriever.command(name="replay")
+@click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@take_address(8000)
+def replay_searches(recording: Path, host: str, port: int) -> None:
+    """Serve the searches in RECORDING, and nothing else: whoever has the file needs no engine and no key."""
+    from spear_envs.retrieval.backends.opening import RecordingSource
+
+    _serve(RecordingSource(recording), None, host, port)
+
+
+@retriever.command(name="fill")
+@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
+@click.option("--index", "name", required=True, help="The one that is filled, of kind milvus.")
+@click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
+def fill_index(config: Path, name: str, corpus: Path) -> None:
+    """Encode a corpus into an engine, or go on with a fill that was interrupted."""
+    from rich.console import Console
+
+    from spear_envs.data.progress import show_rows
+    from spear_envs.retrieval.backends.milvus import fill_collection
+    from spear_envs.retrieval.backends.opening import place_milvus, read_indexes
+    from spear_envs.retrieval.backends.settings import Milvus
+    from spear_envs.retrieval.corpus import Corpus
+
+    settings = read_indexes(config).indexes.get(name)
+    if not isinstance(settings, Milvus):
+        raise SpearError(f"{config.name} has no index {name!r} of kind milvus: only such a one is filled.")
+    with show_rows(Console()) as report:
+        documents = Corpus.open(corpus)
+        added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
+    click.echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
+
+
+def _serve(
+    source: AnySource,
+    batches: BatchLimits | None,
+    host: str,
+    port: int,
+    *,
+    cache_mb: int = 64,
+    replicas: int = 1,
+) -> None:
+    """Answer until a signal to stop."""
     # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
     from spear_envs.retrieval.serving import serve
-    from spear_envs.retrieval.source import Source
 
-    source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads)
-    batches = BatchLimits(
-        pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
-    )
     token = read_token(TOKEN_VARIABLE)
-    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token, local=is_loopback(host))
+    settings = ServiceSettings(
+        batches=batches or BatchLimits(), cache_bytes=cache_mb << 20, token=token, local=is_loopback(host)
+    )
     listener = bind_socket(host, port)
     url = write_url(host, listener.getsockname()[1])
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
 
-    def announce(passages: int) -> None:
+    def announce(what: str) -> None:
         several = f", {replicas} replicas" if replicas > 1 else ""
-        click.echo(f"ready: {passages:,} passages, {kind}{several}, at {url}/retrieve")
+        click.echo(f"ready: {what}{several}, at {url}/retrieve")
 
     if replicas == 1:
         service = RetrievalService(source.open, settings)
-        serve(service, listener, lambda: announce(service.describe()[1]["passages"]))
+        serve(service, listener, lambda: announce(service.summarize()))
         return
     from spear_envs.retrieval.replicas import Replicas, serve_replicas
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spear_envs.core.errors import SpearError
-from spear_envs.retrieval.searcher import LocalSearcher
+from spear_envs.retrieval.backend import summarize
 from spear_envs.retrieval.server import RetrievalService, ServiceSettings, make_app
 from spear_envs.retrieval.serving import spare_collections
-from spear_envs.retrieval.source import Source
+from spear_envs.retrieval.source import AnySource
 
 __all__ = ["Replicas", "make_deployment", "serve_replicas"]
 
@@ -29,7 +29,7 @@ QUIET = {"log_level": "WARNING", "enable_access_log": False}
 class Replicas:
     """What the replicas serve, and how many they are. The files must be where each replica runs."""
 
-    source: Source
+    source: AnySource
     settings: ServiceSettings
     number: int
 
@@ -59,7 +59,7 @@ def make_deployment(replicas: Replicas) -> Any:
     return deployment(serve.ingress(build_app)()).bind()
 
 
-def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[[int], None]) -> None:
+def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[[str], None]) -> None:
     """Serve from a Ray of this machine, which ends with the call, until SIGINT or SIGTERM.
 
     A replica that dies is started anew; meanwhile the others answer.
@@ -68,7 +68,7 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         replicas: what is served.
         host: address to listen on.
         port: not 0.
-        on_ready: hears the number of passages when all replicas are there.
+        on_ready: hears what is served when all replicas are there.
 
     Raises:
         SpearError: Ray Serve is not installed, corpus or index cannot be opened, or a replica does not start.
@@ -84,10 +84,10 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         raise SpearError(
             f"Ray Serve is not here ({error}): pip install 'spear-envs[search,serve]' brings it."
         ) from error
-    corpus, retriever = replicas.source.open()
-    LocalSearcher(corpus, retriever)
-    passages = len(corpus)
-    del corpus, retriever
+    opened = replicas.source.open()
+    summary = summarize(opened)
+    for backend in opened.values():
+        backend.close()
     ray.init(
         "local",
         num_cpus=max(os.cpu_count() or 1, replicas.number * replicas.source.threads),
@@ -107,7 +107,7 @@ def serve_replicas(replicas: Replicas, host: str, port: int, on_ready: Callable[
         # After Ray has set its own handlers, which print a trace.
         old = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            on_ready(passages)
+            on_ready(summary)
             stopped.wait()
             serve.delete(NAME)
         finally:

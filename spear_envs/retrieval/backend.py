@@ -107,7 +107,11 @@ class EmbeddedBackend:
         # The methods themselves: a query of the embedded base takes less than a tenth of a millisecond.
         self.lengths = retriever.lengths
         self.search = retriever.search
-        self.read = corpus.raw
+
+    def read(self, passage: Passage) -> bytes:
+        """The line of the row."""
+        assert isinstance(passage, int)
+        return self._corpus.raw(passage)
 
     def describe(self) -> dict[str, Any]:
         """Those of the retriever, and the corpus."""
@@ -144,7 +148,7 @@ def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Counts of several backends together."""
     total: Counter[str] = Counter()
     for part in counts:
-        total.update(part)  # type: ignore[arg-type]
+        total.update(part)
     return dict(total)
 
 

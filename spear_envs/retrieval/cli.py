@@ -10,7 +10,6 @@ import click
 from click.core import ParameterSource
 
 from spear_envs.core.errors import SpearError
-
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address

@@ -35,8 +35,8 @@ KINDS = ("bm25", "dense", "hybrid")
 FILES = (".yaml", ".yml", ".sqlite")
 
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
-"""``"bm25"``, ``"dense"``, ``"hybrid"``, the address of a retrieval service or several, a file that names indexes
-(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another than its default), a recording (``"FILE.sqlite"``), or a searcher."""
+"""``"bm25"``, ``"dense"``, ``"hybrid"``; the address of a retrieval service or several; a file that names indexes
+(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another than its default); a recording (``"FILE.sqlite"``); a searcher."""
 
 
 def _build(dataset: str) -> KnowledgeBase:
@@ -160,8 +160,8 @@ def open_searcher(
 
 
 _CHOICES = (
-    "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, a file of indexes (.yaml), a"
-    " recording (.sqlite), or a searcher"
+    "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, a file of indexes (.yaml),"
+    " a recording (.sqlite), or a searcher"
 )
 
 

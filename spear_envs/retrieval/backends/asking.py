@@ -65,7 +65,8 @@ class Budget:
             raise RetrieverRefusal(f"the budget of {self.max_requests:,} requests is spent: raise max_requests.")
         if self.max_cost is not None and self.cost + self.price > self.max_cost + 1e-9:
             raise RetrieverRefusal(
-                f"the budget of {self.max_cost:g} is spent ({self.requests:,} requests at {self.price:g}): raise max_cost."
+                f"the budget of {self.max_cost:g} is spent, by {self.requests:,} requests at {self.price:g}: raise "
+                "max_cost."
             )
         self.requests += 1
 
@@ -141,7 +142,8 @@ class Asker:
         ring = self._find_ring()
         end = loop.time() + self._deadline_s
         failure, kind = "", FaultKind.UNAVAILABLE
-        for attempt in range(1, self._tries + 1):
+        sent = 0
+        while sent < self._tries:
             endpoint = ring.choose(loop.time())
             wait = endpoint.free_from - loop.time()
             if wait > 0:
@@ -152,9 +154,10 @@ class Asker:
                 await asyncio.sleep(wait)
             headers = self._headers()
             self.budget.take()
+            sent += 1
             try:
-                sent = self._send(call, endpoint.url, headers)
-                response = await asyncio.wait_for(sent, max(end - loop.time(), 0.001))
+                answer = self._send(call, endpoint.url, headers)
+                response = await asyncio.wait_for(answer, max(end - loop.time(), 0.001))
             except asyncio.TimeoutError:
                 ring.note_failure(endpoint, loop.time())
                 kind, failure = FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self._deadline_s:g} s"
@@ -174,7 +177,7 @@ class Asker:
                 raise RetrieverRefusal(f"{said}; check the settings of this index.")
             ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
             failure = said
-        raise RetrieverFault(kind, f"{failure}; try {attempt} of {self._tries}.")
+        raise RetrieverFault(kind, f"{failure}; after {sent} of {self._tries} tries.")
 
     async def _send(self, call: Call, url: str, headers: Mapping[str, str]) -> httpx.Response:
         import httpx

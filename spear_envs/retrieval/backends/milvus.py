@@ -30,6 +30,8 @@ ROWS = 1_000
 LONGEST = 65_535
 """Bytes of a document: the most that a text field of Milvus holds."""
 GRAPH = {"M": 32, "efConstruction": 200}
+QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
+"""Milvus Lite ends a connection that asks whether it is alive while it builds a graph."""
 INDEX_S = 7_200.0
 """A collection may take so long to be indexed and loaded."""
 
@@ -65,7 +67,7 @@ class MilvusPlace:
             Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
         token = read_key(self.token_variable) if self.token_variable else ""
         try:
-            return MilvusClient(self.uri, token=token, timeout=timeout)
+            return MilvusClient(self.uri, token=token, timeout=timeout, grpc_options=QUIET)
         except Exception as error:
             raise SpearError(f"{self.uri} cannot be opened ({_shorten(error)}): check uri.") from error
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.retrieval.backend import Backend
 from spear_envs.retrieval.source import DEFAULT, Source
-from spear_sandbox.web.endpoints import read_urls
 from spear_sandbox.web.endpoints import Service as Addresses
+from spear_sandbox.web.endpoints import read_urls
 
 if TYPE_CHECKING:
     from spear_envs.retrieval.backends.milvus import MilvusPlace

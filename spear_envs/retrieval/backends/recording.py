@@ -22,7 +22,7 @@ from spear_envs.retrieval.backend import Backend, Found, Load, read_as_is
 from spear_envs.retrieval.backends.asking import digest_plain
 from spear_envs.retrieval.searcher import RetrieverRefusal
 
-__all__ = ["RecordingBackend", "Recording", "ReplayBackend", "normalize_query"]
+__all__ = ["Recording", "RecordingBackend", "ReplayBackend", "normalize_query"]
 
 FORMAT = 1
 BUSY_S = 60.0
@@ -231,8 +231,8 @@ class ReplayBackend:
     def _ask(self, queries: Sequence[str], k: int) -> Sequence[Hits]:
         if self._inner is None:
             raise RetrieverRefusal(
-                f"{self._recording.path.name} has no search for {queries[0][:200]!r} with {k} passages: record it, or set "
-                "fall_through: true."
+                f"{self._recording.path.name} has no search for {queries[0][:200]!r} with {k} passages: record it, or "
+                "set fall_through: true."
             )
         return _search_whole(self._inner, queries, k)
 

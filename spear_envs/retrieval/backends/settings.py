@@ -178,7 +178,7 @@ class Config(Settings):
                 raise ValueError(f"an index cannot be called {name!r}: use letters, digits, '_', '-' and '.'")
         if self.default is not None and self.default not in self.indexes:
             raise ValueError(
-                f"default is {self.default!r}, and there is no such index.{suggest_name(self.default, self.indexes)}"
+                f"default is {self.default!r}, and there is no such index: there are {', '.join(self.indexes)}"
             )
         return self
 
@@ -220,7 +220,8 @@ def read_config(path: Path) -> Config:
 
 def _explain(error: ValidationError) -> str:
     """The first thing that is wrong."""
-    first = error.errors(include_url=False)[0]
+    # A key that is not known comes before one that is missing: it is often the same, misspelt.
+    first = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
     path, model = _walk(first["loc"])
     where, value = ".".join(map(str, path)), first["input"]
     if first["type"] == "extra_forbidden":
@@ -238,7 +239,9 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "literal_error":
         words = [str(word) for word in get_args(model.model_fields[str(path[-1])].annotation)]
         return f"{where}={value!r} is not valid: choose one of {', '.join(words)}.{suggest_name(str(value), words)}"
-    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{where or 'the file'} must be a mapping of settings, not {str(value)[:60]!r}."
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
     shown = "" if isinstance(value, Mapping | BaseModel) else f" (it is {str(value)[:60]!r})"
     return f"{where + ': ' if where else ''}{message[:1].lower()}{message[1:]}{shown}."
 

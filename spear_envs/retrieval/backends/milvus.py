@@ -30,6 +30,7 @@ ROWS = 1_000
 LONGEST = 65_535
 """Bytes of a document: the most that a text field of Milvus holds."""
 GRAPH = {"M": 32, "efConstruction": 200}
+ABOUT = "spear.made_of"
 QUIET = {"grpc.keepalive_time_ms": 2**31 - 1}
 """Milvus Lite ends a connection that asks whether it is alive while it builds a graph."""
 INDEX_S = 7_200.0
@@ -209,7 +210,7 @@ def _encode(corpus: Corpus, rows: range, encoder: TorchEncoder) -> list[dict[str
             raise SpearError(f"row {row} has {len(raw):,} bytes, and Milvus holds {LONGEST:,}: split that passage.")
     vectors = encoder.encode_passages([json.loads(raw)["contents"] for raw in raws])
     return [
-        {"row": row, "vector": vector.tolist(), "document": raw.decode()}
+        {"id": row, "vector": vector.tolist(), "document": raw.decode()}
         for row, vector, raw in zip(rows, vectors, raws, strict=True)
     ]
 
@@ -217,14 +218,15 @@ def _encode(corpus: Corpus, rows: range, encoder: TorchEncoder) -> list[dict[str
 def _make_collection(client: MilvusClient, place: MilvusPlace, dimension: int, about: Mapping[str, Any]) -> None:
     from pymilvus import DataType
 
-    # The description names what the collection was made of: the one place that every Milvus keeps with it.
-    schema = client.create_schema(auto_id=False, description=json.dumps(about))
-    schema.add_field("row", DataType.INT64, is_primary=True)
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
     params = client.prepare_index_params()
     params.add_index("vector", index_type="HNSW", metric_type="IP", params=GRAPH)
-    client.create_collection(place.collection, schema=schema, index_params=params)
+    # What it was made of stands in its properties: Milvus Lite forgets descriptions.
+    made_of = {ABOUT: json.dumps(about)}
+    client.create_collection(place.collection, schema=schema, index_params=params, properties=made_of)
 
 
 def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | None:
@@ -232,8 +234,8 @@ def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | No
     try:
         if not client.has_collection(place.collection):
             return None
-        about = json.loads(client.describe_collection(place.collection)["description"])
-        return {key: about[key] for key in ("corpus", "rows", "encoder")}
+        about: dict[str, Any] = json.loads(client.describe_collection(place.collection)["properties"][ABOUT])
+        return about
     except (ValueError, KeyError, TypeError) as error:
         raise SpearError(
             f"{place.collection} was not filled by 'spear retriever fill': name another collection."

@@ -31,7 +31,7 @@ class RunningCommand:
 
 @contextmanager
 def run_command(group: str, *args: str, verb: str = "serve", **variables: str) -> Iterator[RunningCommand]:
-    """``spear GROUP serve``, or another verb of a service, or ``spear serve`` itself, on a free port unless told otherwise."""
+    """``spear GROUP serve``, another verb of it, or ``spear serve`` itself, on a free port unless told otherwise."""
     port = () if "--port" in args else ("--port", "0")
     command = (group,) if group == "serve" else (group, verb)
     process = subprocess.Popen(

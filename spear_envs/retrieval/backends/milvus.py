@@ -20,6 +20,7 @@ from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
+    from pymilvus.milvus_client import IndexParams
 
     from spear_envs.retrieval.corpus import Corpus
 
@@ -49,6 +50,11 @@ class MilvusPlace:
     token_variable: str | None = None
     device: str = "cpu"
 
+    @property
+    def is_lite(self) -> bool:
+        """It runs in this process."""
+        return not self.uri.startswith(("http://", "https://"))
+
     def open_encoder(self) -> TorchEncoder:
         """The model."""
         folder = find_model(self.encoder)
@@ -64,7 +70,7 @@ class MilvusPlace:
             from pymilvus import MilvusClient
         except ImportError as error:
             raise SpearError(f"Milvus needs pymilvus ({error}): pip install 'spear-envs[search,milvus]'.") from error
-        if not self.uri.startswith(("http://", "https://")):
+        if self.is_lite:
             Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
         token = read_key(self.token_variable) if self.token_variable else ""
         try:
@@ -188,6 +194,9 @@ def fill_collection(
             client.upsert(place.collection, _encode(corpus, rows, encoder))
             on_progress("fill (passages)", rows.stop, len(corpus))
         client.flush(place.collection)
+        if not client.list_indexes(place.collection):
+            on_progress("index (graphs)", 0, 1)
+            client.create_index(place.collection, _describe_graph(client))
         client.load_collection(place.collection)
         _await_index(client, place)
         if (stored := _count(client, place)) != len(corpus):
@@ -222,11 +231,17 @@ def _make_collection(client: MilvusClient, place: MilvusPlace, dimension: int, a
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
-    params = client.prepare_index_params()
-    params.add_index("vector", index_type="HNSW", metric_type="IP", params=GRAPH)
     # What it was made of stands in its properties: Milvus Lite forgets descriptions.
     made_of = {ABOUT: json.dumps(about)}
+    # A cluster loads, and so counts, only what has an index. Milvus Lite would build it anew again and again.
+    params = None if place.is_lite else _describe_graph(client)
     client.create_collection(place.collection, schema=schema, index_params=params, properties=made_of)
+
+
+def _describe_graph(client: MilvusClient) -> IndexParams:
+    params = client.prepare_index_params()
+    params.add_index("vector", index_type="HNSW", metric_type="IP", params=GRAPH)
+    return params
 
 
 def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | None:

@@ -80,7 +80,8 @@ class ServiceBackend:
                 (json.dumps(document).encode(), _read_score(item, rank))
                 for rank, (document, item) in enumerate(zip(documents, given, strict=False), start=1)
             ]
-            for documents, given in zip(rows, items, strict=True)
+            # A server that reranks has no row at all for a single query without a hit.
+            for documents, given in zip(rows, items or [[]], strict=True)
         ]
 
     def describe(self) -> dict[str, Any]:

@@ -163,8 +163,8 @@ indexes:
         "utf-8",
     )
     path = os.fspath(tmp_path / "retriever.yaml")
-    for choice in (path, f"{path}#halves", os.fspath(tmp_path / "words.sqlite")):
-        info = play(choice)
-        assert info["won"] and info["tool_calls"] == 3
+    infos = [play(choice) for choice in (path, f"{path}#halves", os.fspath(tmp_path / "words.sqlite"))]
+    assert all(info["won"] and info["tool_calls"] == 3 for info in infos)
+    assert infos[0]["retriever"] == infos[2]["retriever"] != infos[1]["retriever"], "a recording is its own replay"
     with pytest.raises(SpearError, match="has no index 'x'"):
         play(f"{path}#x")

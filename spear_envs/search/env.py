@@ -174,7 +174,7 @@ class SearchR1Env(SpearEnv[str]):
     # ---------------------------------------------------------------- hooks of SpearEnv
 
     def _start(self, task: Task) -> None:
-        self._seen, self._asked, self._found, self._answer = {}, [], [], None
+        self._seen, self._asked, self._found, self._answer, self._retriever = {}, [], [], None, None
         self._extra_terms["f1"] = 0.0
         if self.outcome is Outcome.GRADED_FORMAT:
             self._outcome = 0.0
@@ -248,12 +248,13 @@ class SearchR1Env(SpearEnv[str]):
             "asked": list(self._asked),
             "found": list(self._found),
             "answer": self._answer,
+            "retriever": self._retriever,
         }
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
         self._seen = dict.fromkeys(state["seen"])
         self._asked, self._found = list(state["asked"]), list(state["found"])
-        self._answer = state["answer"]
+        self._answer, self._retriever = state["answer"], state["retriever"]
 
     def _anchor(self) -> str:
         return hashlib.sha256(canonical_json([self.task.id, sorted(self._seen)]).encode()).hexdigest()[:32]

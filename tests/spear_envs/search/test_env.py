@@ -310,7 +310,7 @@ def test_the_expert_ends_with_any_retriever() -> None:
         ({"corpus": b"x"}, "corpus=b'x'"),
         ({"index": ["x"]}, "index="),
         ({"retriever": ["ftp://x"]}, "address"),
-        ({"retriever": "http://127.0.0.1:9", "corpus": "x.jsonl"}, "corpus is for a retriever in this process"),
+        ({"retriever": "http://127.0.0.1:9", "corpus": "x.jsonl"}, "corpus is for a retriever named by its kind"),
         ({"corpus": "no/such.jsonl"}, "no/such.jsonl"),
         ({"response_format": "json"}, "response_format"),
     ],

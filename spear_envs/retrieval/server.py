@@ -120,6 +120,8 @@ class RetrievalService:
             share = self.settings.cache_bytes // len(backends)
             ready: dict[str, _Ready] = {}
             for name, backend in backends.items():
+                # That of another service is asked for over the network: once, and not by a caller of /health.
+                logger.debug("index %s has the fingerprint %s", name, backend.fingerprint)
                 # OpenMP's threads are those of the thread that opened the default.
                 own = 1 if ready else 0
                 workers = (*(() if own else (worker,)), *(WorkerThread() for _ in range(backend.load.calls - 1 + own)))

@@ -24,9 +24,9 @@ from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.server import RetrievalService, ServiceSettings
 from tests.commands import wait_until
-from tests.spear_envs.retrieval.backends.engines import ListBackend, answer_well
+from tests.spear_envs.retrieval.backends.engines import ListBackend, answer_well, open_kind
 from tests.spear_envs.retrieval.service import run_command, run_service, write_corpus
-from tests.spear_envs.retrieval.test_client import serve
+from tests.spear_envs.retrieval.test_client import reply, serve
 
 
 def make_service(backends: Mapping[str, Backend], **settings: Any) -> RetrievalService:
@@ -89,6 +89,18 @@ def test_calls_run_side_by_side_as_far_as_the_backend_takes_them() -> None:
         backend.gate.set()
         asking.join(30)
     assert len(backend.asked) == 5
+
+
+def test_a_service_behind_it_is_identified_when_it_starts() -> None:
+    with (
+        serve(reply(200, {"fingerprint": "abc"}), None) as server,
+        run_service(make_service({"one": open_kind("service", server.url)})) as url,
+    ):
+        assert len(server.requests) == 1
+        assert httpx.get(f"{url}/health").json()["fingerprint"] == "abc"
+    dead = make_service({"one": open_kind("service", "http://127.0.0.1:9", tries=1)})
+    with pytest.raises(RetrieverFault, match="cannot be reached"), run_service(dead):
+        pass
 
 
 CONFIG = """

@@ -139,15 +139,15 @@ class RetrievalService:
 
         Raises:
             OverloadedError: nothing is open yet.
-            HTTPException: there is no such index.
+            BadRequestError: there is no such index.
         """
         if not self._ready:
             raise OverloadedError(LOADING)
         name = request.path_params.get("index", next(iter(self._ready)))
         if name not in self._ready:
             known = ", ".join(self._ready)
-            raise HTTPException(
-                404, f"there is no index {name!r} here: ask one of {known}.{suggest_name(name, self._ready)}"
+            raise BadRequestError(
+                f"there is no index {name!r} here: ask one of {known}.{suggest_name(name, self._ready)}"
             )
         return self._ready[name]
 

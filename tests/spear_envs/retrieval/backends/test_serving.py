@@ -46,7 +46,9 @@ def test_each_index_has_its_path_and_the_first_is_the_default() -> None:
         assert [document["id"] for document in found[""]] == ["a", "b"] and found["/wiki"] == found[""]
         assert [document["id"] for document in found["/web"]] == ["w"]
         missing = ask(f"{url}/wep", "q")
-        assert missing.status_code == 404
+        assert missing.status_code == 422 and "Did you mean 'web'?" in missing.json()["detail"]
+        with pytest.raises(SpearError, match="no index 'wep'"):
+            RetrieverClient(f"{url}/wep").search("q", 1)
         health = httpx.get(f"{url}/health").json()
         assert health["fingerprint"] == "list" and list(health["indexes"]) == ["wiki", "web"]
         assert httpx.get(f"{url}/web/health").json()["fingerprint"] == "of the web"

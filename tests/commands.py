@@ -30,10 +30,10 @@ class RunningCommand:
 
 
 @contextmanager
-def run_command(group: str, *args: str, **variables: str) -> Iterator[RunningCommand]:
-    """``spear GROUP serve``, ``spear GROUP COMMAND`` or ``spear serve``, on a free port unless told otherwise."""
+def run_command(group: str, *args: str, verb: str = "serve", **variables: str) -> Iterator[RunningCommand]:
+    """``spear GROUP serve``, another verb of it, or ``spear serve`` itself, on a free port unless told otherwise."""
     port = () if "--port" in args else ("--port", "0")
-    command = group.split() if " " in group or group == "serve" else [group, "serve"]
+    command = (group,) if group == "serve" else (group, verb)
     process = subprocess.Popen(
         [sys.executable, "-m", "spear_envs.cli", *command, *port, *args],
         stdout=subprocess.PIPE,

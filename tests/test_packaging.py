@@ -57,7 +57,7 @@ DISTRIBUTIONS = {
         frozenset(
             ["spear-sandbox", "gymnasium", "numpy", "pillow", "click", "rich", "cloudpickle", "packaging", "regex"]
         ),
-        frozenset(["data", "webshop", "alfworld", "search", "sandbox", "env-server", "mcp", "trl", "serve"]),
+        frozenset(["data", "webshop", "alfworld", "search", "mcp", "milvus", "sandbox", "env-server", "trl", "serve"]),
     ),
     "spear-agents": Distribution(
         "agents", "spear_agents", frozenset({"spear-envs"}), frozenset({"api", "hf", "models", "vllm-cpu", "vllm"})

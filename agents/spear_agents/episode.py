@@ -200,6 +200,7 @@ class _Episode:
             stop=stop,
             fault=self.engine_fault or info["fault"],
             seed=self.seed,
+            retriever=info.get("retriever"),
             tokens=TokenKind.BYTES if is_bytes else TokenKind.MODEL,
             final_observation=text_of(self.observation) if self.turns else "",
         )

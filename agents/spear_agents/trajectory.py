@@ -120,7 +120,8 @@ class Trajectory:
     environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
     training.  ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
-    ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.
+    ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.  ``retriever`` is the
+    fingerprint of what found passages for it; None if it asked for none.
     """
 
     env_id: str
@@ -144,6 +145,7 @@ class Trajectory:
     trial: int = 1
     memory: tuple[str, ...] = ()
     reflection: str | None = None
+    retriever: str | None = None
 
     @property
     def format_ok(self) -> bool:
@@ -224,7 +226,7 @@ _TRAJECTORY_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("env_id", "task_id", "subtask", "instruction", "fingerprint", "final_observation"), str),
     **dict.fromkeys(("reward", "score"), _NUMBER),
     **dict.fromkeys(("tool_calls", "seed", "trial"), int),
-    **dict.fromkeys(("fault", "reflection"), (str, type(None))),
+    **dict.fromkeys(("fault", "reflection", "retriever"), (str, type(None))),
     "step": (int, type(None)),
     "won": bool,
     "reward_terms": dict,

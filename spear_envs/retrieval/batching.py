@@ -1,4 +1,4 @@
-"""Many concurrent searches made into few calls of a retriever."""
+"""Many concurrent searches made into few calls of a backend."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.retrieval.cache import HitCache
+from spear_envs.retrieval.searcher import RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.tally import Tally
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.retriever import Hit, Retriever
+    from spear_envs.retrieval.backend import Backend, Found
 
 __all__ = [
     "BatchLimits",
@@ -64,7 +65,7 @@ class CallerGoneError(Exception):
 
 
 class RetrieverError(Exception):
-    """The retriever raised an error; it is the cause."""
+    """The backend raised an error that is not one of its own kinds; it is the cause."""
 
 
 class WorkerThread:
@@ -115,36 +116,35 @@ class _Entry:
         self.query = query
         self.depth = depth
         self.tickets: list[_Ticket] = []
-        self.hits: list[Hit] = []
+        self.hits: Sequence[Found] = ()
 
 
 class MicroBatcher:
-    """Searches for many callers of one event loop, on one worker thread.
+    """Searches for many callers of one event loop, on worker threads.
 
-    A query that is asked twice at a time is computed once. There is no waiting window: while a window of queries is
+    A query that is asked twice at a time is computed once. There is no waiting window: while windows of queries are
     computed, the next one gathers.
 
     Args:
-        retriever: its ``search`` and ``lengths`` are called on ``worker`` only.
-        worker: closed by its owner.
+        backend: its ``search`` and ``lengths`` are called on the workers only.
+        workers: one for each call that the backend takes at a time; closed by their owner.
     """
 
     def __init__(
         self,
-        retriever: Retriever,
-        worker: WorkerThread,
+        backend: Backend,
+        workers: Sequence[WorkerThread],
         limits: BatchLimits,
         cache: HitCache,
         tally: Tally,
     ) -> None:
-        self._retriever = retriever
-        self._worker = worker
+        self._backend = backend
+        self._idle = list(workers)
         self._limits = limits
         self._cache = cache
         self._tally = tally
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._queue: deque[_Entry] = deque()
-        self._busy = False
 
     @property
     def pending(self) -> int:
@@ -153,7 +153,7 @@ class MicroBatcher:
 
     async def search(
         self, queries: Sequence[str], k: int, is_gone: Callable[[], Awaitable[bool]] | None = None
-    ) -> list[list[Hit]]:
+    ) -> list[Sequence[Found]]:
         """Hits of each query, in order, at most ``k``.
 
         A caller that is cancelled or gone leaves nothing behind: what only it waited for is not computed.
@@ -167,10 +167,11 @@ class MicroBatcher:
             OverloadedError: the queue is full; nothing was admitted.
             DeadlineError: it took too long.
             CallerGoneError: ``is_gone`` said so.
-            RetrieverError: the retriever failed on one of the queries.
+            RetrieverFault, RetrieverRefusal: as the backend has it.
+            RetrieverError: the backend failed otherwise on one of the queries.
         """
         depth = next(depth for depth in self._limits.depths if depth >= k)
-        found: dict[str, list[Hit]] = {}
+        found: dict[str, Sequence[Found]] = {}
         distinct = dict.fromkeys(queries)
         for query in distinct:
             hits = self._cache.get(query, depth)
@@ -191,7 +192,7 @@ class MicroBatcher:
             found.update((entry.query, entry.hits) for entry in entries)
         return [found[query][:k] for query in queries]
 
-    def _admit(self, queries: Sequence[str], found: dict[str, list[Hit]], missing: list[str], depth: int) -> None:
+    def _admit(self, queries: Sequence[str], found: dict[str, Sequence[Found]], missing: list[str], depth: int) -> None:
         fresh = sum((query, depth) not in self._entries for query in missing)
         if len(self._entries) + fresh > self._limits.pending:
             self._tally.rejected += 1
@@ -237,9 +238,12 @@ class MicroBatcher:
                     self._entries.pop((entry.query, entry.depth), None)
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the worker the next window, if it has none."""
-        if self._busy:
-            return
+        """Give the next windows to the workers that have none."""
+        while self._idle and (window := self._take_window()):
+            worker = self._idle.pop()
+            worker.submit(self._compute, window, worker, loop)
+
+    def _take_window(self) -> list[_Entry]:
         window: list[_Entry] = []
         while self._queue and len(window) < self._limits.window:
             entry = self._queue.popleft()
@@ -247,37 +251,38 @@ class MicroBatcher:
                 window.append(entry)
             else:
                 self._tally.skipped += 1
-        if window:
-            self._busy = True
-            self._worker.submit(self._compute, window, loop)
+        return window
 
-    def _compute(self, window: list[_Entry], loop: asyncio.AbstractEventLoop) -> None:
-        """Search for a window, on the worker thread; hand over each batch when it is done."""
+    def _compute(self, window: list[_Entry], worker: WorkerThread, loop: asyncio.AbstractEventLoop) -> None:
+        """Search for a window, on a worker thread; hand over each batch when it is done."""
         batches = self._plan(window)
         for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
             wanted = [entry for entry in batch if entry.tickets]
             results = self._search(wanted) if wanted else []
+            done = None if left else worker
             try:
-                loop.call_soon_threadsafe(self._deliver, wanted, results, len(batch) - len(wanted), left == 0, loop)
+                loop.call_soon_threadsafe(self._deliver, wanted, results, len(batch) - len(wanted), done, loop)
             except RuntimeError:  # the loop was closed meanwhile
                 logger.debug("results came after the end of the service")
                 return
 
     def _plan(self, window: list[_Entry]) -> list[list[_Entry]]:
         try:
-            lengths = self._retriever.lengths([entry.query for entry in window])
+            lengths = self._backend.lengths([entry.query for entry in window])
             return plan_batches(window, lengths, self._limits)
         except Exception:
             logger.exception("the lengths of %d queries cannot be found; each is searched alone", len(window))
             return [[entry] for entry in window]
 
-    def _search(self, batch: list[_Entry]) -> list[list[Hit] | RetrieverError]:
+    def _search(self, batch: list[_Entry]) -> list[Sequence[Found] | Exception]:
         """Hits of each entry; where the batch fails, an error for those that fail alone as well."""
         try:
-            hits = self._retriever.search([entry.query for entry in batch], batch[0].depth)
+            hits = self._backend.search([entry.query for entry in batch], batch[0].depth)
             if len(hits) != len(batch):
                 raise RuntimeError(f"the retriever gave {len(hits)} lists of hits for {len(batch)} queries")
             return list(hits)
+        except (RetrieverFault, RetrieverRefusal) as error:  # of the backend as a whole: asking again takes as long
+            return [error] * len(batch)
         except Exception as error:
             if len(batch) > 1:
                 return [result for entry in batch for result in self._search([entry])]
@@ -289,23 +294,23 @@ class MicroBatcher:
     def _deliver(
         self,
         batch: list[_Entry],
-        results: list[list[Hit] | RetrieverError],
+        results: list[Sequence[Found] | Exception],
         skipped: int,
-        is_last: bool,
+        done: WorkerThread | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Take a batch's results, on the loop; after the last batch of a window send the next window."""
+        """Take a batch's results, on the loop; a worker that is done with its window gets the next one."""
         self._tally.skipped += skipped
         if batch:
             self._tally.batches += 1
             self._tally.batch_queries.add(len(batch))
-            self._tally.failed_batches += any(isinstance(result, RetrieverError) for result in results)
+            self._tally.failed_batches += any(isinstance(result, Exception) for result in results)
         for entry, result in zip(batch, results, strict=True):
             # Another entry may have taken the place of one whose callers had all left.
             if self._entries.get((entry.query, entry.depth)) is entry:
                 del self._entries[entry.query, entry.depth]
             tickets, entry.tickets = entry.tickets, []
-            if isinstance(result, RetrieverError):
+            if isinstance(result, Exception):
                 for ticket in tickets:
                     ticket.missing -= 1
                     ticket.fail(result)
@@ -316,8 +321,8 @@ class MicroBatcher:
                 ticket.missing -= 1
                 if not ticket.missing and not ticket.future.done():
                     ticket.future.set_result(None)
-        if is_last:
-            self._busy = False
+        if done is not None:
+            self._idle.append(done)
             self._send(loop)
 
 

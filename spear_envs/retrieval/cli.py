@@ -1,18 +1,27 @@
-"""``spear retriever``: the retrieval service."""
+"""``spear retriever``: the retrieval service, recordings of it, and the filling of an engine."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address
 
+if TYPE_CHECKING:
+    from spear_envs.retrieval.batching import BatchLimits
+    from spear_envs.retrieval.source import AnySource
+
 __all__ = ["retriever"]
+
+config_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+EMBEDDED_ONLY = ("corpus", "kind", "index", "encoder", "ef_search", "nprobe", "threads", "device")
 
 
 @click.group()
@@ -21,6 +30,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
+@click.option("--config", type=config_type, help="YAML that names indexes, in the place of the options up to --device.")
 @click.option(
     "--corpus",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -73,7 +83,10 @@ def retriever() -> None:
     show_default=True,
     help="Padded tokens of a batch, for encoders.",
 )
+@click.pass_context
 def serve_passages(
+    context: click.Context,
+    config: Path | None,
     corpus: Path | None,
     kind: str,
     index: Path | None,
@@ -96,32 +109,106 @@ def serve_passages(
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
     it as a bearer token. Cache, queue and metrics are each worker's own.
     """
+    from spear_envs.retrieval.backends.opening import ConfigSource
+    from spear_envs.retrieval.batching import BatchLimits
+    from spear_envs.retrieval.source import Source
+
+    source: AnySource
+    if config is None:
+        source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads, device)
+    else:
+        given = [name for name in EMBEDDED_ONLY if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            options = " and ".join(f"--{name.replace('_', '-')}" for name in given).replace("--kind", "--retriever")
+            raise click.UsageError(f"{options} belong into {config.name}: leave them out, or --config.")
+        source = ConfigSource(config)
+    batches = BatchLimits(
+        pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
+    )
+    _serve(source, batches, host, port, cache_mb=cache_mb, workers=workers)
+
+
+@retriever.command(name="record")
+@click.argument("recording", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
+@click.option("--index", "name", help="The one that is recorded.  [default: the file's default]")
+@take_address(8000)
+def record_searches(recording: Path, config: Path, name: str | None, host: str, port: int) -> None:
+    """Serve an index of a file, and keep each search and its answer in RECORDING.
+
+    What is in it already is answered from it, and costs nothing.
+    """
+    from spear_envs.retrieval.backends.opening import ConfigSource
+
+    _serve(ConfigSource(config, name, only=True, record=recording), None, host, port)
+
+
+@retriever.command(name="replay")
+@click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@take_address(8000)
+def replay_searches(recording: Path, host: str, port: int) -> None:
+    """Serve the searches in RECORDING, and nothing else: whoever has the file needs no engine and no key."""
+    from spear_envs.retrieval.backends.opening import RecordingSource
+
+    _serve(RecordingSource(recording), None, host, port)
+
+
+@retriever.command(name="fill")
+@click.option("--config", type=config_type, required=True, help="YAML that names indexes.")
+@click.option("--index", "name", required=True, help="The one that is filled, of kind milvus.")
+@click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
+def fill_index(config: Path, name: str, corpus: Path) -> None:
+    """Encode a corpus into an engine, or go on with a fill that was interrupted."""
+    from rich.console import Console
+
+    from spear_envs.data.progress import show_rows
+    from spear_envs.retrieval.backends.milvus import fill_collection
+    from spear_envs.retrieval.backends.opening import place_milvus, read_indexes
+    from spear_envs.retrieval.backends.settings import Milvus
+    from spear_envs.retrieval.corpus import Corpus
+
+    settings = read_indexes(config).indexes.get(name)
+    if not isinstance(settings, Milvus):
+        raise SpearError(f"{config.name} has no index {name!r} of kind milvus: only such a one is filled.")
+    with show_rows(Console()) as report:
+        documents = Corpus.open(corpus)
+        added = fill_collection(place_milvus(settings, config.absolute().parent), documents, report)
+    click.echo(f"{settings.collection}: {len(documents):,} passages, {added:,} of them new")
+
+
+def _serve(
+    source: AnySource,
+    batches: BatchLimits | None,
+    host: str,
+    port: int,
+    *,
+    cache_mb: int = 64,
+    workers: int = 1,
+) -> None:
+    """Answer until a signal to stop."""
     # Before the first import of an OpenMP: threads that spin while they wait starve those that work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
     from spear_envs.retrieval.serving import serve
-    from spear_envs.retrieval.source import Source
 
-    source = Source(corpus, kind, index, encoder, ef_search, nprobe, threads, device)
-    batches = BatchLimits(
-        pending=max_pending, deadline_s=deadline, batch_queries=batch_queries, batch_tokens=batch_tokens
-    )
     token = read_token(TOKEN_VARIABLE)
-    settings = ServiceSettings(batches=batches, cache_bytes=cache_mb << 20, token=token, local=is_loopback(host))
+    settings = ServiceSettings(
+        batches=batches or BatchLimits(), cache_bytes=cache_mb << 20, token=token, local=is_loopback(host)
+    )
     listener = bind_socket(host, port)
     port = listener.getsockname()[1]
     url = write_url(host, port)
     warn_of_open_address(url, host, token, allows="search", variable=TOKEN_VARIABLE)
 
-    def announce(passages: int) -> None:
+    def announce(what: str) -> None:
         several = f", {workers} workers" if workers > 1 else ""
-        click.echo(f"ready: {passages:,} passages, {kind}{several}, at {url}/retrieve")
+        click.echo(f"ready: {what}{several}, at {url}/retrieve")
 
     if workers == 1:
         service = RetrievalService(source.open, settings)
-        serve(service, listener, lambda: announce(service.describe()[1]["passages"]))
+        serve(service, listener, lambda: announce(service.summarize()))
         return
     from spear_envs.retrieval.workers import Job, serve_workers
 
@@ -139,24 +226,41 @@ def serve_passages(
 )
 @click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
+@click.option("--config", type=config_type, help="YAML that names indexes, in the place of these.")
+@click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
 @take_address(8001)
-def serve_mcp(choice: str, corpus: Path | None, index: Path | None, http: bool, host: str, port: int) -> None:
+def serve_mcp(
+    choice: str,
+    corpus: Path | None,
+    index: Path | None,
+    config: Path | None,
+    name: str | None,
+    http: bool,
+    host: str,
+    port: int,
+) -> None:
     """Offer search as a tool of the Model Context Protocol, over stdin and stdout or over HTTP (extra 'mcp').
 
     \b
     Example, for a client that starts it:
         {"mcpServers": {"search": {"command": "spear", "args": ["retriever", "mcp"]}}}
     """
+    from spear_envs.retrieval.backends.opening import ConfigSource
     from spear_envs.retrieval.client import RetrieverClient
     from spear_envs.retrieval.mcp_server import make_mcp_server, serve_http
     from spear_envs.retrieval.searcher import LocalSearcher, Searcher
     from spear_envs.retrieval.source import Source
 
     served = "://" in choice
-    if served and (corpus or index):
-        raise SpearError("--corpus and --index are for a retriever in this process: leave them out.")
-    searcher: Searcher = RetrieverClient(choice) if served else LocalSearcher(*Source(corpus, choice, index).open())
+    if (served or config) and (corpus or index):
+        raise SpearError("--corpus and --index are for --retriever bm25, dense or hybrid: leave them out.")
+    searcher: Searcher
+    if served:
+        searcher = RetrieverClient(choice)
+    else:
+        source: AnySource = ConfigSource(config, name, only=True) if config else Source(corpus, choice, index)
+        searcher = LocalSearcher(next(iter(source.open().values())))
     server = make_mcp_server(searcher)
     if not http:
         server.run("stdio")

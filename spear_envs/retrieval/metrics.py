@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from spear_envs.retrieval.tally import Tally
@@ -17,20 +17,30 @@ COUNTERS = {
     "queries": "Queries of admitted requests, repeated ones included.",
     "hits": "Queries that the cache answered.",
     "joined": "Queries that waited for the same query of another or of the same request.",
-    "batches": "Calls of the retriever.",
-    "failed_batches": "Batches in which the retriever raised an error.",
+    "batches": "Calls of the backend.",
+    "failed_batches": "Batches in which the backend raised an error.",
     "skipped": "Queries not computed because nobody waited for them any more.",
     "rejected": "Requests turned away because the queue was full.",
     "timeouts": "Requests not answered within the deadline.",
 }
 
 
-def collect_metrics(tally: Tally, pending: int) -> Iterator[Metric]:
+BACKEND_COUNTERS = {
+    "requests": "Requests to servers of others, repeated ones included.",
+    "cost": "Price of these requests.",
+    "recorded": "Searches asked of the backend and kept in a recording.",
+    "replayed": "Searches answered from a recording.",
+    "left_out": "Answers without one of the shards, which had failed.",
+}
+
+
+def collect_metrics(tally: Tally, pending: int, counts: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
     """All metrics of the service as it is now.
 
     Args:
         tally: its counts.
         pending: distinct queries that wait or are computed now.
+        counts: those of each index's backend, by name.
     """
     make = Families("spear_retriever_")
     for name, text in COUNTERS.items():
@@ -39,3 +49,6 @@ def collect_metrics(tally: Tally, pending: int) -> Iterator[Metric]:
     yield make.gauge("queue_length", "Distinct queries that wait or are computed.", pending)
     yield make.histogram("batch_queries", "Queries of a batch.", tally.batch_queries)
     yield make.histogram("request_seconds", "Seconds until a request is answered.", tally.request_seconds)
+    for name, text in BACKEND_COUNTERS.items():
+        if of := {index: values[name] for index, values in counts.items() if name in values}:
+            yield make.count_by(f"backend_{name}", text, "index", of)

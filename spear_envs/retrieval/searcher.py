@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,10 +10,9 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.retriever import Retriever
+    from spear_envs.retrieval.backend import Backend
 
-__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "Searcher", "check_match"]
+__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "RetrieverRefusal", "Searcher"]
 
 
 class FaultKind(str, Enum):
@@ -36,6 +36,10 @@ class RetrieverFault(EnvFault):
         return type(self), (FaultKind(self.kind), self.message)
 
 
+class RetrieverRefusal(SpearError):
+    """A retriever will not answer, however often it is asked: a wrong key, a spent budget, a search not recorded."""
+
+
 class Searcher(Protocol):
     """Finds documents for one query at a time."""
 
@@ -48,45 +52,27 @@ class Searcher(Protocol):
 
         Raises:
             RetrieverFault: the retriever failed.
+            RetrieverRefusal: it will not answer.
             SpearError: the request is not valid.
         """
 
 
 class LocalSearcher:
-    """Searches in this process.
+    """Asks a backend from this process.
 
     Args:
-        corpus: the documents.
-        retriever: finds rows of this very corpus.
-
-    Raises:
-        SpearError: corpus and retriever do not belong together.
+        backend: asked by the threads that ask the searcher.
     """
 
-    def __init__(self, corpus: Corpus, retriever: Retriever) -> None:
-        check_match(corpus, retriever)
-        self._corpus = corpus
-        self._retriever = retriever
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     @property
     def fingerprint(self) -> str:
-        """The retriever's."""
-        return self._retriever.fingerprint
+        """The backend's."""
+        return self._backend.fingerprint
 
     def search(self, query: str, topk: int) -> list[dict[str, Any]]:
         """See :class:`Searcher`."""
-        (hits,) = self._retriever.search([query], topk)
-        return [self._corpus.document(row) for row, _ in hits]
-
-
-def check_match(corpus: Corpus, retriever: Retriever) -> None:
-    """Refuse a retriever whose rows cannot be those of the corpus: its hits would be other passages.
-
-    Raises:
-        SpearError: they differ in length.
-    """
-    if retriever.rows != len(corpus):
-        raise SpearError(
-            f"the index has {retriever.rows:,} passages and the corpus {len(corpus):,}: give the corpus that the "
-            "index was built from, or build the index anew with 'spear index build'."
-        )
+        (hits,) = self._backend.search([query], topk)
+        return [json.loads(self._backend.read(passage)) for passage, _ in hits]

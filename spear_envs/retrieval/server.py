@@ -1,19 +1,24 @@
-"""The retrieval service: ``POST /retrieve``, ``GET /health`` and ``GET /metrics``."""
+"""The retrieval service: ``POST /retrieve``, ``GET /health`` and ``GET /metrics``.
+
+A service may have several indexes by name. ``/NAME/retrieve`` and ``/NAME/health`` are those of one; without a name,
+they are those of the default. Clients of one address thus need to know nothing of names.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 # FastAPI looks annotations up in the module's names, so a late import would turn every POST into a 422.
 from fastapi import FastAPI, HTTPException, Request, Response
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.retrieval.backend import summarize
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
@@ -25,15 +30,14 @@ from spear_envs.retrieval.batching import (
 )
 from spear_envs.retrieval.cache import HitCache
 from spear_envs.retrieval.metrics import collect_metrics
-from spear_envs.retrieval.searcher import check_match
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.tally import Tally
 from spear_envs.retrieval.wire import BadRequestError, RequestLimits, read_request, write_result
 from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.corpus import Corpus
-    from spear_envs.retrieval.retriever import Retriever
+    from spear_envs.retrieval.backend import Backend
 
 __all__ = ["RetrievalService", "ServiceSettings", "make_app"]
 
@@ -42,15 +46,18 @@ logger = logging.getLogger(__name__)
 ADVICE = "send fewer queries in one request"
 """For a body that is too large."""
 RETRY_AFTER_S = 1
+STATUS = {FaultKind.UNAVAILABLE: 503, FaultKind.TIMEOUT: 504, FaultKind.BAD_REPLY: 502}
+LOADING = "the index is being loaded: try again in a moment."
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Everything but the corpus and the retriever."""
+    """Everything but the indexes."""
 
     requests: RequestLimits = field(default_factory=RequestLimits)
     batches: BatchLimits = field(default_factory=BatchLimits)
     cache_bytes: int = 64 << 20
+    """For all indexes together."""
     token: str | None = field(default=None, repr=False)
     """What ``/retrieve`` and ``/metrics`` want to see as a bearer token; None asks for none."""
     local: bool = False
@@ -59,28 +66,32 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class _Ready:
-    corpus: Corpus
-    retriever: Retriever
+    """An index that is open."""
+
+    backend: Backend
     batcher: MicroBatcher
+    workers: tuple[WorkerThread, ...]
 
 
 class RetrievalService:
-    """One corpus and one retriever behind the contract of Search-R1.
+    """Indexes behind the contract of Search-R1.
 
     Args:
-        load: opens them; called once, on the thread that searches later.
+        load: opens them, by name, the default first; called once, on the thread that searches the default later.
         settings: limits, cache, token.
     """
 
-    def __init__(self, load: Callable[[], tuple[Corpus, Retriever]], settings: ServiceSettings) -> None:
+    def __init__(self, load: Callable[[], Mapping[str, Backend]], settings: ServiceSettings) -> None:
         self.settings = settings
         self._bodies = BodyRoom()
         self.tally = Tally()
         self.metrics = MetricsPage(
-            lambda: collect_metrics(self.tally, self._ready.batcher.pending if self._ready else 0)
+            lambda: collect_metrics(
+                self.tally, self._count_waiting(), {name: one.backend.counts() for name, one in self._ready.items()}
+            )
         )
         self._load = load
-        self._ready: _Ready | None = None
+        self._ready: dict[str, _Ready] = {}
         self._worker: WorkerThread | None = None
 
     def start(self) -> asyncio.Future[None]:
@@ -95,22 +106,54 @@ class RetrievalService:
         return loaded
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the threads end, each after what it computes, and close what they searched."""
+        for one in self._ready.values():
+            for worker in one.workers:
+                worker.close()
+            one.backend.close()
         if self._worker is not None:
             self._worker.close()
 
     def _open(self, worker: WorkerThread, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
         """Load, on the worker thread."""
         try:
-            corpus, retriever = self._load()
-            check_match(corpus, retriever)
-            cache = HitCache(self.settings.cache_bytes)
-            batcher = MicroBatcher(retriever, worker, self.settings.batches, cache, self.tally)
-            self._ready = _Ready(corpus, retriever, batcher)
+            backends = self._load()
+            share = self.settings.cache_bytes // len(backends)
+            ready: dict[str, _Ready] = {}
+            for name, backend in backends.items():
+                # That of another service is asked for over the network: once, and not by a caller of /health.
+                logger.debug("index %s has the fingerprint %s", name, backend.fingerprint)
+                # OpenMP's threads are those of the thread that opened the default.
+                own = 1 if ready else 0
+                workers = (*(() if own else (worker,)), *(WorkerThread() for _ in range(backend.load.calls - 1 + own)))
+                limits = replace(self.settings.batches, window=min(self.settings.batches.window, backend.load.queries))
+                batcher = MicroBatcher(backend, workers, limits, HitCache(share), self.tally)
+                ready[name] = _Ready(backend, batcher, workers)
+            self._ready = ready
         except Exception as error:
             _settle(loop, loaded, error)
         else:
             _settle(loop, loaded, None)
+
+    def _find(self, request: Request) -> _Ready:
+        """The index that a path names, or the default.
+
+        Raises:
+            OverloadedError: nothing is open yet.
+            BadRequestError: there is no such index.
+        """
+        if not self._ready:
+            raise OverloadedError(LOADING)
+        name = request.path_params.get("index", next(iter(self._ready)))
+        if name not in self._ready:
+            known = ", ".join(self._ready)
+            raise BadRequestError(
+                f"there is no index {name!r} here: ask one of {known}.{suggest_name(name, self._ready)}"
+            )
+        return self._ready[name]
+
+    def _count_waiting(self) -> int:
+        return sum(one.batcher.pending for one in self._ready.values())
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
@@ -136,10 +179,9 @@ class RetrievalService:
         try:
             body = await self._bodies.read(request, self.settings.requests.body_bytes, ADVICE)
             asked = read_request(body, self.settings.requests)
-            if (ready := self._ready) is None:
-                raise OverloadedError("the index is being loaded: try again in a moment.")
-            rows = await ready.batcher.search(asked.queries, asked.topk, request.is_disconnected)
-            content = write_result(rows, ready.corpus.raw, asked.return_scores)
+            ready = self._find(request)
+            hits = await ready.batcher.search(asked.queries, asked.topk, request.is_disconnected)
+            content = write_result(hits, ready.backend.read, asked.return_scores)
         except BadRequestError as error:
             raise HTTPException(422, str(error)) from None
         except OverloadedError as error:
@@ -148,29 +190,45 @@ class RetrievalService:
             raise HTTPException(504, str(error)) from None
         except CallerGoneError:
             raise HTTPException(499, "the one who asked is gone.") from None
+        except RetrieverRefusal as error:
+            raise HTTPException(403, str(error)) from None
+        except RetrieverFault as error:
+            raise HTTPException(STATUS[FaultKind(error.kind)], error.message) from None
         except (RetrieverError, SpearError) as error:
             raise HTTPException(500, str(error)) from error
         return Response(content, media_type="application/json")
 
-    def describe(self) -> tuple[int, dict[str, Any]]:
-        """Status and content of ``GET /health``."""
-        if self._ready is None:
-            return 503, {"status": "loading", "detail": "the index is being loaded: try again in a moment."}
-        corpus, retriever = self._ready.corpus, self._ready.retriever
+    def describe(self, name: str | None = None) -> tuple[int, dict[str, Any]]:
+        """Status and content of ``GET /health``, of the default or a named index."""
+        if not self._ready:
+            return 503, {"status": "loading", "detail": LOADING}
+        if name is not None and name not in self._ready:
+            return 404, {"detail": f"there is no index {name!r} here: ask one of {', '.join(self._ready)}."}
         tally = self.tally
         return 200, {
             "status": "ok",
-            "passages": len(corpus),
-            "fingerprint": retriever.fingerprint,
-            "corpus": corpus.fingerprint,
-            "retriever": retriever.describe(),
+            **_describe(self._ready[name or next(iter(self._ready))].backend),
+            "indexes": {other: _describe(one.backend) for other, one in self._ready.items()},
             "limits": {**asdict(self.settings.requests), **asdict(self.settings.batches)},
             "cache_bytes": self.settings.cache_bytes,
             "queries": tally.queries,
             "hit_share": round(tally.hits / tally.queries, 4) if tally.queries else 0.0,
             "joined_share": round(tally.joined / tally.queries, 4) if tally.queries else 0.0,
-            "waiting": self._ready.batcher.pending,
+            "waiting": self._count_waiting(),
         }
+
+    def summarize(self) -> str:
+        """See :func:`~spear_envs.retrieval.backend.summarize`."""
+        return summarize({name: one.backend for name, one in self._ready.items()})
+
+
+def _describe(backend: Backend) -> dict[str, Any]:
+    return {
+        "passages": backend.passages,
+        "fingerprint": backend.fingerprint,
+        "retriever": backend.describe(),
+        "counts": dict(backend.counts()),
+    }
 
 
 def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | None], None]) -> FastAPI:
@@ -191,12 +249,14 @@ def make_app(service: RetrievalService, on_loaded: Callable[[BaseException | Non
             service.close()
 
     app = FastAPI(title="Passages for search agents", lifespan=lifespan, openapi_url=None)
-    app.add_route("/retrieve", service.retrieve, methods=["POST"])
+    for path in ("/retrieve", "/{index}/retrieve"):
+        app.add_route(path, service.retrieve, methods=["POST"])
     add_error_pages(app, "POST /retrieve, GET /health or GET /metrics")
 
     @app.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> Response:
-        status, content = service.describe()
+    @app.api_route("/{index}/health", methods=["GET", "HEAD"])
+    async def health(index: str | None = None) -> Response:
+        status, content = service.describe(index)
         headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
         return write_json(status, content, headers)
 

@@ -1,24 +1,39 @@
-"""What a service serves: a corpus, and a retriever over it."""
+"""What a service serves by its options: a corpus, and a retriever over it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Protocol
 
+from spear_envs.retrieval.backend import Backend, EmbeddedBackend
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
-from spear_envs.retrieval.retriever import Retriever
 
-__all__ = ["Source"]
+__all__ = ["DEFAULT", "AnySource", "Source"]
+
+DEFAULT = "default"
+"""Name of an index that was given none."""
 
 # The knowledge base of an environment; named, since this folder knows none, and imported only when it is served.
 EMBEDDED_BASE = EntryPoint("mini", "spear_envs.search.mini_kb:build", "spear.corpora")
 
 
+class AnySource(Protocol):
+    """Names what is served; each process that serves it opens it for itself."""
+
+    def open(self) -> dict[str, Backend]:
+        """The indexes by name, the default first.
+
+        Raises:
+            SpearError: one of them cannot be opened.
+        """
+
+
 @dataclass(frozen=True)
 class Source:
-    """Names what is served; each process that serves it opens it for itself."""
+    """A corpus and a retriever over it."""
 
     corpus: Path | None = None
     """A file of JSON lines; None for the embedded knowledge base."""
@@ -31,12 +46,16 @@ class Source:
     threads: int = 1
     device: str = "cpu"
 
-    def open(self) -> tuple[Corpus, Retriever]:
-        """The corpus and the retriever.
+    def open(self) -> dict[str, Backend]:
+        """The one index.
 
         Raises:
-            SpearError: one of them cannot be opened, or they do not belong together.
+            SpearError: corpus or index cannot be opened, or do not belong together.
         """
+        return {DEFAULT: self.open_index()}
+
+    def open_index(self) -> EmbeddedBackend:
+        """See :meth:`open`."""
         corpus = Corpus.open(self.corpus) if self.corpus else Corpus.in_memory(EMBEDDED_BASE.load()().corpus)
         retriever = open_retriever(
             self.kind,
@@ -48,4 +67,4 @@ class Source:
             threads=self.threads,
             device=self.device,
         )
-        return corpus, retriever
+        return EmbeddedBackend(corpus, retriever)

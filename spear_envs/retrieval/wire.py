@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spear_envs.retrieval.retriever import Hit
+    from spear_envs.retrieval.backend import Found, Passage
 
 __all__ = [
     "DEFAULT_TOPK",
@@ -157,12 +157,12 @@ def _show(value: object, most: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def write_result(rows: Sequence[Sequence[Hit]], raw: Callable[[int], bytes], return_scores: bool) -> bytes:
+def write_result(rows: Sequence[Sequence[Found]], raw: Callable[[Passage], bytes], return_scores: bool) -> bytes:
     """The body of the answer.
 
     Args:
         rows: hits of each query, in order.
-        raw: the document of a row as one JSON object, spliced in as it is.
+        raw: the document of a passage as one JSON object, spliced in as it is.
         return_scores: whether an item is ``{"document": …, "score": …}`` or the document alone.
     """
     if return_scores:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from spear_envs.retrieval.server import ServiceSettings
-    from spear_envs.retrieval.source import Source
+    from spear_envs.retrieval.source import AnySource
 
 __all__ = ["Job", "serve_workers"]
 
@@ -39,7 +39,7 @@ STOP_S = 15.0
 class Job:
     """What a worker serves, and where."""
 
-    source: Source
+    source: AnySource
     settings: ServiceSettings
     host: str
     port: int
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass
 class _Worker:
-    """A process. It says once on ``told`` that it is ready, or why not, and ends when the pipe is closed."""
+    """A process. It says once on ``told`` whether it is ready, and what it serves or why not; it ends with the pipe."""
 
     process: BaseProcess
     told: Connection
@@ -56,7 +56,7 @@ class _Worker:
     restart_at: float | None = None
 
 
-def serve_workers(job: Job, number: int, on_ready: Callable[[int], None]) -> None:
+def serve_workers(job: Job, number: int, on_ready: Callable[[str], None]) -> None:
     """Serve by ``number`` processes until SIGINT or SIGTERM.
 
     The kernel deals the connections out. A worker that dies is started anew; the others answer meanwhile. Queue, cache
@@ -65,7 +65,7 @@ def serve_workers(job: Job, number: int, on_ready: Callable[[int], None]) -> Non
     Args:
         job: what each of them serves; its port is not 0 and free.
         number: of processes, at least 1.
-        on_ready: hears the number of passages when all of them answer.
+        on_ready: hears what is served when all of them answer.
 
     Raises:
         SpearError: one of them cannot open what it should serve.
@@ -74,9 +74,9 @@ def serve_workers(job: Job, number: int, on_ready: Callable[[int], None]) -> Non
     workers = [_start(job) for _ in range(number)]
     with _on_signals(stop):
         try:
-            passages = [_hear(worker, stop) for worker in workers]
+            served = [_hear(worker, stop) for worker in workers]
             if not stop.is_set():
-                on_ready(passages[0])
+                on_ready(served[0])
             while not stop.is_set():
                 _look_after(workers, job)
         finally:
@@ -92,21 +92,20 @@ def _start(job: Job) -> _Worker:
     return _Worker(process, ours)
 
 
-def _hear(worker: _Worker, stop: threading.Event) -> int:
-    """Wait for a worker's first word: how many passages it serves."""
+def _hear(worker: _Worker, stop: threading.Event) -> str:
+    """Wait for a worker's first word: what it serves."""
     while not stop.is_set():
         if not worker.told.poll(0.2):
             continue
         try:
-            said = worker.told.recv()
+            worker.ready, said = worker.told.recv()
         except EOFError:
             worker.process.join()
             said = f"a worker ended with status {worker.process.exitcode} before it could serve."
-        if isinstance(said, str):
+        if not worker.ready:
             raise SpearError(said)
-        worker.ready = True
-        return int(said)
-    return 0
+        return str(said)
+    return ""
 
 
 def _look_after(workers: list[_Worker], job: Job) -> None:
@@ -119,8 +118,9 @@ def _look_after(workers: list[_Worker], job: Job) -> None:
                 workers[index] = replace(_start(job), failures=worker.failures)
         elif worker.told in happened:
             with contextlib.suppress(EOFError):
-                if not isinstance(worker.told.recv(), str):
-                    worker.ready, worker.failures = True, 0
+                worker.ready, _ = worker.told.recv()
+                if worker.ready:
+                    worker.failures = 0
                     continue
             worker.process.join()
             delay = min(RESTART_S * 2**worker.failures, LONGEST_RESTART_S)
@@ -168,8 +168,8 @@ def _work(job: Job, told: Connection) -> None:
     try:
         listener = bind_socket(job.host, job.port, shared=True)
         threading.Thread(target=follow_parent, daemon=True).start()
-        serve(service, listener, lambda: told.send(service.describe()[1]["passages"]))
+        serve(service, listener, lambda: told.send((True, service.summarize())))
     except (SpearError, ModuleNotFoundError) as error:
         with contextlib.suppress(OSError):  # the parent has heard of another worker's
-            told.send(str(error))
+            told.send((False, str(error)))
         sys.exit(1)

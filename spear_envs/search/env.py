@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -14,6 +15,7 @@ from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task, canonical_json
+from spear_envs.retrieval.searcher import RetrieverFault
 from spear_envs.search.grading import exact_match, f1_score
 from spear_envs.search.grammar import (
     NO_PASSAGE,
@@ -82,8 +84,8 @@ class SearchR1Env(SpearEnv[str]):
     counts searches that returned, with hits or without. The prediction is the content of the answer that ended the
     episode; nothing is looked for in what was said before. The first observation is the question, later ones are the
     passages; before the last turn they say that it is the last. The anchor digests the task and the passages read.
-    ``info`` has the keys of ``StepInfo``, ``passages`` (ids of those found in this turn) and ``answer`` (None until it
-    is given).
+    ``info`` has the keys of ``StepInfo``, ``passages`` (ids of those found in this turn), ``answer`` (None until it is
+    given) and ``retriever`` (fingerprint of what finds passages, None before the first search).
 
     Args:
         dataset: ``"mini"`` (embedded), ``"mini-small"`` (the same for word-level models), the name of a benchmark
@@ -91,7 +93,8 @@ class SearchR1Env(SpearEnv[str]):
         split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
         panel: so many questions of each benchmark, always the same ones; None for all.
         retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
-            or a list of them, or any :class:`~spear_envs.retrieval.searcher.Searcher`.
+            or a list of them, a file that names indexes (``.yaml``), a recording (``.sqlite``), or any
+            :class:`~spear_envs.retrieval.searcher.Searcher`.
         corpus: JSON lines to search in this process; by default the embedded base.
         index: folder that ``spear index build`` wrote for the corpus.
         topk: passages of a search, 1 to 100.
@@ -176,6 +179,7 @@ class SearchR1Env(SpearEnv[str]):
         self._asked: list[str] = []
         self._found: list[str] = []
         self._answer: str | None = None
+        self._retriever: str | None = None
         if corpus is not None or retriever != "bm25":  # a search of the embedded base takes less than a thread
             self.metadata = {**self.metadata, "blocking": True}
 
@@ -186,7 +190,7 @@ class SearchR1Env(SpearEnv[str]):
     # ---------------------------------------------------------------- hooks of SpearEnv
 
     def _start(self, task: Task) -> None:
-        self._seen, self._asked, self._found, self._answer = {}, [], [], None
+        self._seen, self._asked, self._found, self._answer, self._retriever = {}, [], [], None, None
         self._extra_terms["f1"] = 0.0
         if self.outcome is Outcome.GRADED_FORMAT:
             self._outcome = 0.0
@@ -202,6 +206,8 @@ class SearchR1Env(SpearEnv[str]):
             told = f"The query has {len(content):,} characters, and at most {MAX_QUERY:,} are searched: ask for less."
             return ActionResult(False, message=self._warn(told), details=self._details())
         documents = self.searcher.search(mend_text(content), self.topk)
+        with suppress(RetrieverFault):  # the search itself succeeded
+            self._retriever = self.searcher.fingerprint
         self._asked.append(content)
         self._found = [str(document["id"]) for document in documents]
         self._seen.update(dict.fromkeys(self._found))
@@ -250,7 +256,7 @@ class SearchR1Env(SpearEnv[str]):
         return find_peer_action(text)
 
     def _details(self) -> dict[str, Any]:
-        return {"passages": list(self._found), "answer": self._answer}
+        return {"passages": list(self._found), "answer": self._answer, "retriever": self._retriever}
 
     def _observe(self, message: str) -> str:
         return message or self._warn(f"Question: {self.task.instruction}")
@@ -261,12 +267,13 @@ class SearchR1Env(SpearEnv[str]):
             "asked": list(self._asked),
             "found": list(self._found),
             "answer": self._answer,
+            "retriever": self._retriever,
         }
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
         self._seen = dict.fromkeys(state["seen"])
         self._asked, self._found = list(state["asked"]), list(state["found"])
-        self._answer = state["answer"]
+        self._answer, self._retriever = state["answer"], state["retriever"]
 
     def _anchor(self) -> str:
         return hashlib.sha256(canonical_json([self.task.id, sorted(self._seen)]).encode()).hexdigest()[:32]

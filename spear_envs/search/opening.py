@@ -32,8 +32,11 @@ EMBEDDED = {MINI: "standard", "mini-small": "small"}
 """Embedded data sets, and the size of the knowledge base behind each."""
 KINDS = ("bm25", "dense", "hybrid")
 
+FILES = (".yaml", ".yml", ".sqlite")
+
 RetrieverChoice: TypeAlias = "str | Sequence[str] | Searcher"
-"""``"bm25"``, ``"dense"``, ``"hybrid"``, the address of a retrieval service or several, or a searcher."""
+"""``"bm25"``, ``"dense"``, ``"hybrid"``; the address of a retrieval service or several; a file that names indexes
+(``"FILE.yaml"``, or ``"FILE.yaml#NAME"`` for another than its default); a recording (``"FILE.sqlite"``); a searcher."""
 
 
 def _build(dataset: str) -> KnowledgeBase:
@@ -145,15 +148,21 @@ def open_searcher(
         return _open_local(retriever, path, folder, dataset if corpus is None else "", state)
     elif _is_url(retriever):
         served, retriever = True, (retriever,)
+    elif (path := retriever.partition("#")[0]).endswith(FILES):
+        served = False
+        retriever = _open_file(os.path.abspath(path), retriever.partition("#")[2] or None, look_at([Path(path)]))
     else:
         raise SpearError(f"retriever={retriever!r} is not valid: give {_CHOICES}.{suggest_name(retriever, KINDS)}")
     for name, value in (("corpus", corpus), ("index", index)):
         if value is not None:
-            raise SpearError(f"{name} is for a retriever in this process: leave it out, the other one has its own.")
+            raise SpearError(f"{name} is for a retriever named by its kind: leave it out, the other one has its own.")
     return _open_client(tuple(retriever)) if served else retriever  # type: ignore[arg-type, return-value]
 
 
-_CHOICES = "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, or a searcher"
+_CHOICES = (
+    "'bm25', 'dense' or 'hybrid', the address of a retrieval service (http://…) or several, a file of indexes (.yaml),"
+    " a recording (.sqlite), or a searcher"
+)
 
 
 def _is_url(value: object) -> bool:
@@ -163,11 +172,22 @@ def _is_url(value: object) -> bool:
 @lru_cache(maxsize=4)
 def _open_local(kind: str, corpus: str | None, index: str | None, dataset: str, _state: FileState) -> Searcher:
     # Late: dense retrievers are heavy, and a client needs none of it.
+    from spear_envs.retrieval.backend import EmbeddedBackend
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.opening import open_retriever
 
     documents = Corpus.in_memory(_build(dataset).corpus) if corpus is None else Corpus.open(Path(corpus))
-    return LocalSearcher(documents, open_retriever(kind, documents, None if index is None else Path(index)))
+    found = open_retriever(kind, documents, None if index is None else Path(index))
+    return LocalSearcher(EmbeddedBackend(documents, found))
+
+
+@lru_cache(maxsize=4)
+def _open_file(path: str, name: str | None, _state: FileState) -> Searcher:
+    from spear_envs.retrieval.backends.opening import ConfigSource, RecordingSource
+
+    if path.endswith(".sqlite"):
+        return LocalSearcher(next(iter(RecordingSource(Path(path)).open().values())))
+    return LocalSearcher(next(iter(ConfigSource(Path(path), name, only=True).open().values())))
 
 
 @lru_cache(maxsize=16)

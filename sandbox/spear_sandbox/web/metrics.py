@@ -26,7 +26,7 @@ class Families:
         """A counter."""
         return CounterMetricFamily(self.prefix + name, text, value=value)
 
-    def count_by(self, name: str, text: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
+    def count_by(self, name: str, text: str, label: str, counts: Mapping[str, float] | Mapping[int, int]) -> Metric:
         """Counters that differ in a label."""
         family = CounterMetricFamily(self.prefix + name, text, labels=[label])
         for key, value in sorted(counts.items()):

@@ -90,11 +90,12 @@ def make_rows(number: int = 1000) -> Corpus:
 
 
 def make_service(retriever: Retriever, corpus: Corpus | None = None, **settings: Any) -> RetrievalService:
+    from spear_envs.retrieval.backend import EmbeddedBackend
     from spear_envs.retrieval.server import RetrievalService, ServiceSettings
 
     corpus = corpus or make_rows(retriever.rows)
     made: ServiceSettings = ServiceSettings(**settings)
-    return RetrievalService(lambda: (corpus, retriever), made)
+    return RetrievalService(lambda: {"default": EmbeddedBackend(corpus, retriever)}, made)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Bench:
         self.tally = Tally()
         self.worker = WorkerThread()
         self.batcher = MicroBatcher(
-            self.retriever, self.worker, BatchLimits(**limits), HitCache(cache_bytes), self.tally
+            self.retriever, [self.worker], BatchLimits(**limits), HitCache(cache_bytes), self.tally
         )
 
     async def block(self) -> asyncio.Task[Any]:

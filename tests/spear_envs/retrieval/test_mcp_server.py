@@ -66,7 +66,7 @@ def test_over_http_with_a_token() -> None:
         ):
             await check(client)
 
-    with commands.run_command("retriever mcp", "--http", SPEAR_RETRIEVER_TOKEN="s3cret") as running:
+    with commands.run_command("retriever", "--http", verb="mcp", SPEAR_RETRIEVER_TOKEN="s3cret") as running:
         assert httpx.post(f"{running.url}/mcp", json={}).status_code == 401
         headers = {"Authorization": "Bearer s3cret"}
         assert (

@@ -41,7 +41,7 @@ def test_the_first_observation_is_the_question() -> None:
     env = make()
     observation, info = env.reset(options={"task": "search/mini/train/00000"})
     assert observation == f"Question: {info['instruction']}"
-    assert info.keys() == INFO_KEYS | {"passages", "answer"}
+    assert info.keys() == INFO_KEYS | {"passages", "answer", "retriever"}
     assert (info["passages"], info["answer"], info["admissible_actions"]) == ([], None, None)
     assert info["subtask"] == "1hop" and env.max_turns == 32
     assert info["reward_terms"]["f1"] == 0.0
@@ -336,7 +336,7 @@ def test_the_expert_ends_with_any_retriever() -> None:
         ({"corpus": b"x"}, "corpus=b'x'"),
         ({"index": ["x"]}, "index="),
         ({"retriever": ["ftp://x"]}, "address"),
-        ({"retriever": "http://127.0.0.1:9", "corpus": "x.jsonl"}, "corpus is for a retriever in this process"),
+        ({"retriever": "http://127.0.0.1:9", "corpus": "x.jsonl"}, "corpus is for a retriever named by its kind"),
         ({"corpus": "no/such.jsonl"}, "no/such.jsonl"),
         ({"response_format": "json"}, "response_format"),
     ],

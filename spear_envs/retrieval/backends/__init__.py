@@ -1,0 +1,1 @@
+"""Backends beside the embedded one, and the file that names them."""

@@ -1,0 +1,244 @@
+"""Asking servers of others: whose turn it is, how often, how long, and at what price."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
+from spear_envs.retrieval.session import share_session
+from spear_sandbox.web.endpoints import Backoff, EndpointRing
+from spear_sandbox.web.replies import read_detail
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Asker", "Budget", "Call", "digest_plain", "read_json", "read_key"]
+
+Result = TypeVar("Result")
+CONNECT_S = 5.0
+WRONG_KEY = frozenset({401, 402, 403})
+PASSING = frozenset({408, 429})
+LONGEST_BY_DATE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request, to whichever server has its turn."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Budget:
+    """What requests have cost, and may. Counted in this process, from its start."""
+
+    max_requests: int | None = None
+    max_cost: float | None = None
+    price: float = 0.0
+    """Of one request."""
+    requests: int = 0
+
+    @property
+    def cost(self) -> float:
+        """Of all requests so far."""
+        return self.requests * self.price
+
+    def take(self) -> None:
+        """Count a request that is about to be sent.
+
+        Raises:
+            RetrieverRefusal: it is one too many.
+        """
+        if self.max_requests is not None and self.requests >= self.max_requests:
+            raise RetrieverRefusal(f"the budget of {self.max_requests:,} requests is spent: raise max_requests.")
+        if self.max_cost is not None and self.cost + self.price > self.max_cost + 1e-9:
+            raise RetrieverRefusal(
+                f"the budget of {self.max_cost:g} is spent, by {self.requests:,} requests at {self.price:g}: raise "
+                "max_cost."
+            )
+        self.requests += 1
+
+    def describe(self) -> dict[str, Any]:
+        """The limits."""
+        return {"max_requests": self.max_requests, "max_cost": self.max_cost, "cost_per_request": self.price}
+
+
+class Asker:
+    """Sends requests to the servers of one backend, in turn, from any thread.
+
+    After connection errors, the statuses 408 and 429 and all above 499, a request is sent again, after as long as
+    ``Retry-After`` says where it is given.
+
+    Args:
+        urls: base addresses, without a slash at the end.
+        deadline_s: for all tries of a request together.
+        tries: how often a request is sent at most.
+        budget: counted at each sending.
+        headers: of each request; read at each, so that no key is kept.
+        key: how the message on a wrong key names it.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        deadline_s: float,
+        tries: int,
+        budget: Budget | None = None,
+        headers: Callable[[], Mapping[str, str]] = dict,
+        key: str = "the key",
+    ) -> None:
+        self.urls = tuple(urls)
+        self.budget = budget or Budget()
+        self._deadline_s = deadline_s
+        self._tries = tries
+        self._headers = headers
+        self._key = key
+        self._ring: EndpointRing | None = None
+        self._ring_pid = 0
+
+    def gather(self, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run coroutines side by side on the process's own loop, and wait for all.
+
+        Raises:
+            RetrieverFault, RetrieverRefusal: that of the first that failed.
+        """
+
+        async def run() -> list[Result | BaseException]:
+            return await asyncio.gather(*work, return_exceptions=True)
+
+        future = share_session().submit(run())
+        try:
+            results = future.result()
+        finally:
+            future.cancel()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results  # type: ignore[return-value]
+
+    async def ask(self, call: Call) -> httpx.Response:
+        """The first answer of status 200.
+
+        Raises:
+            RetrieverFault: there was none in time.
+            RetrieverRefusal: the server refused the request or the key, or the budget is spent.
+        """
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        ring = self._find_ring()
+        end = loop.time() + self._deadline_s
+        failure, kind = "", FaultKind.UNAVAILABLE
+        sent = 0
+        while sent < self._tries:
+            endpoint = ring.choose(loop.time())
+            wait = endpoint.free_from - loop.time()
+            if wait > 0:
+                wait += ring.choose_delay()
+                if wait >= end - loop.time():
+                    failure = failure or f"{endpoint.url} asked to be left alone for {wait:.0f} s more"
+                    break
+                await asyncio.sleep(wait)
+            headers = self._headers()
+            self.budget.take()
+            sent += 1
+            try:
+                answer = self._send(call, endpoint.url, headers)
+                response = await asyncio.wait_for(answer, max(end - loop.time(), 0.001))
+            except asyncio.TimeoutError:
+                ring.note_failure(endpoint, loop.time())
+                kind, failure = FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self._deadline_s:g} s"
+                break
+            except httpx.HTTPError as error:
+                ring.note_failure(endpoint, loop.time())
+                failure = f"{endpoint.url} cannot be reached ({type(error).__name__}: {error})"
+                continue
+            status = response.status_code
+            if status == 200:
+                ring.note_success(endpoint)
+                return response
+            said = f"{endpoint.url} answered {status}: {read_detail(response)}"
+            if status in WRONG_KEY:
+                raise RetrieverRefusal(f"{said}; check {self._key}.")
+            if status not in PASSING and status < 500:
+                raise RetrieverRefusal(f"{said}; check the settings of this index.")
+            ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
+            failure = said
+        raise RetrieverFault(kind, f"{failure}; after {sent} of {self._tries} tries.")
+
+    async def _send(self, call: Call, url: str, headers: Mapping[str, str]) -> httpx.Response:
+        import httpx
+
+        return await share_session().client.request(
+            call.method,
+            url + call.path,
+            content=call.content,
+            params=dict(call.params) or None,
+            headers={**({"Content-Type": "application/json"} if call.content is not None else {}), **headers},
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+        )
+
+    def _find_ring(self) -> EndpointRing:
+        """The servers as this process sees them."""
+        if self._ring is None or self._ring_pid != os.getpid():
+            self._ring = EndpointRing(self.urls, Backoff(), random.Random())
+            self._ring_pid = os.getpid()
+        return self._ring
+
+
+def _read_retry_after(response: httpx.Response) -> float | None:
+    """Seconds to wait, from either form of the header."""
+    value = response.headers.get("retry-after", "").strip()
+    if value.isdecimal():
+        return float(value)
+    try:
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
+    except (ValueError, TypeError):
+        return None
+
+
+def read_json(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer.
+
+    Raises:
+        RetrieverFault: it is something else.
+    """
+    try:
+        data = json.loads(response.content)
+    except (ValueError, RecursionError) as error:
+        raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer is not JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer is not a JSON object.")
+    return data
+
+
+def read_key(variable: str) -> str:
+    """The key in a variable of the environment.
+
+    Raises:
+        RetrieverRefusal: it is not set, or cannot stand in a header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise RetrieverRefusal(f"the variable {variable} is not set: put the key of the service into it.")
+    if not key.isascii() or not key.isprintable():
+        raise RetrieverRefusal(f"the variable {variable} holds characters that no key has: set it again.")
+    return key
+
+
+def digest_plain(plain: Any) -> str:
+    """SHA-256 (hex) of plain data."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode("ascii")).hexdigest()

@@ -1,0 +1,264 @@
+"""Opening the indexes that a file names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.retrieval.backend import Backend
+from spear_envs.retrieval.source import DEFAULT, Source
+from spear_sandbox.web.endpoints import Service as Addresses
+from spear_sandbox.web.endpoints import read_urls
+
+if TYPE_CHECKING:
+    from spear_envs.retrieval.backends.milvus import MilvusPlace
+    from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, OpenSearch, Service, Shards, Web
+
+__all__ = ["ConfigSource", "RecordingSource", "open_index", "read_indexes"]
+
+NEEDS = "a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]' brings them."
+
+
+def read_indexes(path: Path) -> Config:
+    """See :func:`~spear_envs.retrieval.backends.settings.read_config`.
+
+    Raises:
+        SpearError: also where a package is missing.
+    """
+    try:
+        from spear_envs.retrieval.backends.settings import read_config
+    except ImportError as error:
+        raise SpearError(f"{NEEDS} ({error})") from error
+    return read_config(path)
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """What a service serves by a file; each process that serves it opens it for itself."""
+
+    path: Path
+    index: str | None = None
+    """Comes first; None for the file's default."""
+    only: bool = False
+    """Nothing but that one."""
+    record: Path | None = None
+    """Recording of what is opened, in the place of what the file says."""
+
+    def open(self) -> dict[str, Backend]:
+        """The indexes by name, the default first.
+
+        Raises:
+            SpearError: the file is wrong, or one of them cannot be opened.
+        """
+        config = read_indexes(self.path)
+        first = self.index or config.default or next(iter(config.indexes))
+        if first not in config.indexes:
+            raise SpearError(
+                f"{self.path.name} has no index {first!r}: it has {', '.join(config.indexes)}."
+                f"{suggest_name(first, config.indexes)}"
+            )
+        others = [name for name in config.indexes if name != first]
+        opened: dict[str, Backend] = {}
+        try:
+            for name in [first, *([] if self.only else others)]:
+                settings = config.indexes[name]
+                if self.record:
+                    record = {"record": str(self.record.absolute()), "replay": None, "fall_through": False}
+                    settings = settings.model_copy(update=record)
+                try:
+                    opened[name] = open_index(settings, self.path.absolute().parent)
+                except SpearError as error:
+                    raise SpearError(f"{self.path.name}, indexes.{name}: {error}") from error
+        except BaseException:
+            for backend in opened.values():
+                backend.close()
+            raise
+        return opened
+
+
+@dataclass(frozen=True)
+class RecordingSource:
+    """What a service serves of a recording, without the backend that was recorded."""
+
+    path: Path
+
+    def open(self) -> dict[str, Backend]:
+        """The one index.
+
+        Raises:
+            SpearError: the file is no recording.
+        """
+        from spear_envs.retrieval.backends.recording import Recording, ReplayBackend
+
+        return {DEFAULT: ReplayBackend(Recording(self.path))}
+
+
+def open_index(settings: Index, folder: Path) -> Backend:
+    """One index, with its recording and its second look.
+
+    Args:
+        settings: of the index.
+        folder: that relative paths begin in.
+
+    Raises:
+        SpearError: it cannot be opened.
+    """
+    backend = _open_recorded(settings, folder)
+    if settings.rerank is None:
+        return backend
+    from spear_envs.retrieval.backends.rerank import RerankBackend
+
+    second = settings.rerank
+    model = find_path(second.model, folder)
+    try:
+        return RerankBackend(backend, model, depth=second.depth, batch=second.batch, device=second.device)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _open_recorded(settings: Index, folder: Path) -> Backend:
+    if settings.record is None and settings.replay is None:
+        return _open_bare(settings, folder)
+    from spear_envs.retrieval.backends.recording import Recording, RecordingBackend, ReplayBackend
+    from spear_envs.retrieval.backends.settings import identify
+
+    if settings.record is None:
+        recording = Recording(folder / str(settings.replay), identify(settings))
+        return ReplayBackend(recording, _open_bare(settings, folder) if settings.fall_through else None)
+    backend = _open_bare(settings, folder)
+    try:
+        return RecordingBackend(Recording(folder / settings.record, identify(settings), backend), backend)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _open_bare(settings: Index, folder: Path) -> Backend:
+    kind: str = settings.kind  # type: ignore[attr-defined]
+    opener: Callable[..., Backend] = _OPENERS.get(kind, _open_web)
+    return opener(settings, folder)
+
+
+def find_path(name: str, folder: Path) -> str:
+    """A path of the file, or a name that is none, such as that of an installed model."""
+    place = folder / Path(name).expanduser()
+    return str(place) if place.exists() or "/" in name else name
+
+
+def _open_embedded(settings: Embedded, folder: Path) -> Backend:
+    encoder = settings.encoder and find_path(settings.encoder, folder)
+    source = Source(
+        None if settings.corpus is None else folder / settings.corpus,
+        settings.kind,
+        None if settings.index is None else folder / settings.index,
+        encoder,
+        settings.ef_search,
+        settings.nprobe,
+        settings.threads,
+        settings.device,
+    )
+    return source.open_index()
+
+
+def place_milvus(settings: Milvus, folder: Path) -> MilvusPlace:
+    """Where a collection is, and its model."""
+    from spear_envs.retrieval.backends.milvus import MilvusPlace
+
+    remote = settings.uri.startswith(("http://", "https://"))
+    if not remote and not settings.uri.endswith(".db"):
+        raise SpearError(
+            f"uri={settings.uri!r} is not valid: give http://host:19530, or a path that ends in .db for Milvus Lite."
+        )
+    return MilvusPlace(
+        settings.uri if remote else str(folder / settings.uri),
+        settings.collection,
+        find_path(settings.encoder, folder),
+        settings.token_variable,
+        settings.device,
+    )
+
+
+def _open_milvus(settings: Milvus, folder: Path) -> Backend:
+    from spear_envs.retrieval.backends.milvus import MilvusBackend
+
+    return MilvusBackend(place_milvus(settings, folder), ef_search=settings.ef_search, deadline_s=settings.deadline_s)
+
+
+def _open_service(settings: Service, _: Path) -> Backend:
+    from spear_envs.retrieval.backends.service import ServiceBackend
+
+    addresses = Addresses("a retrieval service", "/retrieve", 8000, settings.token_variable or "SPEAR_RETRIEVER_TOKEN")
+    return ServiceBackend(
+        read_urls(settings.urls, addresses),
+        token_variable=settings.token_variable,
+        calls=settings.concurrency,
+        deadline_s=settings.deadline_s,
+        tries=settings.tries,
+    )
+
+
+def _open_opensearch(settings: OpenSearch, _: Path) -> Backend:
+    from spear_envs.retrieval.backends.opensearch import Fields, Login, OpenSearchBackend
+
+    login = Login(settings.username, settings.password_variable, settings.api_key_variable)
+    return OpenSearchBackend(
+        read_urls(settings.urls, Addresses("an OpenSearch", "/_msearch", 9200, "password_variable")),
+        settings.index_name,
+        Fields(settings.text_field, settings.title_field, settings.id_field),
+        login,
+        calls=settings.concurrency,
+        deadline_s=settings.deadline_s,
+        tries=settings.tries,
+    )
+
+
+def _open_web(settings: Web, _: Path) -> Backend:
+    from spear_envs.retrieval.backends.asking import Budget
+    from spear_envs.retrieval.backends.web import ENGINES, WebBackend
+
+    engine = ENGINES[settings.kind]
+    if settings.results > engine.most:
+        raise SpearError(f"results={settings.results}: {engine.name} gives at most {engine.most} with one request.")
+    if settings.url is not None:
+        read_urls(settings.url, Addresses(f"the search engine {engine.name}", "/search", 8888, "key_variable"))
+    return WebBackend(
+        engine,
+        url=settings.url,
+        key_variable=settings.key_variable,
+        results=settings.results,
+        options=settings.options,
+        budget=Budget(settings.max_requests, settings.max_cost, settings.cost_per_request),
+        calls=settings.concurrency,
+        deadline_s=settings.deadline_s,
+        tries=settings.tries,
+    )
+
+
+def _open_shards(settings: Shards, folder: Path) -> Backend:
+    from spear_envs.retrieval.backends.shards import Merge, ShardsBackend
+
+    shards: list[Backend] = []
+    try:
+        for number, shard in enumerate(settings.shards):
+            try:
+                shards.append(open_index(shard, folder))
+            except SpearError as error:
+                raise SpearError(f"shards.{number}: {error}") from error
+        return ShardsBackend(shards, Merge(settings.merge), partial=settings.partial)
+    except BaseException:
+        for shard_backend in shards:
+            shard_backend.close()
+        raise
+
+
+_OPENERS: dict[str, Callable[..., Backend]] = {
+    **dict.fromkeys(("bm25", "dense", "hybrid"), _open_embedded),
+    "milvus": _open_milvus,
+    "service": _open_service,
+    "opensearch": _open_opensearch,
+    "shards": _open_shards,
+}

@@ -1,0 +1,263 @@
+"""The file that names indexes and what each is: YAML, read by pydantic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.retrieval.backends.shards import Merge
+
+__all__ = [
+    "AnyIndex",
+    "Config",
+    "Embedded",
+    "Index",
+    "Milvus",
+    "OpenSearch",
+    "Rerank",
+    "Service",
+    "Shards",
+    "Web",
+    "identify",
+    "read_config",
+]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+RESERVED = ("retrieve", "health", "metrics")
+"""Paths of the service, which no index can be called."""
+
+
+class Settings(BaseModel):
+    """Base of all parts of the file: no unknown keys, and no value turned into another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Rerank(Settings):
+    """See :class:`~spear_envs.retrieval.backends.rerank.RerankBackend`."""
+
+    model: str
+    depth: int = Field(30, ge=1, le=1000)
+    batch: int = Field(32, ge=1)
+    device: str = "cpu"
+
+
+class Index(Settings):
+    """What every kind of index can have."""
+
+    rerank: Rerank | None = None
+    record: str | None = None
+    """File of searches: answered from it, or asked and kept."""
+    replay: str | None = None
+    """File of searches: answered from it only."""
+    fall_through: bool = False
+    """Of ``replay``: what is not in the file is asked, and not kept."""
+
+    @model_validator(mode="after")
+    def _check_recording(self) -> Index:
+        if self.record and self.replay:
+            raise ValueError("give record or replay, not both")
+        if self.fall_through and not self.replay:
+            raise ValueError("fall_through is of replay: give replay, or leave it out")
+        return self
+
+
+class Embedded(Index):
+    """A corpus in this process, see :class:`~spear_envs.retrieval.source.Source`."""
+
+    kind: Literal["bm25", "dense", "hybrid"]
+    corpus: str | None = None
+    """JSON lines; by default the embedded knowledge base."""
+    index: str | None = None
+    encoder: str | None = None
+    ef_search: int | None = Field(None, ge=1)
+    nprobe: int | None = Field(None, ge=1)
+    threads: int = Field(1, ge=1)
+    device: str = "cpu"
+
+
+class Milvus(Index):
+    """See :class:`~spear_envs.retrieval.backends.milvus.MilvusPlace`."""
+
+    kind: Literal["milvus"]
+    uri: str
+    collection: str = "passages"
+    encoder: str
+    token_variable: str | None = None
+    device: str = "cpu"
+    ef_search: int = Field(128, ge=1)
+    deadline_s: float = Field(10.0, gt=0)
+
+
+class Remote(Index):
+    """What is asked over HTTP."""
+
+    deadline_s: float = Field(10.0, gt=0)
+    """For all tries of a search together."""
+    tries: int = Field(4, ge=1)
+    concurrency: int = Field(8, ge=1, le=256)
+    """Requests side by side."""
+
+
+class Service(Remote):
+    """See :class:`~spear_envs.retrieval.backends.service.ServiceBackend`."""
+
+    kind: Literal["service"]
+    urls: list[str] = Field(min_length=1)
+    token_variable: str | None = None
+
+
+class OpenSearch(Remote):
+    """See :class:`~spear_envs.retrieval.backends.opensearch.OpenSearchBackend`."""
+
+    kind: Literal["opensearch"]
+    urls: list[str] = Field(min_length=1)
+    index_name: str
+    text_field: str = "contents"
+    title_field: str | None = None
+    id_field: str | None = None
+    username: str | None = None
+    password_variable: str | None = None
+    api_key_variable: str | None = None
+
+
+class Web(Remote):
+    """See :class:`~spear_envs.retrieval.backends.web.WebBackend`."""
+
+    kind: Literal["serper", "brave", "searxng"]
+    url: str | None = None
+    key_variable: str | None = None
+    results: int = Field(10, ge=1, le=100)
+    options: dict[str, str] = Field(default_factory=dict)
+    max_requests: int | None = Field(None, ge=0)
+    max_cost: float | None = Field(None, ge=0)
+    cost_per_request: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Web:
+        if self.kind == "searxng" and self.url is None:
+            raise ValueError("searxng needs url: the address of an instance, such as http://127.0.0.1:8888")
+        if self.max_cost is not None and not self.cost_per_request:
+            raise ValueError("max_cost needs cost_per_request, the price of one")
+        return self
+
+
+class Shards(Index):
+    """See :class:`~spear_envs.retrieval.backends.shards.ShardsBackend`."""
+
+    kind: Literal["shards"]
+    shards: list[AnyIndex] = Field(min_length=1)
+    merge: Literal["score", "rank"] = Merge.SCORE.value
+    partial: bool = False
+
+
+AnyIndex = Annotated[Embedded | Milvus | Service | OpenSearch | Web | Shards, Field(discriminator="kind")]
+KINDS: dict[str, type[Index]] = {
+    kind: model
+    for model in (Embedded, Milvus, Service, OpenSearch, Web, Shards)
+    for kind in get_args(model.model_fields["kind"].annotation)
+}
+
+
+class Config(Settings):
+    """The whole file."""
+
+    indexes: dict[str, AnyIndex] = Field(min_length=1)
+    default: str | None = None
+    """Name of the index that is asked where none is named; by default the first."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Config:
+        for name in self.indexes:
+            if not NAME.fullmatch(name) or name in RESERVED:
+                raise ValueError(f"an index cannot be called {name!r}: use letters, digits, '_', '-' and '.'")
+        if self.default is not None and self.default not in self.indexes:
+            raise ValueError(
+                f"default is {self.default!r}, and there is no such index: there are {', '.join(self.indexes)}"
+            )
+        return self
+
+
+Shards.model_rebuild()
+Config.model_rebuild()
+
+# What leaves the results of an index as they are, or names a place: no part of what a recording is compared with.
+_ASIDE = {"rerank", "record", "replay", "fall_through", "deadline_s", "tries", "concurrency", "partial", "threads"}
+_ASIDE |= {"url", "urls", "uri", "corpus", "index", "encoder", "device", "token_variable", "key_variable"}
+_ASIDE |= {"username", "password_variable", "api_key_variable", "max_requests", "max_cost", "cost_per_request"}
+
+
+def identify(settings: Index) -> dict[str, Any]:
+    """What of an index's settings decides its results, as plain data without keys and places."""
+    plain = settings.model_dump(exclude=_ASIDE, exclude_none=True)
+    if isinstance(settings, Shards):
+        plain["shards"] = [identify(shard) for shard in settings.shards]
+    return plain
+
+
+def read_config(path: Path) -> Config:
+    """Read the file.
+
+    Raises:
+        SpearError: it cannot be read, or something in it is wrong; in one line, with the path of the key.
+    """
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read ({error.strerror}): check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise SpearError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.") from error
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise SpearError(f"{path.name}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    """The first thing that is wrong."""
+    # A key that is not known comes before one that is missing: it is often the same, misspelt.
+    first = min(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
+    path, model = _walk(first["loc"])
+    where, value = ".".join(map(str, path)), first["input"]
+    if first["type"] == "extra_forbidden":
+        known = model.model_fields
+        near = suggest_name(str(path[-1]), known) or f" There are {', '.join(known)}."
+        return f"{where} is not a setting.{near}"
+    if first["type"] == "missing":
+        return f"{where} is missing: give it."
+    if first["type"] == "union_tag_not_found":
+        return f"{where}.kind is missing: choose one of {', '.join(KINDS)}."
+    if first["type"] == "union_tag_invalid":
+        kind = str(first["ctx"]["tag"])
+        near = suggest_name(kind, KINDS) or f" Choose one of {', '.join(KINDS)}."
+        return f"{where}.kind={kind!r} is not valid.{near}"
+    if first["type"] == "literal_error":
+        words = [str(word) for word in get_args(model.model_fields[str(path[-1])].annotation)]
+        return f"{where}={value!r} is not valid: choose one of {', '.join(words)}.{suggest_name(str(value), words)}"
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{where or 'the file'} must be a mapping of settings, not {str(value)[:60]!r}."
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    shown = "" if isinstance(value, Mapping | BaseModel) else f" (it is {str(value)[:60]!r})"
+    return f"{where + ': ' if where else ''}{message[:1].lower()}{message[1:]}{shown}."
+
+
+def _walk(location: Sequence[str | int]) -> tuple[list[str | int], type[BaseModel]]:
+    """The path of a key as the file has it, without pydantic's own tags of kinds, and the model that holds the key."""
+    path: list[str | int] = []
+    model: type[BaseModel] = Config
+    is_kind = False
+    for step in location:
+        if is_kind:
+            model, is_kind = KINDS[str(step)], False
+            continue
+        if path[-1:] == ["rerank"]:
+            model = Rerank
+        path.append(step)
+        is_kind = path[-2:-1] == ["indexes"] or (path[-2:-1] == ["shards"] and isinstance(step, int))
+    return path, model

@@ -1,0 +1,186 @@
+"""Search of the web: Serper, Brave and SearXNG. A passage is a result's title and snippet; its id is its address."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spear_envs.retrieval.backend import Found, Load, read_as_is
+from spear_envs.retrieval.backends.asking import Asker, Budget, Call, digest_plain, read_json, read_key
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+
+__all__ = ["BRAVE", "ENGINES", "SEARXNG", "SERPER", "WebBackend", "WebEngine"]
+
+_TAG = re.compile(r"<[^<>]*>")
+
+
+@dataclass(frozen=True)
+class WebEngine:
+    """How a search engine is asked and answers, as its maker publishes it."""
+
+    name: str
+    url: str | None
+    """Of its makers; None for one that everybody runs for himself."""
+    key_header: str | None
+    key_variable: str | None
+    most: int
+    """Results of one request."""
+    ask: _Ask
+    list_path: tuple[str, ...]
+    """Where the list of results stands in an answer."""
+    keys: tuple[str, str, str]
+    """Of a result's title, address and snippet."""
+    may_lack_list: bool = False
+    """An answer without results has no list at all."""
+
+
+class _Ask(Protocol):
+    def __call__(self, query: str, results: int, options: Mapping[str, str]) -> Call: ...
+
+
+def _ask_serper(query: str, results: int, options: Mapping[str, str]) -> Call:
+    return Call("POST", "/search", json.dumps({"q": query, "num": results, **options}).encode())
+
+
+def _ask_brave(query: str, results: int, options: Mapping[str, str]) -> Call:
+    params = {"q": query, "count": str(results), "result_filter": "web", **options}
+    return Call("GET", "/res/v1/web/search", params=params)
+
+
+def _ask_searxng(query: str, results: int, options: Mapping[str, str]) -> Call:
+    return Call("GET", "/search", params={"q": query, "format": "json", **options})
+
+
+SERPER = WebEngine(
+    "serper",
+    "https://google.serper.dev",
+    "X-API-KEY",
+    "SERPER_API_KEY",
+    100,
+    _ask_serper,
+    ("organic",),
+    ("title", "link", "snippet"),
+)
+BRAVE = WebEngine(
+    "brave",
+    "https://api.search.brave.com",
+    "X-Subscription-Token",
+    "BRAVE_API_KEY",
+    20,
+    _ask_brave,
+    ("web", "results"),
+    ("title", "url", "description"),
+    may_lack_list=True,
+)
+SEARXNG = WebEngine("searxng", None, None, None, 100, _ask_searxng, ("results",), ("title", "url", "content"))
+ENGINES = {engine.name: engine for engine in (SERPER, BRAVE, SEARXNG)}
+
+
+class WebBackend:
+    """A search engine. Scores are 1, 1/2, 1/3, … by rank.
+
+    Args:
+        engine: which.
+        url: where it answers; None for its makers' own.
+        key_variable: of the environment, with the key; None for the engine's usual one.
+        results: asked for with each search, whatever ``k`` is, so that one search has one price and one recording.
+        options: further parameters of the request, such as ``gl`` of Serper.
+        budget: what may be spent.
+        calls: requests side by side.
+        deadline_s, tries: of :class:`~spear_envs.retrieval.backends.asking.Asker`.
+    """
+
+    passages: int | None = None
+    scale: str | None = None
+    read = staticmethod(read_as_is)
+
+    def __init__(
+        self,
+        engine: WebEngine,
+        *,
+        url: str | None,
+        key_variable: str | None,
+        results: int,
+        options: Mapping[str, str],
+        budget: Budget,
+        calls: int,
+        deadline_s: float,
+        tries: int,
+    ) -> None:
+        self.load = Load(calls, 1)
+        self._engine = engine
+        self._results = results
+        self._options = dict(options)
+        self._variable = key_variable or engine.key_variable
+        address = (url or engine.url or "").rstrip("/")
+        self._asker = Asker(
+            [address],
+            deadline_s=deadline_s,
+            tries=tries,
+            budget=budget,
+            headers=self._make_headers,
+            key=f"the variable {self._variable}" if self._variable else "that its settings allow the format 'json'",
+        )
+        self._settings = {"kind": engine.name, "results": results, "options": self._options}
+        self.fingerprint = digest_plain([self._settings, address])
+
+    def _make_headers(self) -> Mapping[str, str]:
+        if not self._variable:
+            return {}
+        header = self._engine.key_header or "Authorization"
+        key = read_key(self._variable)
+        return {header: key if self._engine.key_header else f"Bearer {key}"}
+
+    def lengths(self, queries: Sequence[str]) -> list[int]:
+        """1 for each query."""
+        return [1] * len(queries)
+
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
+        """See :class:`~spear_envs.retrieval.backend.Backend`. At most ``results`` for each query."""
+        return [hits[:k] for hits in self._asker.gather([self._search(query) for query in queries])]
+
+    async def _search(self, query: str) -> list[Found]:
+        response = await self._asker.ask(self._engine.ask(query, self._results, self._options))
+        items: Any = read_json(response)
+        for key in self._engine.list_path:
+            items = items.get(key) if isinstance(items, dict) else None
+        if items is None and self._engine.may_lack_list:
+            items = []
+        if not isinstance(items, list):
+            path = ".".join(self._engine.list_path)
+            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: the answer has no list {path!r}.")
+        documents = dict(filter(None, (self._read_item(item) for item in items)))
+        if items and not documents:
+            keys = " and ".join(self._engine.keys[:2])
+            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url.host}: no result of the answer has {keys}.")
+        return [(raw, 1 / rank) for rank, raw in enumerate(list(documents.values())[: self._results], start=1)]
+
+    def _read_item(self, item: Any) -> tuple[str, bytes] | None:
+        """Address and document of a result; None for one without an address or a title."""
+        values = [item.get(key) if isinstance(item, dict) else None for key in self._engine.keys]
+        title, url, snippet = (_clean(value) if isinstance(value, str) else "" for value in values)
+        if not title or not url:
+            return None
+        document = {"id": url, "contents": f'"{title}"\n{snippet}', "url": url}
+        return url, json.dumps(document).encode()
+
+    def describe(self) -> dict[str, Any]:
+        """Kind, settings and limits."""
+        return {**self._settings, "budget": self._asker.budget.describe()}
+
+    def counts(self) -> Mapping[str, float]:
+        """Requests and their price."""
+        budget = self._asker.budget
+        return {"requests": budget.requests, "cost": round(budget.cost, 6)}
+
+    def close(self) -> None:
+        """Nothing: connections are the process's."""
+
+
+def _clean(text: str) -> str:
+    """Text without the marks of HTML that engines put around the words of the query."""
+    return " ".join(html.unescape(_TAG.sub("", text)).split())

@@ -1,0 +1,242 @@
+"""Backends over HTTP against servers that answer well, badly and not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httpx", reason="the extra 'search' is not installed")
+pytest.importorskip("yaml", reason="the extra 'search' is not installed")
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.backend import Backend
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
+from tests.spear_envs.retrieval.backends.engines import (
+    KEYS,
+    KINDS,
+    SECRET,
+    answer_well,
+    open_kind,
+    read_ids,
+    write_answer,
+)
+from tests.spear_envs.retrieval.test_client import Torn, reply, serve
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+WEB = ("serper", "brave", "searxng")
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in KEYS.values():
+        monkeypatch.setenv(variable, SECRET)
+
+
+def fail(backend: Backend) -> RetrieverFault:
+    with pytest.raises(RetrieverFault) as caught:
+        backend.search(["a"], 3)
+    return caught.value
+
+
+@every_kind
+def test_passages_are_those_of_the_engine_in_its_order(kind: str) -> None:
+    with serve(answer_well(kind)) as server:
+        backend = open_kind(kind, server.url)
+        first, second = backend.search(["Zürich", "b & c"], 3)
+        line, headers, _ = server.requests[0]
+    assert read_ids(first) == ["Zürich/0", "Zürich/1", "Zürich/2"] and read_ids(second)[0] == "b & c/0"
+    assert json.loads(first[0][0])["contents"] == '"Zürich 0"\nabout Zürich'  # type: ignore[arg-type]
+    scores = [score for _, score in first]
+    assert scores == ([1, 1 / 2, 1 / 3] if kind in WEB else [9.5, 8.5, 7.5])
+    expected = {
+        "serper": ("POST /search", "x-api-key", SECRET),
+        "brave": ("GET /res/v1/web/search", "x-subscription-token", SECRET),
+        "searxng": ("GET /search", "user-agent", "spear-envs"),
+        "opensearch": ("POST /_msearch", "authorization", f"ApiKey {SECRET}"),
+        "service": ("POST /retrieve", "content-type", "application/json"),
+    }[kind]
+    assert line.startswith(expected[0]) and headers[expected[1]] == expected[2]
+    assert backend.counts()["requests"] == (2 if kind in WEB else 1)
+
+
+@every_kind
+def test_what_passes_is_tried_again(kind: str) -> None:
+    bad = [
+        reply(503, {"detail": "busy"}),
+        None,
+        Torn(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"),
+        answer_well(kind),
+    ]
+    with serve(*bad) as server:
+        assert len(open_kind(kind, server.url).search(["a"], 2)[0]) == 2
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("kind", ["serper", "opensearch"])
+def test_a_server_that_asks_to_wait_is_left_alone_so_long(kind: str) -> None:
+    with serve(reply(429, {"message": "slow down"}, Retry_After="1"), answer_well(kind)) as server:
+        start = time.monotonic()
+        assert open_kind(kind, server.url).search(["a"], 1)[0]
+        assert time.monotonic() - start >= 1
+    with serve(reply(429, {"message": "slow down"}, Retry_After="3600")) as server:
+        start = time.monotonic()
+        fault = fail(open_kind(kind, server.url))
+        assert time.monotonic() - start < 5 and len(server.requests) == 1, "the wait does not fit into the deadline"
+    assert fault.kind == FaultKind.UNAVAILABLE.value and "slow down" in fault.message
+
+
+@every_kind
+@pytest.mark.parametrize("answer", [reply(500, {"detail": "broken"}), None], ids=["500", "closed"])
+def test_a_server_that_stays_broken_is_a_fault_after_all_tries(kind: str, answer: bytes | None) -> None:
+    with serve(answer) as server:
+        fault = fail(open_kind(kind, server.url, tries=2))
+        assert len(server.requests) == 2
+    assert fault.kind == FaultKind.UNAVAILABLE.value
+    assert ("broken" if answer else "cannot be reached") in fault.message and "2 of 2 tries" in fault.message
+
+
+RUBBISH = (b"<html>welcome</html>", b"[1, 2]", b"{}", b'{"result": [[3]]}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    # An answer of Brave's without results has no list.
+    [(kind, body) for kind in KINDS for body in RUBBISH if kind != "brave" or not body.startswith(b"{")],
+)
+def test_rubbish_is_a_bad_reply(kind: str, body: bytes) -> None:
+    with serve(reply(200, body)) as server:
+        assert fail(open_kind(kind, server.url)).kind == FaultKind.BAD_REPLY.value
+        assert len(server.requests) == 1
+
+
+def take_out(kind: str, field: str) -> Any:
+    """An answer whose results lack a field."""
+    text = json.dumps(write_answer(kind, ["a"], 2))
+    assert f'"{field}"' in text
+    return json.loads(text.replace(f'"{field}"', '"other"'))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("serper", "link"),
+        ("serper", "organic"),
+        ("brave", "title"),
+        ("searxng", "url"),
+        ("searxng", "results"),
+        ("opensearch", "hits"),
+        ("opensearch", "_source"),
+        ("opensearch", "_score"),
+        ("opensearch", "responses"),
+        ("service", "contents"),
+    ],
+)
+def test_missing_fields_are_a_bad_reply(kind: str, field: str) -> None:
+    with serve(reply(200, take_out(kind, field))) as server:
+        assert fail(open_kind(kind, server.url)).kind == FaultKind.BAD_REPLY.value
+
+
+@every_kind
+def test_no_answer_in_time_is_a_timeout(kind: str) -> None:
+    def sleep(*_: Any) -> None:
+        time.sleep(1.5)
+
+    with serve(sleep) as server:
+        start = time.monotonic()
+        fault = fail(open_kind(kind, server.url, deadline_s=0.3))
+    assert fault.kind == FaultKind.TIMEOUT.value and time.monotonic() - start < 1.4
+
+
+@every_kind
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_wrong_key_is_refused_at_once_and_shown_nowhere(
+    kind: str, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("SPEAR_RETRIEVER_TOKEN", SECRET)
+    with serve(reply(status, {"message": "Unauthorized."})) as server:
+        backend = open_kind(kind, server.url)
+        with pytest.raises(RetrieverRefusal) as caught:
+            backend.search(["a"], 1)
+        assert len(server.requests) == 1
+    wanted = {"searxng": "format 'json'", "service": "SPEAR_RETRIEVER_TOKEN"}.get(kind) or KEYS[kind]
+    assert wanted in str(caught.value)
+    if kind != "service":  # whose fingerprint is asked for
+        assert SECRET not in backend.fingerprint
+    assert SECRET not in str(caught.value) + json.dumps(backend.describe()) + caplog.text
+
+
+@pytest.mark.parametrize("kind", ["serper", "brave", "opensearch"])
+def test_a_key_that_is_not_set_is_named_and_nothing_is_sent(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS[kind])
+    with serve(answer_well(kind)) as server:
+        backend = open_kind(kind, server.url)
+        with pytest.raises(RetrieverRefusal, match=f"{KEYS[kind]} is not set"):
+            backend.search(["a"], 1)
+        assert not server.requests and not backend.counts()["requests"]
+
+
+@every_kind
+def test_a_request_that_is_refused_is_not_tried_again(kind: str) -> None:
+    with serve(reply(400, {"detail": "Not enough credits"})) as server:
+        with pytest.raises(RetrieverRefusal, match="Not enough credits"):
+            open_kind(kind, server.url).search(["a"], 1)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kind", WEB)
+def test_a_spent_budget_is_refused_and_tries_count(kind: str) -> None:
+    with serve(reply(503, {}), answer_well(kind)) as server:
+        backend = open_kind(kind, server.url, max_requests=3, cost_per_request=0.5)
+        backend.search(["a"], 1)
+        backend.search(["b"], 1)
+        assert backend.counts() == {"requests": 3, "cost": 1.5}
+        with pytest.raises(RetrieverRefusal, match="3 requests is spent"):
+            backend.search(["c"], 1)
+        assert len(server.requests) == 3
+        dear = open_kind(kind, server.url, max_cost=0.25, cost_per_request=0.1)
+        for query in "ab":
+            dear.search([query], 1)
+        with pytest.raises(RetrieverRefusal, match=r"budget of 0.25 is spent, by 2 requests"):
+            dear.search(["c"], 1)
+
+
+def test_an_answer_of_brave_without_results_is_an_empty_one() -> None:
+    with serve(reply(200, {"type": "search", "query": {}})) as server:
+        assert open_kind("brave", server.url).search(["a"], 3) == [[]]
+
+
+def test_a_failing_part_of_an_opensearch_answer_says_what_it_is() -> None:
+    missing = {"error": {"type": "index_not_found_exception", "reason": "no such index [wiki]"}, "status": 404}
+    busy = {"error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}, "status": 429}
+    partial = write_answer("opensearch", ["a"], 1)["responses"][0] | {"_shards": {"failed": 1}}
+    with serve(*(reply(200, {"responses": [part]}) for part in (missing, busy, partial))) as server:
+        backend = open_kind("opensearch", server.url)
+        with pytest.raises(RetrieverRefusal, match="no such index"):
+            backend.search(["a"], 1)
+        assert "queue is full" in fail(backend).message
+        assert "did not answer" in fail(backend).message
+
+
+def test_opensearch_takes_a_password_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OS_PASSWORD", "s3cret")
+    with serve(answer_well("opensearch")) as server:
+        login = {"username": "admin", "password_variable": "OS_PASSWORD", "api_key_variable": None}
+        open_kind("opensearch", server.url, **login).search(["a"], 1)
+        assert server.requests[0][1]["authorization"] == "Basic YWRtaW46czNjcmV0"
+
+
+def test_the_fingerprint_of_a_service_is_its_own() -> None:
+    with serve(reply(200, {"fingerprint": "abc"})) as server:
+        assert open_kind("service", server.url).fingerprint == "abc"
+    with serve(reply(404, {"detail": "Not Found"})) as server:
+        assert len(open_kind("service", server.url).fingerprint) == 64
+
+
+def test_an_address_with_a_password_is_refused() -> None:
+    with pytest.raises(SpearError, match="name or password"):
+        open_kind("searxng", "http://me:secret@127.0.0.1:1")

@@ -1,0 +1,120 @@
+"""Milvus Lite: filled from a corpus, searched, and killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
+pytest.importorskip("milvus_lite", reason="the extra 'milvus' is not installed")
+
+from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.backends import milvus
+from spear_envs.retrieval.backends.milvus import MilvusBackend, MilvusPlace, fill_collection
+from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
+from tests.spear_envs.retrieval.backends.engines import read_ids
+from tests.spear_envs.retrieval.conftest import WORDS, make_documents, write_corpus
+
+QUERIES = [f"{one} {other}" for one in WORDS for other in WORDS]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return Corpus.open(write_corpus(tmp_path / "corpus.jsonl", make_documents(300)))
+
+
+@pytest.fixture
+def place(tiny_model: Path, tmp_path: Path) -> MilvusPlace:
+    return MilvusPlace(str(tmp_path / "passages.db"), "passages", str(tiny_model))
+
+
+def find_exactly(place: MilvusPlace, corpus: Corpus, k: int) -> list[list[str]]:
+    """Ids of the nearest passages of each query, by comparing all."""
+    encoder = place.open_encoder()
+    documents = [corpus.document(row) for row in range(len(corpus))]
+    vectors = encoder.encode_passages([document["contents"] for document in documents])
+    scores = encoder.encode_queries(QUERIES) @ vectors.T
+    return [[documents[row]["id"] for row in (-row_scores).argsort(kind="stable")[:k]] for row_scores in scores]
+
+
+def test_a_filled_collection_finds_what_comparing_all_finds(place: MilvusPlace, corpus: Corpus) -> None:
+    assert fill_collection(place, corpus) == 300
+    assert fill_collection(place, corpus) == 0
+    backend = MilvusBackend(place, ef_search=128, deadline_s=30)
+    answers = backend.search(QUERIES, 5)
+    exact = find_exactly(place, corpus, 5)
+    shared = sum(len({*read_ids(hits)} & {*ids}) for hits, ids in zip(answers, exact, strict=True))
+    assert shared >= 0.99 * 5 * len(QUERIES)
+    assert backend.read(answers[0][0][0]) == corpus.raw(int(read_ids(answers[0])[0][1:]))
+    assert all(
+        [score for _, score in hits] == sorted((s for _, s in hits), reverse=True) and hits[0][1] <= 1.000001
+        for hits in answers
+    )
+    assert backend.passages == 300 and backend.lengths(["river"]) == [3]
+    fingerprint = backend.fingerprint
+    assert MilvusBackend(place, ef_search=64, deadline_s=30).fingerprint != fingerprint
+    backend.close()
+    again = MilvusBackend(place, ef_search=128, deadline_s=30)
+    assert again.fingerprint == fingerprint and again.search(QUERIES[:3], 5) == answers[:3]
+    again.close()
+    with pytest.raises(RetrieverFault) as caught:
+        again.search(["river"], 3)
+    assert caught.value.kind == FaultKind.UNAVAILABLE.value
+
+
+def test_collections_of_others_and_unfinished_ones_are_refused(
+    place: MilvusPlace, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpearError, match="spear retriever fill"):
+        MilvusBackend(place, ef_search=128, deadline_s=30)
+    monkeypatch.setattr(milvus, "ROWS", 100)
+
+    def stop(_: str, done: int, total: int) -> None:
+        if done == 200:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill_collection(place, corpus, stop)
+    with pytest.raises(SpearError, match="has 200 of 300 passages"):
+        MilvusBackend(place, ef_search=128, deadline_s=30)
+    other = Corpus.in_memory(make_documents(20, seed=1))
+    with pytest.raises(SpearError, match="another corpus or model"):
+        fill_collection(place, other)
+    long = Corpus.in_memory([{"id": "1", "contents": "x" * 70_000}])
+    with pytest.raises(SpearError, match="row 0 has 70,0"):
+        fill_collection(MilvusPlace(place.uri, "long", place.encoder), long)
+    assert fill_collection(place, corpus) == 100
+
+
+FILL = """
+import sys
+from pathlib import Path
+from spear_envs.retrieval.backends import milvus
+from spear_envs.retrieval.corpus import Corpus
+milvus.ROWS = 20
+place = milvus.MilvusPlace(sys.argv[1], "passages", sys.argv[2])
+milvus.fill_collection(place, Corpus.open(Path(sys.argv[3])), lambda what, done, total: print(done, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_a_fill_that_is_killed_goes_on(place: MilvusPlace, corpus: Corpus) -> None:
+    command = [sys.executable, "-c", FILL, place.uri, place.encoder, str(corpus.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as filling:
+        assert filling.stdout is not None
+        done = [int(filling.stdout.readline()) for _ in range(7)][-1]
+        filling.send_signal(signal.SIGKILL)
+    added = fill_collection(place, corpus)
+    assert 0 < added <= 300 - done, "what was stored before the kill is lost"
+    backend = MilvusBackend(place, ef_search=128, deadline_s=30)
+    stored = {json.loads(raw)["id"] for hits in backend.search(QUERIES, 100) for raw, _ in hits}  # type: ignore[arg-type]
+    assert len(stored) > 200 and backend.passages == 300
+    exact = find_exactly(place, corpus, 3)
+    found = [read_ids(hits) for hits in backend.search(QUERIES, 3)]
+    assert sum(len({*a} & {*b}) for a, b in zip(found, exact, strict=True)) >= 0.99 * 3 * len(QUERIES)

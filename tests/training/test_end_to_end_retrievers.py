@@ -1,0 +1,35 @@
+"""A training of two steps whose passages come from a file of indexes, and one from what it recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="the distribution spear-training is not installed")
+pytest.importorskip("yaml", reason="the extra 'search' is not installed")
+
+from tests.training.test_end_to_end_presets import run
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+indexes:
+  both:
+    kind: shards
+    merge: rank
+    record: kept/searches.sqlite
+    shards: [{kind: bm25}, {kind: bm25}]
+"""
+
+
+def test_a_training_on_two_shards_is_recorded(tmp_path: Path) -> None:
+    from spear_envs.retrieval.backends.recording import Recording
+
+    config = tmp_path / "retriever.yaml"
+    config.write_text(CONFIG, "utf-8")
+    training = ("preset=search_qwen2.5_7b", "model=tiny", "algorithm=grpo_spear")
+    steps = run(tmp_path / "run", *training, f"spear.env.kwargs.retriever={config}")
+    faults = {name: value for metrics in steps.values() for name, value in metrics.items() if name.startswith("fault")}
+    assert not any(faults.values()), faults
+    Recording(tmp_path / "kept" / "searches.sqlite")

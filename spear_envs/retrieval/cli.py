@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -164,11 +164,10 @@ def fill_index(config: Path, name: str, corpus: Path) -> None:
     from spear_envs.data.progress import show_rows
     from spear_envs.retrieval.backends.milvus import fill_collection
     from spear_envs.retrieval.backends.opening import place_milvus, read_indexes
-    from spear_envs.retrieval.backends.settings import Milvus
     from spear_envs.retrieval.corpus import Corpus
 
-    settings = read_indexes(config).indexes.get(name)
-    if not isinstance(settings, Milvus):
+    settings: Any = read_indexes(config).indexes.get(name)
+    if settings is None or settings.kind != "milvus":
         raise SpearError(f"{config.name} has no index {name!r} of kind milvus: only such a one is filled.")
     with show_rows(Console()) as report:
         documents = Corpus.open(corpus)

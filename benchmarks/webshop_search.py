@@ -1,6 +1,6 @@
 """WebShop's search on a catalogue of 1.18 million products: building, opening, memory and time of a query.
 
-The texts are synthetic, with the term statistics of the real products (see `_webshop_texts.py`), since the full
+The texts are synthetic, with the term statistics of the real products (see `_profile_texts.py`), since the full
 catalogue cannot be shipped. The original is Lucene behind a JVM; its figures, in brackets, are the ones that were
 measured or reported for it elsewhere.
 
@@ -25,7 +25,7 @@ from statistics import mean
 import numpy as np
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._webshop_texts import TextMaker, read_profile
+from benchmarks._profile_texts import TextMaker, read_profile
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.files import map_postings
 from spear_envs.bm25.index import SearchIndex
@@ -200,7 +200,7 @@ def measure_searches(folder: Path, queries: list[str]) -> Iterator[Figure]:
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All figures; building only where there is no finished index."""
     products = options.products or SIZES[options.size]
-    folder, maker = options.work / "index", TextMaker(read_profile())
+    folder, maker = options.work / "index", TextMaker(read_profile("webshop"))
     queries = maker.make_queries(1 if options.size is Size.QUICK else 10)
     try:
         found = len(SearchIndex.open(folder))

@@ -33,6 +33,7 @@
 #define WINDOW 4096   /* documents: 32 KiB of sums */
 #define CODES 256     /* quantised lengths */
 #define TABLED 8      /* counts whose scores are worth a table */
+#define LOOKUP 12     /* postings that are gone through in the time of looking up one document */
 #define SPARSE 8      /* with fewer than WINDOW / SPARSE postings a window's documents are listed, not looked for */
 
 /* The format of packing.py. */
@@ -62,6 +63,8 @@ typedef struct {
     float peak;              /* no score is above it */
     float *table;            /* scores by count - 1 and length, or NULL */
     int64_t block;           /* where the term is; all before has been gone through or passed over */
+    int64_t bounded;         /* the block that `bound` is of, or -1 */
+    float bound;
     int size, place;         /* postings of the block, and the next of them; size 0: not read yet */
     int count_bits;
     const uint8_t *packed_counts;
@@ -92,6 +95,7 @@ typedef struct {
     int prunes;
     double *rests;       /* (count + 1): the sum of the bounds of the terms before each, in the present window */
     Py_ssize_t lead;     /* terms before it lead no search any more */
+    Py_ssize_t eager;    /* terms from it on were better gone through in the window before */
     uint32_t base, width;
     double *sums;
     uint16_t *touched;   /* documents with a sum, if they are listed */
@@ -301,14 +305,22 @@ static inline void
 find_place(Term *term, uint32_t document)
 {
     const uint32_t *documents = term->documents;
-    int low = term->place, left = term->size - low;
-    while (left > 0) {
-        const int half = left / 2;
-        const int below = documents[low + half] < document;
-        low = below ? low + half + 1 : low;
-        left = below ? left - half - 1 : half;
+    int low = term->place, step = 1;
+    if (low == term->size || documents[low] >= document)
+        return;
+    while (low + step < term->size && documents[low + step] < document) {
+        low += step;
+        step *= 2;
     }
-    term->place = low;
+    int high = low + step < term->size ? low + step : term->size;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (documents[middle] < document)
+            low = middle;
+        else
+            high = middle;
+    }
+    term->place = high;
 }
 
 /* ---------------------------------------------------------------- a window */
@@ -402,34 +414,40 @@ compare_candidates(const void *a, const void *b)
     return (one > other) - (one < other);
 }
 
-/* List the documents whose sum is above `cut`, in ascending order, and clear the sums. */
+/* List the documents whose sum is above `cut`. */
 static void
 collect_candidates(Search *search, double cut, int touched_count, int lists)
 {
-    double *sums = search->sums;
+    const double *sums = search->sums;
     Candidate *candidates = search->candidates;
     Py_ssize_t count = 0;
-    if (lists) {
+    if (lists)
         for (int i = 0; i < touched_count; i++) {
             const uint32_t at = search->touched[i];
-            if (sums[at] > cut)
-                candidates[count++] = (Candidate){at, sums[at]};
-            sums[at] = 0;
+            candidates[count] = (Candidate){at, sums[at]};
+            count += sums[at] > cut;
         }
-        qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
-    }
-    else {
+    else
         for (uint32_t at = 0; at < WINDOW; at += 8) {
             int any = 0;
             for (int i = 0; i < 8; i++)
                 any |= sums[at + i] > cut;
-            for (uint32_t i = at; any && i < at + 8; i++)
-                if (sums[i] > cut)
-                    candidates[count++] = (Candidate){i, sums[i]};
+            for (uint32_t i = at; any && i < at + 8; i++) {
+                candidates[count] = (Candidate){i, sums[i]};
+                count += sums[i] > cut;
+            }
         }
-        memset(sums, 0, WINDOW * sizeof *sums);
-    }
     search->candidate_count = count;
+}
+
+static void
+clear_sums(Search *search, int touched_count, int lists)
+{
+    if (lists)
+        for (int i = 0; i < touched_count; i++)
+            search->sums[search->touched[i]] = 0;
+    else
+        memset(search->sums, 0, WINDOW * sizeof *search->sums);
 }
 
 /* Add the scores of the terms before `lead`, the greatest first, to the candidates that can still be among the best.
@@ -450,8 +468,11 @@ look_up_rest(Search *search, Py_ssize_t lead)
             if (candidate.sum + with <= least)
                 continue;
             if (find_block(term, document)) {
-                const double bound = score_bound(term->weight, read_bound(term->blocks[term->block]));
-                if (candidate.sum + bound + rest <= least)
+                if (term->bounded != term->block) {
+                    term->bounded = term->block;
+                    term->bound = score_bound(term->weight, read_bound(term->blocks[term->block]));
+                }
+                if (candidate.sum + term->bound + rest <= least)
                     continue;
                 if (term->size == 0 && read_block(term, index) < 0)
                     return -1;
@@ -466,13 +487,54 @@ look_up_rest(Search *search, Py_ssize_t lead)
     return 0;
 }
 
+/* Postings of the term that a window has on average. */
+static double
+expect_postings(const Term *term, const Search *search)
+{
+    return (double)term->frequency * search->width / (double)search->index->size;
+}
+
+/* List the window's candidates in ascending order, with the sums of the terms from the one that is returned on; the
+   terms before it are to be looked up. -1 if a block is damaged. */
+static Py_ssize_t
+find_candidates(Search *search, Py_ssize_t lead)
+{
+    double expected = 0;
+    if (lead > search->eager)
+        lead = search->eager;
+    for (Py_ssize_t t = lead; t < search->count; t++)
+        expected += expect_postings(search->terms[t], search);
+    const int lists = expected < WINDOW / SPARSE;
+    int touched_count = 0;
+    for (Py_ssize_t t = search->count - 1; t >= lead; t--)
+        if ((touched_count = score_window(search->terms[search->prunes ? t : search->count - 1 - t], search,
+                                          touched_count, lists)) < 0)
+            return -1;
+    for (;;) {
+        collect_candidates(search, search->prunes ? search->heap->least - search->rests[lead] : 0, touched_count, lists);
+        /* To look a document up takes as long as to go through some postings. */
+        const double spent = (double)search->candidate_count * LOOKUP;
+        search->eager = lead;
+        if (lead < search->count && spent * 4 < expect_postings(search->terms[lead], search))
+            search->eager++;   /* try it in the next window */
+        if (lead == 0 || spent < expect_postings(search->terms[lead - 1], search))
+            break;
+        lead--;
+        if ((touched_count = score_window(search->terms[lead], search, touched_count, lists)) < 0)
+            return -1;
+    }
+    clear_sums(search, touched_count, lists);
+    if (lists)
+        qsort(search->candidates, (size_t)search->candidate_count, sizeof *search->candidates, compare_candidates);
+    return lead;
+}
+
 /* Offer what the window has to the heap. Returns -1 if a block is damaged. */
 static int
 search_window(Search *search)
 {
     Heap *heap = search->heap;
     Py_ssize_t lead = search->lead;
-    double expected = 0;
     for (Py_ssize_t t = lead; t < search->count; t++) {
         search->rests[t + 1] = search->rests[t] + bound_window(search->terms[t], search);
         /* Rounding keeps order: a sum that is not above `least` has no score above it. */
@@ -481,15 +543,8 @@ search_window(Search *search)
     }
     if (lead == search->count)
         return 0;
-    for (Py_ssize_t t = lead; t < search->count; t++)
-        expected += (double)search->terms[t]->frequency * search->width / (double)search->index->size;
-    const int lists = expected < WINDOW / SPARSE;
-    int touched_count = 0;
-    for (Py_ssize_t t = lead; t < search->count; t++)
-        if ((touched_count = score_window(search->terms[t], search, touched_count, lists)) < 0)
-            return -1;
-    collect_candidates(search, search->prunes ? heap->least - search->rests[lead] : 0, touched_count, lists);
-    if (look_up_rest(search, lead) < 0)
+    lead = find_candidates(search, lead);
+    if (lead < 0 || look_up_rest(search, lead) < 0)
         return -1;
     /* No score is 0. Later documents of equal scores are no gain. */
     for (Py_ssize_t i = 0; i < search->candidate_count; i++) {
@@ -605,8 +660,8 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
     search->terms = PyMem_Calloc((size_t)count, sizeof *search->terms);
     search->rests = PyMem_Calloc((size_t)count + 1, sizeof *search->rests);
     search->sums = PyMem_Calloc(WINDOW, sizeof *search->sums);
-    search->touched = PyMem_Calloc(WINDOW + 1, sizeof *search->touched);
-    search->candidates = PyMem_Calloc(WINDOW, sizeof *search->candidates);
+    search->touched = PyMem_Malloc((WINDOW + 1) * sizeof *search->touched);
+    search->candidates = PyMem_Malloc((WINDOW + 1) * sizeof *search->candidates);
     work->heap.hits = PyMem_Malloc((size_t)work->heap.limit * sizeof *work->heap.hits);
     work->terms = PyMem_Calloc((size_t)count, sizeof *work->terms);
     Py_ssize_t tables = 0;
@@ -627,6 +682,7 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
         term->frequency = frequency;
         term->block_count = (frequency + BLOCK - 1) / BLOCK;
         term->weight = weights[t];
+        term->bounded = -1;
         term->peak = score_bound(weights[t], (unsigned)spans[3 * t + 2]);
         if (frequency > TABLED * CODES) {
             term->table = free_table;
@@ -635,7 +691,7 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
         search->terms[t] = term;
     }
     search->index = index;
-    search->count = count;
+    search->count = search->eager = count;
     search->heap = &work->heap;
     search->prunes = is_order_free(weights, count);
     if (search->prunes)

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from benchmarks._profile_texts import TextMaker, read_profile
 from spear_envs.bm25.build import build_index
-from spear_envs.bm25.files import map_postings
+from spear_envs.bm25.files import map_index
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.bm25.ranking import choose_rank, rank_with_numpy
 from spear_envs.core.errors import SpearError
@@ -130,10 +130,10 @@ def measure_building(maker: TextMaker, products: int, folder: Path) -> Iterator[
 
 def measure_opening(folder: Path) -> Iterator[Figure]:
     """Size and opening."""
-    postings = map_postings(folder)
-    yield Figure("documents", len(postings.norms))
-    yield Figure("distinct terms", len(postings.starts) - 1)
-    yield Figure("postings", len(postings.documents))
+    packed = map_index(folder)
+    yield Figure("documents", len(packed.norms))
+    yield Figure("distinct terms", len(packed.frequencies))
+    yield Figure("postings", int(packed.frequencies.sum(dtype=np.int64)))
     yield Figure("files", sum(path.stat().st_size for path in folder.iterdir()) / MIB, "MiB")
     rounds = []
     for _ in range(5):
@@ -165,7 +165,7 @@ def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
         for worker in workers:
             worker.communicate("\n")
     yield Figure("second process: unique memory, Python included", unique, "MiB")
-    if len(map_postings(folder).norms) >= PRODUCTS:
+    if len(map_index(folder).norms) >= PRODUCTS:
         yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
     yield Figure("second process: of it written by itself", dirty, "MiB")
     yield Figure("second process: resident, shared pages included", resident, "MiB")
@@ -187,7 +187,7 @@ def measure_searches(folder: Path, queries: list[str]) -> Iterator[Figure]:
     for percent in (50, 99, 100):
         yield Figure(f"search: percentile {percent}", float(np.percentile(times, percent)), "ms")
     if compiled:
-        plain = SearchIndex(map_postings(folder), rank_with_numpy)
+        plain = SearchIndex(map_index(folder), rank_with_numpy)
         some = queries[:300]
         start = time.thread_time()
         expected = [plain.search(query) for query in some]

@@ -17,13 +17,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks._figures import Figure
 from benchmarks._profile_texts import PASSAGE_TAILS, TextMaker, read_profile
 from spear_envs.bm25.build import build_index
+from spear_envs.bm25.index import SearchIndex
 
-__all__ = ["BuildCost", "build_interrupted", "make_maker"]
+__all__ = ["measure_wiki"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RARE_TERMS = 4_000_000
+TOPK = 3
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,27 @@ def build_interrupted(folder: Path, passages: int) -> BuildCost:
     if process.returncode:
         raise RuntimeError(f"the build ended with code {process.returncode}")
     return BuildCost(cpu_seconds, peak, kept)
+
+
+def measure_wiki(work: Path, passages: int) -> Iterator[Figure]:
+    """Build an index of so many passages, interrupted once, and search it."""
+    name = "21 million passages"
+    folder = work / "wiki"
+    cost, count = build_interrupted(folder, passages), f"{passages:,} passages"
+    yield Figure(f"{name}: built", cost.cpu_seconds / 60, "CPU min", note=f"{count}; killed at {cost.kept:,}, resumed")
+    yield Figure(f"{name}: memory of the build at its peak", cost.peak_bytes / 1e9, "GB", note="texts' maker included")
+    yield Figure(f"{name}: index", sum(path.stat().st_size for path in folder.iterdir()) / 1e9, "GB")
+    index, queries = SearchIndex.open(folder), make_maker().make_queries(1)
+    times = []
+    for again in (False, True):
+        for query in queries:
+            start = time.thread_time()
+            index.search(query, TOPK)
+            if again:  # so that what is measured is not the disk
+                times.append(1e3 * (time.thread_time() - start))
+    yield Figure(f"{name}: a query, top 3", float(np.mean(times)), "CPU ms", note=f"{len(queries):,} questions")
+    for percent in (50, 99):
+        yield Figure(f"{name}: a query, percentile {percent}", float(np.percentile(times, percent)), "CPU ms")
 
 
 def main() -> None:

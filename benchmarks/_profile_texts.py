@@ -1,9 +1,9 @@
 """Texts and queries with the term statistics of a collection, in any number.
 
 ``webshop_profile.json`` was measured on the 1,000 real products and 300 recorded queries of WebShop,
-``search_profile.json`` on real Wikipedia text, cut into passages of 100 words as those of wiki-18 are, and 960 questions
-of seven benchmarks. They hold no word of these, only how often terms occur. ``python -m benchmarks._profile_texts SHARED``
-measures them anew.
+``search_profile.json`` on real Wikipedia text, cut into passages of 100 words as those of wiki-18 are, and 960
+questions of seven benchmarks. They hold no word of these, only how often terms occur.
+``python -m benchmarks._profile_texts SHARED`` measures them anew.
 
 - *Document frequencies.* A term that 3 or more of the measured documents hold keeps its share of documents at any size.
   The rest is a power law over millions of rarer terms, with as many occurrences a document as were measured, and the
@@ -44,7 +44,23 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PRODUCT_TAILS = ("", "", "", "", "", "", "", "", "", ",", ",", ".", "s", " the", " and", " with")
-PASSAGE_TAILS = (*[""] * 8, ",", ",", ".", ".", "s", " the", " of the", " in", " and", " was a", " to the", " is", " at", ")")
+PASSAGE_TAILS = (
+    *[""] * 8,
+    ",",
+    ",",
+    ".",
+    ".",
+    "s",
+    " the",
+    " of the",
+    " in",
+    " and",
+    " was a",
+    " to the",
+    " is",
+    " at",
+    ")",
+)
 """What follows a term in the texts of either profile."""
 
 
@@ -102,9 +118,7 @@ class TextMaker:
         tails: one of them follows each term.
     """
 
-    def __init__(
-        self, profile: Profile, rare_terms: int = 2_000_000, tails: Sequence[str] = PRODUCT_TAILS
-    ) -> None:
+    def __init__(self, profile: Profile, rare_terms: int = 2_000_000, tails: Sequence[str] = PRODUCT_TAILS) -> None:
         self.profile = profile
         self._rare_terms = rare_terms
         self._tails = tails

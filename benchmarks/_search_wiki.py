@@ -1,7 +1,7 @@
 """BM25 over as many passages as wiki-18 has: synthetic ones with the term statistics of Wikipedia's.
 
-The index is built in a process of its own, which is killed on the way and started again; making the texts is part of it,
-and taken out of the CPU time. Run as a script, this module is that process.
+The index is built in a process of its own, which is killed on the way and started again. Making the texts is part of
+it, and taken out of the CPU time. Run as a script, this module is that process.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ CHUNK_CHARACTERS = 1 << 26
 Job = tuple[Path, int, list[str]]
 """File and number of documents of a chunk, and its texts; no texts if the file is there already."""
 REMEMBERED_WORDS = 1 << 20
-"""Words whose terms a building process keeps: up to some 250 MB. With fewer than a chunk has, all would be forgotten."""
+"""Words whose terms a building process keeps: up to some 250 MB. More than a chunk has, or it forgets all."""
 
 
 def build_index(

@@ -21,9 +21,9 @@ from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings
 __all__ = [
     "BLOCK",
     "BOUNDS",
+    "K1",
     "PADDING",
     "B",
-    "K1",
     "Packed",
     "PackedPairs",
     "find_factors",

@@ -128,7 +128,6 @@ def make_postings(
     occurrences = np.frombuffer(found, np.uint32)
     lengths = np.diff(np.frombuffer(ends, np.int64), prepend=0)
     terms = [term.encode("utf-8", "surrogatepass") for term in known]
-    del known
     order = sorted(range(len(terms)), key=terms.__getitem__)
     ranks = np.empty(len(terms), np.int64)
     ranks[order] = np.arange(len(terms))

@@ -51,7 +51,7 @@ def test_a_document_number_may_have_32_bits() -> None:
 
 
 def test_bounds_are_fine_where_scores_differ() -> None:
-    """A bound is at most 1/32 above the length that it bounds, from 0.25 to 62; no weight lets it fall below a score."""
+    """A bound is at most 1/32 above the length that it bounds, from 0.25 to 62."""
     assert np.isinf(BOUNDS[-1])
     assert (np.diff(BOUNDS[:-1]) <= BOUNDS[:-2] / 32).all()
     assert BOUNDS[0] == 0.25

@@ -65,7 +65,9 @@ def rank_by_formula(texts: list[str], query: str, k: int) -> list[tuple[int, flo
 @pytest.mark.parametrize("loop", LOOPS)
 @given(TEXTS, QUERIES, st.integers(1, 40))
 def test_order_and_scores_follow_the_formula(loop: Rank, texts: list[str], query: str, k: int) -> None:
-    assert SearchIndex(pack_postings(make_postings(texts)), loop).search_scored(query, k) == rank_by_formula(texts, query, k)
+    assert SearchIndex(pack_postings(make_postings(texts)), loop).search_scored(query, k) == rank_by_formula(
+        texts, query, k
+    )
 
 
 def draw_postings(seed: int, documents: int) -> Postings:
@@ -149,7 +151,7 @@ def test_a_query_of_1024_terms() -> None:
 
 @needs_compiled
 def test_most_of_a_long_list_is_passed_over() -> None:
-    """The rare term alone decides: of the frequent one a damaged block is never seen, but by the loop that reads all."""
+    """The rare term alone decides: of the frequent one only the loop that reads all sees a damaged block."""
     documents, rare = np.arange(200_000, dtype=np.uint32), np.array([7, 70_000, 150_000], np.uint32)
     frequencies = np.array([len(documents), len(rare)])
     numbers = np.concatenate([documents, rare])

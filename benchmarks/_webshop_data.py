@@ -3,7 +3,7 @@
     python -m benchmarks._webshop_data --products 1180000 --out DIR
 
 writes ``items_shuffle.json`` and ``items_ins_v2.json``.  No word in them is real.  Titles, descriptions and first
-features have the term statistics of the real products (see `_webshop_texts.py`).  What a record is made of follows the
+features have the term statistics of the real products (see `_profile_texts.py`).  What a record is made of follows the
 1,000 real ones: title words, features, images, option groups and their sizes, the shares of products without price,
 with a range, without description, with an instruction.  Keys that a reader drops fill a record up to 4.4 KB, the mean
 of the official file.  Written as a stream; the same number and seed give the same files.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._webshop_texts import TextMaker, read_profile
+from benchmarks._profile_texts import TextMaker, read_profile
 
 __all__ = ["make_products", "write_catalog"]
 
@@ -44,7 +44,7 @@ NO_PRICE, PRICE_RANGE, INSTRUCTION = 0.089, 0.093, 0.415
 def make_products(number: int, seed: int = 0) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Records of ``items_shuffle.json`` and their entries in ``items_ins_v2.json``."""
     rng = np.random.default_rng(seed)
-    maker = TextMaker(read_profile())
+    maker = TextMaker(read_profile("webshop"))
     words = maker.words[:50_000]
     # Popular words and phrases come first.
     pick = (rng.zipf(1.3, 1 << 20) - 1) % len(words)

@@ -3,6 +3,8 @@
 Our BM25 and the peers answer in this process, on the questions and passages of ``shared/data/qa`` beside the checkout,
 or on the embedded base where that folder is missing. Times are CPU seconds, taken in turn: ours, the peers, ours again.
 A peer that is not installed is left out (``pip install tantivy bm25s``). The service has ``search_service.py``.
+
+``--full`` builds and searches an index of as many passages as wiki-18 has (``_search_wiki.py``; 10 GB of disk).
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, measure_cpu, run_benchmark
+from benchmarks._search_wiki import measure_wiki
 from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.corpus import Corpus
+from spear_envs.retrieval.plan import WIKI18_ROWS
 from spear_envs.search.env import SearchR1Env
 from spear_envs.search.grading import normalize_answer
 from spear_envs.search.mini_kb import SPLITS, BaseSize, build
@@ -43,6 +47,11 @@ BARS = (
     Bar("first question answered, from the start of Python", "CPU s", at_most=1.0),
     Bar("mini: questions that the expert does not win in hops + 1 turns", at_most=0.0),
     Bar("mini-small: questions that the expert does not win in hops + 1 turns", at_most=0.0),
+    Bar("21 million passages: built", "CPU min", at_most=30.0, size="full"),
+    Bar("21 million passages: memory of the build at its peak", "GB", at_most=4.0, size="full"),
+    Bar("21 million passages: index", "GB", at_most=3.0, size="full"),
+    Bar("21 million passages: a query, top 3", "CPU ms", at_most=5.0, size="full"),
+    Bar("21 million passages: a query, percentile 99", "CPU ms", at_most=15.0, size="full"),
 )
 ANSWERED = (3, 10)
 """In so many passages an answer is looked for."""
@@ -257,11 +266,15 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from measure_bm25(material, quick)
     yield from measure_start(quick)
     yield from measure_base(quick)
+    if options.size is Size.FULL:
+        yield from measure_wiki(options.work, options.passages)
 
 
 def main() -> int:
     """Do what the command line asks for; exit code 1 if a bar does not hold."""
-    return run_benchmark(measure, make_parser(__doc__).parse_args(), BARS, ("tantivy", "bm25s", "numpy"))
+    parser = make_parser(__doc__)
+    parser.add_argument("--passages", type=int, default=WIKI18_ROWS, help="of --full, instead of wiki-18's")
+    return run_benchmark(measure, parser.parse_args(), BARS, ("tantivy", "bm25s", "numpy"))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks import webshop_search as large
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks._profile_texts import TextMaker, read_profile
 from benchmarks._webshop_data import write_catalog
-from benchmarks._webshop_texts import TextMaker, read_profile
 from benchmarks.webshop_search import MIB, read_cpu_seconds, read_memory, watch_memory
 from spear_envs.webshop.build import build_store
 from spear_envs.webshop.env import WebShopEnv
@@ -329,7 +329,7 @@ def measure_store(folder: Path, products: int, episodes: int) -> Iterator[Figure
     size = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
     yield Figure("store: files", size / MIB, "MiB")
     # Instructions of synthetic products are made of their most frequent words; these queries are like recorded ones.
-    queries = TextMaker(read_profile()).make_queries(1)
+    queries = TextMaker(read_profile("webshop")).make_queries(1)
     every, searches, resets = average_play(make_env(store), episodes, queries)
     yield Figure("store: step and admissible actions, mean", every, "ms")
     yield Figure("store: step and admissible actions, mean", 22.0, "ms", ORIGINAL, True, "22 to 26, at 100,000")

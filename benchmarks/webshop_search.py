@@ -1,6 +1,6 @@
 """WebShop's search on a catalogue of 1.18 million products: building, opening, memory and time of a query.
 
-The texts are synthetic, with the term statistics of the real products (see `_webshop_texts.py`), since the full
+The texts are synthetic, with the term statistics of the real products (see `_profile_texts.py`), since the full
 catalogue cannot be shipped. The original is Lucene behind a JVM; its figures, in brackets, are the ones that were
 measured or reported for it elsewhere.
 
@@ -25,9 +25,9 @@ from statistics import mean
 import numpy as np
 
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from benchmarks._webshop_texts import TextMaker, read_profile
+from benchmarks._profile_texts import TextMaker, read_profile
 from spear_envs.bm25.build import build_index
-from spear_envs.bm25.files import map_postings
+from spear_envs.bm25.files import map_index
 from spear_envs.bm25.index import SearchIndex
 from spear_envs.bm25.ranking import choose_rank, rank_with_numpy
 from spear_envs.core.errors import SpearError
@@ -130,10 +130,10 @@ def measure_building(maker: TextMaker, products: int, folder: Path) -> Iterator[
 
 def measure_opening(folder: Path) -> Iterator[Figure]:
     """Size and opening."""
-    postings = map_postings(folder)
-    yield Figure("documents", len(postings.norms))
-    yield Figure("distinct terms", len(postings.starts) - 1)
-    yield Figure("postings", len(postings.documents))
+    packed = map_index(folder)
+    yield Figure("documents", len(packed.norms))
+    yield Figure("distinct terms", len(packed.frequencies))
+    yield Figure("postings", int(packed.frequencies.sum(dtype=np.int64)))
     yield Figure("files", sum(path.stat().st_size for path in folder.iterdir()) / MIB, "MiB")
     rounds = []
     for _ in range(5):
@@ -141,7 +141,7 @@ def measure_opening(folder: Path) -> Iterator[Figure]:
         SearchIndex.open(folder).search("black dress")
         rounds.append(time.perf_counter() - start)
     yield Figure("opening and the first search, wall, median of 5", 1e3 * sorted(rounds)[2], "ms")
-    if len(postings.norms) >= PRODUCTS:
+    if len(packed.norms) >= PRODUCTS:
         yield Figure("opening and the first search, wall, median of 5", 30_000, "ms", LUCENE, True, "30 to 90 s")
 
 
@@ -165,7 +165,7 @@ def measure_memory(folder: Path, queries: list[str]) -> Iterator[Figure]:
         for worker in workers:
             worker.communicate("\n")
     yield Figure("second process: unique memory, Python included", unique, "MiB")
-    if len(map_postings(folder).norms) >= PRODUCTS:
+    if len(map_index(folder).norms) >= PRODUCTS:
         yield Figure("second process: unique memory, Python included", 12_000, "MiB", LUCENE, True, "12 to 15 GB")
     yield Figure("second process: of it written by itself", dirty, "MiB")
     yield Figure("second process: resident, shared pages included", resident, "MiB")
@@ -187,7 +187,7 @@ def measure_searches(folder: Path, queries: list[str]) -> Iterator[Figure]:
     for percent in (50, 99, 100):
         yield Figure(f"search: percentile {percent}", float(np.percentile(times, percent)), "ms")
     if compiled:
-        plain = SearchIndex(map_postings(folder), rank_with_numpy)
+        plain = SearchIndex(map_index(folder), rank_with_numpy)
         some = queries[:300]
         start = time.thread_time()
         expected = [plain.search(query) for query in some]
@@ -200,7 +200,7 @@ def measure_searches(folder: Path, queries: list[str]) -> Iterator[Figure]:
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All figures; building only where there is no finished index."""
     products = options.products or SIZES[options.size]
-    folder, maker = options.work / "index", TextMaker(read_profile())
+    folder, maker = options.work / "index", TextMaker(read_profile("webshop"))
     queries = maker.make_queries(1 if options.size is Size.QUICK else 10)
     try:
         found = len(SearchIndex.open(folder))

@@ -10,31 +10,35 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.postings import Postings
+from spear_envs.bm25.packing import PADDING, Packed
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
-__all__ = ["ARRAYS", "MANIFEST", "VERSION", "check_files", "map_postings", "name_file", "write_array", "write_manifest"]
+__all__ = ["ARRAYS", "MANIFEST", "VERSION", "ArrayWriter", "check_files", "map_index", "name_file", "write_manifest"]
 
 MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
-VERSION = 1
+VERSION = 2
 """Raised whenever the files, the analysis or the order of documents would differ."""
 ARRAYS: Mapping[str, npt.DTypeLike] = {
     "term_bytes": "u1",
     "term_ends": "<i8",
+    "frequencies": "<u4",
     "starts": "<i8",
-    "documents": "<u4",
-    "counts": "<u2",
+    "peaks": "u1",
+    "lasts": "<u4",
+    "blocks": "<u8",
+    "data": "u1",
     "norms": "u1",
 }
-"""Fields of :class:`Postings` that are files, and their types."""
+"""Fields of :class:`~.packing.Packed` that are files, and their types."""
 MEND = "build it again"
 
 
@@ -43,12 +47,30 @@ def name_file(array: str) -> str:
     return f"{array}.bin"
 
 
-def write_array(folder: Path, array: str, values: npt.NDArray[Any]) -> None:
-    """Write one array and wait until the disk has it."""
-    with (folder / name_file(array)).open("wb") as file:
-        file.write(np.ascontiguousarray(values, ARRAYS[array]).data)
-        file.flush()
-        os.fsync(file.fileno())
+class ArrayWriter:
+    """Writes arrays that grow, each to its file in ``folder``. Leave the block and the disk has them.
+
+    Raises:
+        OSError: the disk is full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._files = {array: self._stack.enter_context((folder / name_file(array)).open("wb")) for array in ARRAYS}
+
+    def append(self, array: str, values: npt.NDArray[Any]) -> None:
+        """Add values to the end of an array."""
+        self._files[array].write(np.ascontiguousarray(values, ARRAYS[array]).data)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with self._stack:
+            if kind is None:
+                for file in self._files.values():
+                    file.flush()
+                    os.fsync(file.fileno())
 
 
 def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
@@ -72,7 +94,7 @@ def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
     part.replace(folder / MANIFEST)
 
 
-def map_postings(folder: Path) -> Postings:
+def map_index(folder: Path) -> Packed:
     """Map the index in ``folder``.
 
     Raises:
@@ -82,30 +104,31 @@ def map_postings(folder: Path) -> Postings:
     manifest = _read_manifest(folder)
     try:
         arrays = {array: _map_array(folder, array, manifest["files"][name_file(array)]["bytes"]) for array in ARRAYS}
-        postings = Postings(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
+        packed = Packed(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
     except OSError as error:
         raise SpearError(f"{folder}: the search index cannot be read ({error}): {MEND}.") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
-    terms = len(postings.term_ends)
+    terms = len(packed.frequencies)
     if (
-        terms < 1
-        or len(postings.starts) != terms
-        or len(postings.documents) != len(postings.counts)
-        or not 0 <= postings.filled <= len(postings.norms)
-        or not postings.filled <= postings.terms_total < 1 << 62
+        not len(packed.starts) == len(packed.term_ends) == terms + 1
+        or len(packed.peaks) != terms
+        or len(packed.lasts) != len(packed.blocks)
+        or len(packed.data) < PADDING
+        or not 0 <= packed.filled <= len(packed.norms)
+        or not packed.filled <= packed.terms_total < 1 << 62
     ):
         raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {MEND}.")
-    return postings
+    return packed
 
 
 def check_files(folder: Path) -> None:
     """Compare every byte of an index with the checksums of its manifest: some seconds for a million documents.
 
     Raises:
-        SpearError: what :func:`map_postings` finds, or a file whose bytes are not those that were written.
+        SpearError: what :func:`map_index` finds, or a file whose bytes are not those that were written.
     """
-    map_postings(folder)
+    map_index(folder)
     for name, entry in _read_manifest(folder)["files"].items():
         if digest_file(folder / name) != entry.get("sha256"):
             raise SpearError(f"{folder / name} is damaged: its checksum is another than was written; {MEND}.")

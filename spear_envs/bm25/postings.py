@@ -5,14 +5,26 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from spear_envs.bm25.analysis import analyze_word, split_words
 
-__all__ = ["QUANTIZED_LENGTHS", "Postings", "make_postings", "pack_terms", "quantize_lengths", "unpack_terms"]
+__all__ = [
+    "QUANTIZED_LENGTHS",
+    "NumberWords",
+    "Postings",
+    "choose_numbering",
+    "make_postings",
+    "number_with_python",
+    "pack_terms",
+    "quantize_lengths",
+    "unpack_terms",
+]
 
 MAX_COUNT = 65_535
 """Occurrences of a term in one document that are told apart."""
@@ -60,26 +72,66 @@ class Postings:
     """Documents with at least one term."""
 
 
-def make_postings(texts: Iterable[str], analyze_word: Callable[[str], tuple[str, ...]] = analyze_word) -> Postings:
+class NumberWords(Protocol):
+    """How the words of texts become numbers of terms."""
+
+    def __call__(
+        self, texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
+    ) -> tuple[bytearray, bytearray]:
+        """The numbers of all words one after the other (uint32), and where each text ends among them (int64).
+
+        Args:
+            texts: cut into words at blanks.
+            find_numbers: of a word; asked once for each.
+        """
+
+
+def number_with_python(
+    texts: Iterable[str], find_numbers: Callable[[str], tuple[int, ...]], /
+) -> tuple[bytearray, bytearray]:
+    """See :class:`NumberWords`."""
+    numbers = cache(find_numbers)
+    occurrences, ends = array("I"), array("q")
+    for text in texts:
+        occurrences.extend(chain.from_iterable(map(numbers, split_words(text))))
+        ends.append(len(occurrences))
+    return bytearray(occurrences), bytearray(ends)
+
+
+def choose_numbering() -> NumberWords:
+    """The compiled loop of ``_words.c``, or Python's where the installation had no compiler."""
+    try:
+        from spear_envs.bm25._words import number_words
+    except ImportError:
+        return number_with_python
+    return number_words
+
+
+def make_postings(
+    texts: Iterable[str],
+    analyze_word: Callable[[str], tuple[str, ...]] = analyze_word,
+    number_words: NumberWords | None = None,
+) -> Postings:
     """Index texts in memory, about 40 bytes a term occurrence at the peak.
 
     Args:
         texts: one for each document.
         analyze_word: the terms of a word; give a cached one when more texts will follow.
+        number_words: the compiled loop by default, where there is one.
     """
-    numbers_of_word = _WordNumbers(analyze_word)
-    occurrences = array("I")
-    ends = array("q", [0])
-    for text in texts:
-        occurrences.extend(chain.from_iterable(map(numbers_of_word.__getitem__, split_words(text))))
-        ends.append(len(occurrences))
-    lengths = np.diff(np.frombuffer(ends, np.int64))
-    terms = [term.encode("utf-8", "surrogatepass") for term in numbers_of_word.terms]
-    del numbers_of_word
+    known: dict[str, int] = {}
+
+    def find_numbers(word: str) -> tuple[int, ...]:
+        return tuple(known.setdefault(term, len(known)) for term in analyze_word(word))
+
+    found, ends = (number_words or choose_numbering())(texts, find_numbers)
+    occurrences = np.frombuffer(found, np.uint32)
+    lengths = np.diff(np.frombuffer(ends, np.int64), prepend=0)
+    terms = [term.encode("utf-8", "surrogatepass") for term in known]
     order = sorted(range(len(terms)), key=terms.__getitem__)
     ranks = np.empty(len(terms), np.int64)
     ranks[order] = np.arange(len(terms))
-    owners, documents, counts = _count_pairs(ranks, np.frombuffer(occurrences, np.uint32), lengths)
+    owners, documents, counts = _count_pairs(ranks, occurrences, lengths)
     term_bytes, term_ends = pack_terms([terms[number] for number in order])
     return Postings(
         term_bytes=term_bytes,
@@ -111,21 +163,6 @@ def _count_pairs(
     counts = np.minimum(np.diff(firsts, append=len(keys)), MAX_COUNT).astype(np.uint16)
     owners, documents = np.divmod(keys[firsts], kind.type(size))
     return owners, documents.astype(np.uint32), counts
-
-
-class _WordNumbers(dict[str, tuple[int, ...]]):
-    """Numbers of a word's terms; terms are numbered as they come."""
-
-    def __init__(self, analyze_word: Callable[[str], tuple[str, ...]]) -> None:
-        super().__init__()
-        self.terms: dict[str, int] = {}
-        self._analyze_word = analyze_word
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        terms = self.terms
-        numbers = tuple(terms.setdefault(term, len(terms)) for term in self._analyze_word(word))
-        self[word] = numbers
-        return numbers
 
 
 def pack_terms(terms: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

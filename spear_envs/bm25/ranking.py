@@ -1,8 +1,9 @@
-"""BM25 over postings: every document that holds a term of the query is scored, and the best are kept.
+"""BM25 over packed postings: the best documents that hold a term of the query.
 
 Scores are Lucene's to the last bit, since equal scores are ordered by document number: float32 for each term, summed in
-float64, compared as float32. The compiled loop of ``_scatter.c`` is used where the installation could build it;
-``rank_with_numpy`` gives the same order and takes some ten times as long on a million documents.
+float64 in the order of the terms, compared as float32. The compiled loop of ``_ranking.c``, used where the installation
+could build it, passes over blocks that cannot hold one of the best; ``rank_with_numpy`` scores every document, and is
+what the compiled loop is tested against.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from spear_envs.bm25.packing import BLOCK, unpack_pairs
+
 __all__ = ["Rank", "choose_rank", "rank_with_numpy"]
 
 
@@ -20,8 +23,9 @@ class Rank(Protocol):
 
     def __call__(
         self,
-        documents: npt.NDArray[np.uint32],
-        counts: npt.NDArray[np.uint16],
+        lasts: npt.NDArray[np.uint32],
+        blocks: npt.NDArray[np.uint64],
+        data: npt.NDArray[np.uint8],
         norms: npt.NDArray[np.uint8],
         factors: npt.NDArray[np.float32],
         spans: npt.NDArray[np.int64],
@@ -32,10 +36,10 @@ class Rank(Protocol):
         """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
 
         Args:
-            documents, counts, norms: of the postings.
+            lasts, blocks, data, norms: of the index.
             factors: float32 (256,), one over the length normalisation of each quantised length.
-            spans: int64 (M, 2), where the pairs of each term of the query begin and end.
-            weights: float32 (M,), of each term.
+            spans: int64 (M, 3), for each term of the query its first block, its documents, and its peak.
+            weights: float32 (M,), of each term, above 0.
             k: at least 1.
 
         Raises:
@@ -44,8 +48,9 @@ class Rank(Protocol):
 
 
 def rank_with_numpy(
-    documents: npt.NDArray[np.uint32],
-    counts: npt.NDArray[np.uint16],
+    lasts: npt.NDArray[np.uint32],
+    blocks: npt.NDArray[np.uint64],
+    data: npt.NDArray[np.uint8],
     norms: npt.NDArray[np.uint8],
     factors: npt.NDArray[np.float32],
     spans: npt.NDArray[np.int64],
@@ -55,13 +60,14 @@ def rank_with_numpy(
 ) -> list[tuple[int, float]]:
     """See :class:`Rank`."""
     sums = np.zeros(len(norms))
-    for (start, end), weight in zip(spans.tolist(), weights, strict=True):
-        if not 0 <= start <= end <= len(documents):
-            raise ValueError("a term's postings lie outside the array")
-        numbers = documents[start:end]
-        if len(numbers) and (numbers[-1] >= len(norms) or (numbers[1:] <= numbers[:-1]).any()):
-            raise ValueError("document numbers are not ascending")
-        sums[numbers] += weight - weight / (np.float32(1) + counts[start:end] * factors[norms[numbers]])
+    for (start, frequency, _peak), weight in zip(spans.tolist(), weights, strict=True):
+        end = start + -(-frequency // BLOCK)
+        if not (0 <= start < end <= len(blocks) and len(lasts) == len(blocks)):
+            raise ValueError("a term's blocks lie outside the array")
+        numbers, counts = unpack_pairs(frequency, lasts[start:end], blocks[start:end], data)
+        if numbers[-1] >= len(norms):
+            raise ValueError("a document number is too large")
+        sums[numbers] += weight - weight / (np.float32(1) + counts.astype(np.float32) * factors[norms[numbers]])
     found = np.flatnonzero(sums)
     scores = sums[found].astype(np.float32)
     if len(found) > k:
@@ -74,7 +80,7 @@ def rank_with_numpy(
 def choose_rank() -> Rank:
     """The compiled loop, or NumPy's where the installation had no compiler."""
     try:
-        from spear_envs.bm25._scatter import rank_hits
+        from spear_envs.bm25._ranking import rank_hits
     except ImportError:
         return rank_with_numpy
     return rank_hits

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spear_envs.bm25.index import K1, B, SearchIndex
+from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.packing import K1, B
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.manifest import POSTINGS, Part, open_manifest

@@ -23,7 +23,7 @@ import importlib.metadata, json, shutil
 tools = [tool for tool in ("gcc", "cc", "g++", "c++", "clang", "ld", "make", "pip") if shutil.which(tool)]
 packages = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
 if "spear-envs" in packages:
-    import spear_envs.bm25._scatter
+    import spear_envs.bm25._ranking
 print(json.dumps({"tools": tools, "packages": packages}))
 """
 EPISODE = """

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.index import MAX_TERMS, SearchIndex
+from spear_envs.bm25.packing import pack_postings
 from spear_envs.bm25.postings import make_postings
 from spear_envs.bm25.ranking import rank_with_numpy
 from spear_envs.core.errors import SpearError
@@ -47,7 +48,7 @@ def test_lucenes_own_results(
         build_index(texts, tmp_path / "index", processes=1)
         index = SearchIndex.open(tmp_path / "index")
     elif way == "numpy":
-        index = SearchIndex(make_postings(texts), rank_with_numpy)
+        index = SearchIndex(pack_postings(make_postings(texts)), rank_with_numpy)
     else:
         index = SearchIndex.in_memory(texts)
     assert len(index) == 1_000

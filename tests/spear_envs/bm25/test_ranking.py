@@ -1,4 +1,4 @@
-"""Both loops against a scorer that follows the formula one document at a time."""
+"""Both loops against a scorer that follows the formula one document at a time, and against each other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from spear_envs.bm25.analysis import analyze
 from spear_envs.bm25.index import SearchIndex
+from spear_envs.bm25.packing import BLOCK, pack_pairs, pack_postings
 from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
 from spear_envs.bm25.ranking import Rank, choose_rank, rank_with_numpy
 
@@ -64,7 +65,9 @@ def rank_by_formula(texts: list[str], query: str, k: int) -> list[tuple[int, flo
 @pytest.mark.parametrize("loop", LOOPS)
 @given(TEXTS, QUERIES, st.integers(1, 40))
 def test_order_and_scores_follow_the_formula(loop: Rank, texts: list[str], query: str, k: int) -> None:
-    assert SearchIndex(make_postings(texts), loop).search_scored(query, k) == rank_by_formula(texts, query, k)
+    assert SearchIndex(pack_postings(make_postings(texts)), loop).search_scored(query, k) == rank_by_formula(
+        texts, query, k
+    )
 
 
 def draw_postings(seed: int, documents: int) -> Postings:
@@ -73,7 +76,9 @@ def draw_postings(seed: int, documents: int) -> Postings:
     held, counts = [], []
     shares = [0.9, 0.5, 0.2, 0.01, 0.001, 3 / documents, 1.0]
     for share in shares:
-        found = np.flatnonzero(rng.random(documents) < share)
+        chosen = rng.random(documents) < share
+        chosen[seed % documents] = True  # no term of an index is without a document
+        found = np.flatnonzero(chosen)
         held.append(found)
         counts.append(rng.choice([1, 1, 1, 2, 3, 8, 9, 500, 65_535], len(found)))
     lengths = rng.choice([1, 5, 30, 90, 100, 4_000], documents)
@@ -99,14 +104,71 @@ def draw_postings(seed: int, documents: int) -> Postings:
     st.sampled_from([1, 2, 50, 1_000, 10**6]),
 )
 def test_loops_agree_over_many_windows_and_ties(seed: int, documents: int, query: str, k: int) -> None:
-    postings = draw_postings(seed, documents)
-    expected = SearchIndex(postings, rank_with_numpy).search_scored(query, k)
-    assert SearchIndex(postings, compiled).search_scored(query, k) == expected
+    packed = pack_postings(draw_postings(seed, documents))
+    expected = SearchIndex(packed, rank_with_numpy).search_scored(query, k)
+    assert SearchIndex(packed, compiled).search_scored(query, k) == expected
+
+
+def draw_spans(seed: int, terms: int, documents: int) -> list[Any]:
+    """Arguments of a loop, all but the weights and k: terms of any number of documents, gaps and counts."""
+    rng = np.random.default_rng(seed)
+    frequencies = np.minimum(rng.geometric(rng.choice([0.001, 0.01, 0.5], terms)), documents).astype(np.int64)
+    frequencies[rng.random(terms) < 0.1] = min(BLOCK * int(rng.integers(1, 4)), documents)
+    held = [np.sort(rng.choice(documents, size, replace=False)) for size in frequencies]
+    counts = rng.choice([1, 1, 1, 2, 40, 65_535], int(frequencies.sum()))
+    factors = rng.choice([0.01, 0.5, 1.0, 1.5, 1.8], 256).astype(np.float32)
+    norms = rng.integers(0, 4, documents).astype(np.uint8)
+    numbers = np.concatenate(held).astype(np.uint32)
+    pairs = pack_pairs(frequencies, numbers, counts.astype(np.uint16), factors[norms])
+    starts = np.cumsum(-(-frequencies // BLOCK)) - -(-frequencies // BLOCK)
+    spans = np.column_stack([starts, frequencies, pairs.peaks]).astype(np.int64)
+    return [pairs.lasts, pairs.blocks, np.append(pairs.data, np.zeros(1_024, np.uint8)), norms, factors, spans]
+
+
+@needs_compiled
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 40),
+    st.sampled_from([1, 200, 4_097, 30_000]),
+    st.sampled_from([1, 3, 50, 10**6]),
+    st.sampled_from([0.0, 3.0, 40.0]),
+)
+def test_loops_agree_whatever_the_weights(seed: int, terms: int, documents: int, k: int, spread: float) -> None:
+    """Also where sums are rounded, which depends on their order: weights of 2 to the power of 40 and less beside 1."""
+    arguments = draw_spans(seed, terms, documents)
+    weights = np.exp2(np.random.default_rng(seed).uniform(-spread, spread, terms)).astype(np.float32)
+    assert compiled(*arguments, weights, k) == rank_with_numpy(*arguments, weights, k)
+
+
+@needs_compiled
+def test_a_query_of_1024_terms() -> None:
+    arguments = draw_spans(5, 1_024, 20_000)
+    weights = np.random.default_rng(5).uniform(0.5, 17, 1_024).astype(np.float32)
+    for k in (1, 3, 100):
+        assert compiled(*arguments, weights, k) == rank_with_numpy(*arguments, weights, k)
+
+
+@needs_compiled
+def test_most_of_a_long_list_is_passed_over() -> None:
+    """The rare term alone decides: of the frequent one only the loop that reads all sees a damaged block."""
+    documents, rare = np.arange(200_000, dtype=np.uint32), np.array([7, 70_000, 150_000], np.uint32)
+    frequencies = np.array([len(documents), len(rare)])
+    numbers = np.concatenate([documents, rare])
+    pairs = pack_pairs(frequencies, numbers, np.ones(len(numbers), np.uint16), np.ones(len(documents), np.float32))
+    pairs.blocks[1_000] |= np.uint64(63 << 40)
+    spans = np.array([[0, frequencies[0], pairs.peaks[0]], [len(pairs.lasts) - 1, len(rare), pairs.peaks[1]]])
+    data, norms = np.append(pairs.data, np.zeros(1_024, np.uint8)), np.zeros(len(documents), np.uint8)
+    factors, weights = np.ones(256, np.float32), np.array([0.1, 9], np.float32)
+    arguments = [pairs.lasts, pairs.blocks, data, norms, factors, spans, weights, 3]
+    assert [number for number, _ in compiled(*arguments)] == rare.tolist()
+    with pytest.raises(ValueError, match="more bits"):
+        rank_with_numpy(*arguments)
 
 
 @needs_compiled
 def test_threads_do_not_meet() -> None:
-    index = SearchIndex(draw_postings(1, 60_000), compiled)
+    index = SearchIndex(pack_postings(draw_postings(1, 60_000)), compiled)
     queries = ["b c", "d e f", "h", "c d e q", "g f"] * 20
     expected = [index.search(query) for query in queries]
     with ThreadPoolExecutor(4) as pool:
@@ -115,12 +177,15 @@ def test_threads_do_not_meet() -> None:
 
 def make_arguments(**changes: Any) -> list[Any]:
     """Arguments of a loop for three documents and one term, some of them changed."""
+    documents, counts, norms = np.array([0, 1, 2], np.uint32), np.array([1, 4, 1], np.uint16), np.zeros(3, np.uint8)
+    pairs = pack_pairs(np.array([3]), documents, counts, np.ones(3, np.float32))
     arguments: dict[str, Any] = {
-        "documents": np.array([0, 1, 2], np.uint32),
-        "counts": np.array([1, 1, 1], np.uint16),
-        "norms": np.array([1, 2, 3], np.uint8),
+        "lasts": pairs.lasts,
+        "blocks": pairs.blocks,
+        "data": np.append(pairs.data, np.zeros(1_024, np.uint8)),
+        "norms": norms,
         "factors": np.ones(256, np.float32),
-        "spans": np.array([[0, 3]], np.int64),
+        "spans": np.array([[0, 3, pairs.peaks[0]]], np.int64),
         "weights": np.array([1], np.float32),
         "k": 50,
     }
@@ -128,25 +193,43 @@ def make_arguments(**changes: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("documents", [[0, 1, 3], [0, 1, 2**32 - 1], [2, 0, 1]])
-def test_numbers_that_no_index_has_are_found(loop: Rank, documents: list[int]) -> None:
-    with pytest.raises(ValueError, match="not ascending"):
-        loop(*make_arguments(documents=np.array(documents, np.uint32)))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lasts": np.array([3], np.uint32)},
+        {"lasts": np.array([2**32 - 1], np.uint32)},
+        {"lasts": np.array([1], np.uint32)},
+        {"blocks": np.array([33 << 40], np.uint64)},
+        {"blocks": np.array([17 << 46], np.uint64)},
+        {"blocks": np.array([2**40 - 1], np.uint64)},
+        {"spans": np.array([[1, 3, 0]])},
+        {"spans": np.array([[0, 129, 0]])},
+        {"spans": np.array([[-1, 3, 0]])},
+        {"spans": np.array([[0, 0, 0]])},
+    ],
+)
+def test_numbers_that_no_index_has_are_found(loop: Rank, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        loop(*make_arguments(**change))
 
 
 @needs_compiled
 @pytest.mark.parametrize(
     "change",
     [
-        {"counts": np.ones(2, np.uint16)},
-        {"documents": np.zeros(7, np.uint16)},
+        {"blocks": np.zeros(2, np.uint64)},
+        {"lasts": np.zeros(7, np.uint16)},
         {"factors": np.ones(255, np.float32)},
+        {"factors": np.full(256, np.nan, np.float32)},
+        {"factors": np.full(256, -1, np.float32)},
         {"weights": np.ones(2, np.float32)},
-        {"spans": np.zeros(3, np.int64)},
-        {"spans": np.array([[0, 4]])},
-        {"spans": np.array([[-1, 2]])},
-        {"spans": np.array([[2, 1]])},
-        {"spans": np.array([[0, 2**62]])},
+        {"weights": np.array([0], np.float32)},
+        {"weights": np.array([np.inf], np.float32)},
+        {"spans": np.zeros(4, np.int64)},
+        {"spans": np.array([[0, 3, 256]])},
+        {"spans": np.array([[2**62, 3, 0]])},
+        {"spans": np.array([[0, 2**62, 0]])},
+        {"data": np.zeros(600, np.uint8)},
         {"k": 0},
         {"k": -5},
     ],
@@ -159,16 +242,16 @@ def test_compiled_loop_refuses_arrays_that_do_not_fit(change: dict[str, Any]) ->
 @needs_compiled
 def test_compiled_loop_refuses_what_is_no_buffer() -> None:
     with pytest.raises(TypeError):
-        compiled(*make_arguments(documents=[1, 2, 3]))
+        compiled(*make_arguments(lasts=[1, 2, 3]))
     with pytest.raises((BufferError, ValueError)):
-        compiled(*make_arguments(documents=np.arange(6, dtype=np.uint32)[::2]))
+        compiled(*make_arguments(lasts=np.arange(6, dtype=np.uint32)[::2]))
     with pytest.raises(OverflowError):
         compiled(*make_arguments(k=2**80))
 
 
 @needs_compiled
 def test_compiled_loop_keeps_no_memory() -> None:
-    index = SearchIndex(draw_postings(2, 20_000), compiled)
+    index = SearchIndex(pack_postings(draw_postings(2, 20_000)), compiled)
     index.search("b c d", 1_000)  # Python keeps the memory of tuples for the next
     before = sys.getallocatedblocks()
     for _ in range(200):
@@ -178,30 +261,22 @@ def test_compiled_loop_keeps_no_memory() -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_no_documents_and_no_terms(loop: Rank) -> None:
-    empty = np.empty(0, np.uint32)
-    nothing = {"documents": empty, "counts": empty.astype(np.uint16), "norms": empty.astype(np.uint8)}
-    assert loop(*make_arguments(**nothing, spans=np.empty((0, 2), np.int64), weights=np.empty(0, np.float32))) == []
-    assert loop(*make_arguments(spans=np.array([[1, 1]]))) == []
+    nothing = {"spans": np.empty((0, 3), np.int64), "weights": np.empty(0, np.float32)}
+    assert loop(*make_arguments(**nothing)) == []
+    assert loop(*make_arguments(norms=np.empty(0, np.uint8), **nothing)) == []
 
 
 @needs_compiled
 @settings(max_examples=300)
-@given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 30), st.data())
-def test_compiled_loop_survives_any_numbers(documents: list[int], size: int, data: st.DataObject) -> None:
-    ends = st.integers(-1, len(documents) + 1)
-    spans = data.draw(st.lists(st.tuples(ends, ends), max_size=4))
-    arguments = make_arguments(
-        documents=np.array(documents, np.uint32),
-        counts=np.array(
-            data.draw(st.lists(st.integers(0, 9), min_size=len(documents), max_size=len(documents))), np.uint16
-        ),
-        norms=np.zeros(size, np.uint8),
-        spans=np.array(spans, np.int64).reshape(-1, 2),
-        weights=np.ones(len(spans), np.float32),
-        k=data.draw(st.integers(-1, 40)),
-    )
+@given(st.integers(0, 1_000), st.data())
+def test_compiled_loop_survives_any_bytes(seed: int, data: st.DataObject) -> None:
+    """Bytes of the files are changed: there is an answer of documents that exist, or an error."""
+    arguments = draw_spans(seed, 5, 700)
+    for array in arguments[:4]:
+        for place, value in data.draw(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3)):
+            array.view(np.uint8)[place % array.nbytes] = value
     try:
-        found = compiled(*arguments)
+        found = compiled(*arguments, np.array([1, 2, 3, 4, 5], np.float32), data.draw(st.integers(1, 40)))
     except ValueError:
         return
-    assert {number for number, _ in found} <= set(range(size))
+    assert {number for number, _ in found} <= set(range(700))

@@ -1,16 +1,19 @@
-"""Texts and queries with the term statistics of WebShop's products, in any number.
+"""Texts and queries with the term statistics of a collection, in any number.
 
-``webshop_profile.json`` holds what was measured on the 1,000 real products and the 300 recorded queries: no word of
-theirs, only how often terms occur. ``python -m benchmarks._webshop_texts SHARED`` measures it anew.
+``webshop_profile.json`` was measured on the 1,000 real products and 300 recorded queries of WebShop,
+``search_profile.json`` on real Wikipedia text, cut into passages of 100 words as those of wiki-18 are, and 960
+questions of seven benchmarks. They hold no word of these, only how often terms occur.
+``python -m benchmarks._profile_texts SHARED`` measures them anew.
 
-- *Document frequencies.* A term that 3 or more of the 1,000 products hold keeps its share of documents at any size. The
-  rest is a power law over two million rarer terms, with as many occurrences a document as were measured, and the
-  exponent with which 1,000 documents would show as many distinct terms as the real ones do.
+- *Document frequencies.* A term that 3 or more of the measured documents hold keeps its share of documents at any size.
+  The rest is a power law over millions of rarer terms, with as many occurrences a document as were measured, and the
+  exponent with which so many documents would show as many distinct terms as the real ones do.
 - *Lengths* are drawn from the measured distribution, in terms. Of a document's terms some are drawn by frequency; the
   rest repeat them, so that a document has as many distinct terms as a real one of its length.
 - *Words* are made of syllables, the frequent ones short, and are their own stems. They come with commas, plurals, stop
   words and, in 38 of 100 documents, letters and marks beyond ASCII, so that analysis has its usual work.
-- *Queries* take, for each term of a recorded query, a term of the same document frequency.
+- *Queries* take, for each term of a recorded query, a term of the same document frequency. Terms are independent of
+  each other, so that fewer documents hold several of a query's terms than hold them in real text.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import argparse
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,17 +33,35 @@ import numpy.typing as npt
 
 from spear_envs.bm25.analysis import analyze
 
-PROFILE = Path(__file__).with_name("webshop_profile.json")
+FOLDER = Path(__file__).parent
 RARE = 2
 """Terms of at most so many of the measured documents are taken for a sample of the power law."""
-RARE_TERMS = 2_000_000
+PASSAGE_WORDS = 100
 BEYOND_ASCII = 0.38
 BATCH = 4_096
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_TAILS = ["", "", "", "", "", "", "", "", "", ",", ",", ".", "s", " the", " and", " with"]
+PRODUCT_TAILS = ("", "", "", "", "", "", "", "", "", ",", ",", ".", "s", " the", " and", " with")
+PASSAGE_TAILS = (
+    *[""] * 8,
+    ",",
+    ",",
+    ".",
+    ".",
+    "s",
+    " the",
+    " of the",
+    " in",
+    " and",
+    " was a",
+    " to the",
+    " is",
+    " at",
+    ")",
+)
+"""What follows a term in the texts of either profile."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +88,9 @@ class Profile:
         return sum(count * terms for count, terms in self.frequencies) / self.documents
 
 
-def read_profile() -> Profile:
-    """The measured profile."""
-    content = json.loads(PROFILE.read_text("utf-8"))
+def read_profile(name: str) -> Profile:
+    """A measured profile: ``webshop`` or ``search``."""
+    content = json.loads((FOLDER / f"{name}_profile.json").read_text("utf-8"))
     content["frequencies"] = [tuple(pair) for pair in content["frequencies"]]
     return Profile(**content)
 
@@ -89,10 +110,18 @@ def measure_profile(texts: list[str], queries: list[str]) -> Profile:
 
 
 class TextMaker:
-    """Draws texts and queries with the statistics of a profile."""
+    """Draws texts and queries with the statistics of a profile.
 
-    def __init__(self, profile: Profile) -> None:
+    Args:
+        profile: what was measured.
+        rare_terms: terms of the power law.
+        tails: one of them follows each term.
+    """
+
+    def __init__(self, profile: Profile, rare_terms: int = 2_000_000, tails: Sequence[str] = PRODUCT_TAILS) -> None:
         self.profile = profile
+        self._rare_terms = rare_terms
+        self._tails = tails
         counts = [count for count, terms in profile.frequencies for _ in range(terms) if count > RARE]
         self._common = np.array(counts)
         self._lengths = np.array(profile.lengths)
@@ -106,7 +135,7 @@ class TextMaker:
         rare = [(count, terms) for count, terms in self.profile.frequencies if count <= RARE]
         mass = sum(count * terms for count, terms in rare) / self.profile.documents
         seen = sum(terms for _, terms in rare)
-        ranks = np.arange(1.0, RARE_TERMS + 1) + len(self._common)
+        ranks = np.arange(1.0, self._rare_terms + 1) + len(self._common)
         low, high = 0.5, 3.0
         for _ in range(20):
             exponent = (low + high) / 2
@@ -152,11 +181,11 @@ class TextMaker:
     def make_texts(self, number: int, seed: int = 0) -> Iterator[str]:
         """Texts, the same for the same seed."""
         rng = np.random.default_rng(seed)
-        words = self.words
+        words, tails = self.words, self._tails
         for start in range(0, number, BATCH):
             size = min(BATCH, number - start)
-            for tokens, tails, marked in self._draw_documents(rng, size):
-                text = " ".join([words[token] + _TAILS[tail] for token, tail in zip(tokens, tails, strict=True)])
+            for tokens, ends, marked in self._draw_documents(rng, size):
+                text = " ".join([words[token] + tails[end] for token, end in zip(tokens, ends, strict=True)])
                 if marked:
                     text += f" 【{words[tokens[0]]}】 {words[tokens[-1]]}’s {words[tokens[len(tokens) // 2]]}®"
                 yield text
@@ -171,7 +200,7 @@ class TextMaker:
         place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         copies = (rng.random(len(owner)) * drawn[owner]).astype(np.int64)
         tokens = draws[first_draw[owner] + np.where(place < drawn[owner], place, copies)].tolist()
-        tails = rng.integers(0, len(_TAILS), len(owner)).tolist()
+        tails = rng.integers(0, len(self._tails), len(owner)).tolist()
         marked = (rng.random(size) < BEYOND_ASCII).tolist()
         end = 0
         for length, mark in zip(lengths.tolist(), marked, strict=True):
@@ -195,19 +224,38 @@ class TextMaker:
         return made
 
 
-def main() -> None:
-    """Measure the profile of the folder ``shared`` and write it."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of an xz file."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def measure_webshop(shared: Path) -> Profile:
+    """Of WebShop's products and recorded queries."""
     from spear_envs.webshop.products import read_product
 
+    with lzma.open(shared / "data" / "webshop" / "items_shuffle_1000.json.xz") as file:
+        records: list[dict[str, Any]] = json.load(file)
+    queries = [row["query"] for row in read_rows(shared / "golden" / "webshop" / "search_cases.jsonl.xz")]
+    return measure_profile([read_product(record).index_text for record in records], queries)
+
+
+def measure_search(shared: Path) -> Profile:
+    """Of Wikipedia's passages and the questions of seven benchmarks."""
+    folder = shared / "data" / "qa"
+    words = " ".join(row["contents"] for row in read_rows(folder / "kilt_passages.jsonl.xz")).split()
+    texts = [" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS)]
+    return measure_profile(texts, [row["question"] for row in read_rows(folder / "seven_benchmarks.jsonl.xz")])
+
+
+def main() -> None:
+    """Measure the profiles of the folder ``shared`` and write them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("shared", type=Path)
     shared = parser.parse_args().shared
-    with lzma.open(shared / "data" / "webshop" / "items_shuffle_1000.json.xz") as file:
-        records: list[dict[str, Any]] = json.load(file)
-    with lzma.open(shared / "golden" / "webshop" / "search_cases.jsonl.xz", "rt", encoding="utf-8") as file:
-        queries = [json.loads(line)["query"] for line in file]
-    profile = measure_profile([read_product(record).index_text for record in records], queries)
-    PROFILE.write_text(json.dumps(profile.__dict__, separators=(",", ":")) + "\n", encoding="utf-8")
+    for name, measure in {"webshop": measure_webshop, "search": measure_search}.items():
+        line = json.dumps(measure(shared).__dict__, separators=(",", ":"))
+        (FOLDER / f"{name}_profile.json").write_text(f"{line}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

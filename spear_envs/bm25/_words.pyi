@@ -1,0 +1,3 @@
+from spear_envs.bm25.postings import NumberWords
+
+number_words: NumberWords

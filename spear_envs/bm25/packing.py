@@ -1,0 +1,289 @@
+"""Postings as they are stored and searched: blocks of 128 pairs, in as few bits as each block needs.
+
+A block of n pairs is n - 1 gaps between document numbers, less 1, and then n counts, less 1. The last document of each
+block lies in an array of its own, so that blocks are skipped unread, and a term of one document has no gaps. Numbers of
+w bits follow one another from the lowest bit of the first byte on, so that eight of them take w bytes.
+
+A pair scores g(x) = weight - weight / (1 + x) with x = count * factor of the document's length, all in float32. Each
+operation keeps order, and so g does: with the greatest x of a block, rounded up, g is never below a score in the block,
+whatever the weight. This bound is a byte: a float32 with five bits of mantissa, from 0.25 to 62, or infinity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings
+
+__all__ = [
+    "BLOCK",
+    "BOUNDS",
+    "K1",
+    "PADDING",
+    "B",
+    "Packed",
+    "PackedPairs",
+    "find_factors",
+    "pack_pairs",
+    "pack_postings",
+    "unpack_pairs",
+]
+
+K1 = np.float32(0.9)
+B = np.float32(0.4)
+BLOCK = 128
+"""Pairs of a block; the last block of a term may have fewer."""
+PADDING = 1_024
+"""Zero bytes behind the last block, so that a whole block can be read at any of them."""
+OFFSET_BITS, GAP_BITS, COUNT_BITS, BOUND_BITS = 40, 6, 5, 8
+"""Fields of a block's uint64, from the lowest bit on: where its data begin, bits of a gap, bits of a count, bound."""
+GAP_SHIFT = OFFSET_BITS
+COUNT_SHIFT = GAP_SHIFT + GAP_BITS
+BOUND_SHIFT = COUNT_SHIFT + COUNT_BITS
+MANTISSA_SHIFT = 23 - 5
+LOWEST_BOUND = int(np.float32(0.25).view(np.uint32)) >> MANTISSA_SHIFT
+DAMAGE = "document numbers are not ascending"
+
+
+def _list_bounds() -> npt.NDArray[np.float32]:
+    bounds = ((np.arange(256, dtype=np.uint32) + LOWEST_BOUND) << MANTISSA_SHIFT).view(np.float32)
+    bounds[-1] = np.inf
+    return bounds
+
+
+BOUNDS = _list_bounds()
+"""float32 (256,): what each code of a bound stands for, ascending."""
+
+
+@dataclass(frozen=True)
+class PackedPairs:
+    """The pairs of T terms in B blocks; those of a term follow one another, and so do the terms."""
+
+    lasts: npt.NDArray[np.uint32]
+    """(B,): number of the block's last document."""
+    blocks: npt.NDArray[np.uint64]
+    """(B,): where its bytes begin, bits of a gap and of a count, and the code of its bound."""
+    data: npt.NDArray[np.uint8]
+    """Gaps and counts."""
+    peaks: npt.NDArray[np.uint8]
+    """(T,): the greatest code of the term's blocks."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An inverted index of N documents and T terms that can be searched. See :class:`~.postings.Postings`."""
+
+    term_bytes: npt.NDArray[np.uint8]
+    """The terms in UTF-8, in ascending order of their bytes, one after the other."""
+    term_ends: npt.NDArray[np.int64]
+    """(T + 1,): term i is ``term_bytes[term_ends[i] : term_ends[i + 1]]``."""
+    frequencies: npt.NDArray[np.uint32]
+    """(T,): documents that hold the term."""
+    starts: npt.NDArray[np.int64]
+    """(T + 1,): the blocks of term i are ``starts[i]`` to ``starts[i + 1]``."""
+    peaks: npt.NDArray[np.uint8]
+    lasts: npt.NDArray[np.uint32]
+    blocks: npt.NDArray[np.uint64]
+    data: npt.NDArray[np.uint8]
+    """See :class:`PackedPairs`; behind the data are ``PADDING`` zeros."""
+    norms: npt.NDArray[np.uint8]
+    """(N,): lengths of the documents in terms, quantised."""
+    terms_total: int
+    """Sum of the lengths, not quantised."""
+    filled: int
+    """Documents with at least one term."""
+
+
+def find_factors(terms_total: int, filled: int) -> npt.NDArray[np.float32]:
+    """1 / (k1 · ((1 − b) + b · dl/avgdl)) in float32 for each quantised length dl."""
+    average = np.float32(terms_total / max(filled, 1))
+    one = np.float32(1)
+    lengths = QUANTIZED_LENGTHS.astype(np.float32)
+    return one / (K1 * ((one - B) + B * lengths / max(average, one)))
+
+
+def pack_postings(postings: Postings) -> Packed:
+    """Pack an index in memory."""
+    frequencies = np.diff(postings.starts)
+    factors = find_factors(postings.terms_total, postings.filled)
+    pairs = pack_pairs(frequencies, postings.documents, postings.counts, factors[postings.norms])
+    return Packed(
+        term_bytes=postings.term_bytes,
+        term_ends=postings.term_ends,
+        frequencies=frequencies.astype(np.uint32),
+        starts=_add_up(count_blocks(frequencies)),
+        peaks=pairs.peaks,
+        lasts=pairs.lasts,
+        blocks=pairs.blocks,
+        data=np.concatenate([pairs.data, np.zeros(PADDING, np.uint8)]),
+        norms=postings.norms,
+        terms_total=postings.terms_total,
+        filled=postings.filled,
+    )
+
+
+def count_blocks(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Blocks of each term."""
+    return -(-frequencies // BLOCK)
+
+
+def pack_pairs(
+    frequencies: npt.NDArray[np.int64],
+    documents: npt.NDArray[np.uint32],
+    counts: npt.NDArray[np.uint16],
+    factors: npt.NDArray[np.float32],
+    offset: int = 0,
+) -> PackedPairs:
+    """Pack the pairs of some terms.
+
+    Args:
+        frequencies: int64 (T,), pairs of each term, at least 1.
+        documents, counts: (P,), the pairs, term by term; documents ascend within a term.
+        factors: float32 (N,), of each document.
+        offset: bytes of data that come before.
+    """
+    if not len(documents):
+        empty = np.empty(0, np.uint8)
+        return PackedPairs(empty.astype(np.uint32), empty.astype(np.uint64), empty, empty)
+    starts, blocks = _add_up(frequencies), _add_up(count_blocks(frequencies))
+    heads = np.repeat(starts[:-1] - BLOCK * blocks[:-1], np.diff(blocks)) + BLOCK * np.arange(blocks[-1])
+    sizes = np.diff(heads, append=len(documents))
+    gaps = documents.copy()
+    gaps[1:] -= documents[:-1] + np.uint32(1)
+    gaps[starts[:-1]] = documents[starts[:-1]]
+    lasts = heads + sizes - 1
+    gaps[lasts] = 0
+    counts = counts - np.uint16(1)
+    gap_bits, count_bits = (_count_bits(np.maximum.reduceat(values, heads)) for values in (gaps, counts))
+    gap_bytes, count_bytes = -(-(sizes - 1) * gap_bits // 8), -(-sizes * count_bits // 8)
+    places = _add_up(gap_bytes + count_bytes)
+    data = np.empty(places[-1], np.uint8)
+    _pack_numbers(gaps, heads, sizes - 1, gap_bits, data, places[:-1])
+    _pack_numbers(counts, heads, sizes, count_bits, data, places[:-1] + gap_bytes)
+    codes = _code_bounds(np.maximum.reduceat((counts + np.float32(1)) * factors[documents], heads))
+    fields = ((places[:-1] + offset, 0), (gap_bits, GAP_SHIFT), (count_bits, COUNT_SHIFT), (codes, BOUND_SHIFT))
+    return PackedPairs(
+        lasts=documents[lasts],
+        blocks=np.bitwise_or.reduce([values.astype(np.uint64) << np.uint64(shift) for values, shift in fields]),
+        data=data,
+        peaks=np.maximum.reduceat(codes, blocks[:-1]).astype(np.uint8),
+    )
+
+
+def _add_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each of so many begins, and the end."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _count_bits(values: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.int64]:
+    """How many bits each number has without leading zeros."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+
+
+def _code_bounds(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """The least code whose bound is not below each value."""
+    return np.searchsorted(BOUNDS, values).astype(np.int64)
+
+
+def _pack_numbers(
+    numbers: npt.NDArray[np.unsignedinteger],
+    heads: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    widths: npt.NDArray[np.int64],
+    data: npt.NDArray[np.uint8],
+    places: npt.NDArray[np.int64],
+) -> None:
+    """Write ``sizes[i]`` numbers from ``heads[i]`` on to ``data[places[i]:]``, each in ``widths[i]`` bits."""
+    groups = -(-sizes // 8)
+    padded = np.concatenate([numbers, np.zeros(8, numbers.dtype)]).astype(np.uint32)
+    for width in np.unique(widths):
+        if not width:
+            continue
+        (chosen,) = np.nonzero(widths == width)
+        owner = np.repeat(chosen, groups[chosen])
+        nth = np.arange(len(owner)) - np.repeat(_add_up(groups[chosen])[:-1], groups[chosen])
+        place = 8 * nth[:, None] + np.arange(8)
+        held = np.where(place < sizes[owner, None], padded[heads[owner, None] + place], 0)
+        packed = _pack_groups(held.T, int(width))
+        # Of a last group that is not full, the bytes that its numbers reach.
+        used = np.minimum(-(-(sizes[owner] - 8 * nth) * width // 8), width)
+        first = places[owner] + width * nth
+        for byte in range(width):
+            if byte:
+                (within,) = np.nonzero(used > byte)
+                data[first[within] + byte] = packed[byte][within]
+            else:
+                data[first] = packed[0]
+
+
+def _pack_groups(numbers: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.uint8]:
+    """(8, G) numbers of at most ``width`` bits to (width, G) bytes."""
+    made = np.zeros((width, numbers.shape[1]), np.uint8)
+    for byte in range(width):
+        for number in range(8 * byte // width, (8 * byte + 7) // width + 1):
+            shift = number * width - 8 * byte
+            bits = numbers[number] << np.uint32(shift) if shift >= 0 else numbers[number] >> np.uint32(-shift)
+            made[byte] |= bits.astype(np.uint8)
+    return made
+
+
+def unpack_pairs(
+    frequency: int, lasts: npt.NDArray[np.uint32], blocks: npt.NDArray[np.uint64], data: npt.NDArray[np.uint8]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Documents and counts of one term.
+
+    Args:
+        frequency: pairs, at least 1.
+        lasts, blocks: of the term.
+        data: all there are, with the zeros behind them.
+
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+    sizes = np.full(len(blocks), BLOCK)
+    sizes[-1] = frequency - BLOCK * (len(blocks) - 1)
+    places = (blocks & np.uint64((1 << OFFSET_BITS) - 1)).astype(np.int64)
+    gap_bits = (blocks >> np.uint64(GAP_SHIFT)).astype(np.int64) & ((1 << GAP_BITS) - 1)
+    count_bits = (blocks >> np.uint64(COUNT_SHIFT)).astype(np.int64) & ((1 << COUNT_BITS) - 1)
+    if gap_bits.max() > 32 or count_bits.max() > 16:
+        raise ValueError("a number has more bits than there can be")
+    gaps = _unpack_numbers(places, gap_bits, data)
+    counts = _unpack_numbers(places + -(-(sizes - 1) * gap_bits // 8), count_bits, data) + 1
+    befores = np.concatenate([[-1], lasts[:-1].astype(np.int64)])
+    documents = np.cumsum(gaps + 1, axis=1) + befores[:, None]
+    documents[np.arange(len(blocks)), sizes - 1] = lasts
+    held = np.arange(BLOCK) < sizes[:, None]
+    found = documents[held]
+    if (found[1:] <= found[:-1]).any():
+        raise ValueError(DAMAGE)
+    return found, counts[held]
+
+
+def _unpack_numbers(
+    places: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64]:
+    """(B, 128) numbers, those of block i from ``data[places[i]]`` on; what lies behind a block's end is read too."""
+    if places.max() + 16 * widths.max() > len(data):
+        raise ValueError("a block lies outside the data")
+    made = np.zeros((len(places), BLOCK), np.int64)
+    for width in np.unique(widths):
+        if not width:
+            continue
+        (chosen,) = np.nonzero(widths == width)
+        held = data[places[chosen, None] + np.arange(16 * width)].reshape(-1, width)
+        made[chosen] = _unpack_groups(held.T, int(width)).T.reshape(-1, BLOCK)
+    return made
+
+
+def _unpack_groups(held: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.uint32]:
+    """What :func:`_pack_groups` was given."""
+    made = np.zeros((8, held.shape[1]), np.uint32)
+    for byte in range(width):
+        for number in range(8 * byte // width, (8 * byte + 7) // width + 1):
+            shift = number * width - 8 * byte
+            bits = held[byte].astype(np.uint32)
+            made[number] |= bits >> np.uint32(shift) if shift >= 0 else bits << np.uint32(-shift)
+    return made & np.uint32((1 << width) - 1)

@@ -149,6 +149,38 @@ def test_a_query_of_1024_terms() -> None:
         assert compiled(*arguments, weights, k) == rank_with_numpy(*arguments, weights, k)
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("place", [129, 5_000, 39_999])
+def test_a_document_that_is_a_little_better_is_never_passed_over(loop: Rank, place: int) -> None:
+    documents = np.arange(40_000, dtype=np.uint32)
+    factors, norms = np.ones(256, np.float32), np.zeros(len(documents), np.uint8)
+    factors[1], norms[place] = 1.03, 1
+    counts = np.ones(2 * len(documents), np.uint16)
+    frequencies = np.array([len(documents)] * 2)
+    pairs = pack_pairs(frequencies, np.tile(documents, 2), counts, factors[norms])
+    first = len(pairs.lasts) // 2
+    spans = np.array([[0, len(documents), pairs.peaks[0]], [first, len(documents), pairs.peaks[1]]])
+    data = np.append(pairs.data, np.zeros(1_024, np.uint8))
+    found = loop(pairs.lasts, pairs.blocks, data, norms, factors, spans, np.array([2, 1], np.float32), 3)
+    assert [number for number, _ in found] == [place, 0, 1]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_sums_that_are_rounded_are_made_in_the_order_of_the_terms(loop: Rank) -> None:
+    """Eight numbers that a large one would swallow one by one, and which decide together how the sum is rounded."""
+    weights = np.array([2.0**-24] * 8 + [64, 2.0**30], np.float32)
+    factors, norms = np.full(256, 1e30, np.float32), np.zeros(3, np.uint8)
+    frequencies = np.ones(len(weights), np.int64)
+    numbers = np.zeros(len(weights), np.uint32)
+    pairs = pack_pairs(frequencies, numbers, np.ones(len(weights), np.uint16), factors[norms])
+    spans = np.column_stack([np.arange(len(weights)), frequencies, pairs.peaks]).astype(np.int64)
+    data = np.append(pairs.data, np.zeros(1_024, np.uint8))
+    assert loop(pairs.lasts, pairs.blocks, data, norms, factors, spans, weights, 3) == [(0, 2.0**30 + 128)]
+    assert loop(pairs.lasts, pairs.blocks, data, norms, factors, spans[::-1].copy(), weights[::-1].copy(), 3) == [
+        (0, 2.0**30)
+    ]
+
+
 @needs_compiled
 def test_most_of_a_long_list_is_passed_over() -> None:
     """The rare term alone decides: of the frequent one only the loop that reads all sees a damaged block."""

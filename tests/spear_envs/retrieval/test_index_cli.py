@@ -29,8 +29,8 @@ def test_words_are_built_and_checked(make_corpus: MakeCorpus, tmp_path: Path) ->
     assert "index words: 80 of 80" in done.output and "bm25" in done.output.splitlines()[-1]
     done = call("check", out, "--corpus", corpus)
     assert done.exit_code == 0 and "80 documents, sound" in done.output
-    counts = out / "bm25" / "postings" / "counts.bin"
-    counts.write_bytes(counts.read_bytes()[:-2] + b"\x07\x07")
+    data = out / "bm25" / "postings" / "data.bin"
+    data.write_bytes(data.read_bytes()[:-2] + b"\x07\x07")
     with pytest.raises(SpearError, match="damaged"):
         raise call("check", out, "--corpus", corpus).exception or AssertionError
     other = make_corpus(81).path

@@ -25,6 +25,8 @@ __all__ = [
     "summarize",
 ]
 
+FEW_PASSAGES = 20_000
+"""BM25 over so many takes a tenth of a millisecond for a query."""
 Passage = int | bytes
 """A row of a mapped corpus, read when it is sent, or the document itself as one JSON object in UTF-8."""
 Found = tuple[Passage, float]
@@ -39,6 +41,8 @@ class Load:
     """Calls of ``search`` side by side, each on a thread of its own."""
     queries: int = 256
     """Queries of one call."""
+    on_loop: bool = False
+    """A call takes less time than handing it to a thread, and sets no threads of OpenMP."""
 
 
 class Backend(Protocol):
@@ -95,8 +99,6 @@ class EmbeddedBackend:
         SpearError: they do not belong together.
     """
 
-    load = Load()
-
     def __init__(self, corpus: Corpus, retriever: Retriever) -> None:
         check_match(corpus, retriever)
         self._corpus = corpus
@@ -104,6 +106,7 @@ class EmbeddedBackend:
         self.fingerprint = retriever.fingerprint
         self.passages: int | None = len(corpus)
         self.scale: str | None = str(retriever.describe()["kind"])
+        self.load = Load(on_loop=self.scale == "bm25" and len(corpus) <= FEW_PASSAGES)
         # The methods themselves: a query of the embedded base takes less than a tenth of a millisecond.
         self.lengths = retriever.lengths
         self.search = retriever.search

@@ -23,9 +23,11 @@ __all__ = [
     "BatchLimits",
     "CallerGoneError",
     "DeadlineError",
+    "LoopWorker",
     "MicroBatcher",
     "OverloadedError",
     "RetrieverError",
+    "Worker",
     "WorkerThread",
 ]
 
@@ -93,6 +95,20 @@ class WorkerThread:
             function(*args)
 
 
+class LoopWorker:
+    """Stands in for a thread where one would cost more than the work: it does the work at once, on the event loop."""
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """See :meth:`WorkerThread.submit`."""
+        function(*args)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+Worker = WorkerThread | LoopWorker
+
+
 class _Ticket:
     """A request that waits for some entries."""
 
@@ -126,14 +142,14 @@ class MicroBatcher:
     computed, the next one gathers.
 
     Args:
-        backend: its ``search`` and ``lengths`` are called on the workers only.
+        backend: its ``search`` and ``lengths`` are called by the workers only.
         workers: one for each call that the backend takes at a time; closed by their owner.
     """
 
     def __init__(
         self,
         backend: Backend,
-        workers: Sequence[WorkerThread],
+        workers: Sequence[Worker],
         limits: BatchLimits,
         cache: HitCache,
         tally: Tally,
@@ -253,7 +269,7 @@ class MicroBatcher:
                 self._tally.skipped += 1
         return window
 
-    def _compute(self, window: list[_Entry], worker: WorkerThread, loop: asyncio.AbstractEventLoop) -> None:
+    def _compute(self, window: list[_Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         """Search for a window, on a worker thread; hand over each batch when it is done."""
         batches = self._plan(window)
         for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
@@ -296,7 +312,7 @@ class MicroBatcher:
         batch: list[_Entry],
         results: list[Sequence[Found] | Exception],
         skipped: int,
-        done: WorkerThread | None,
+        done: Worker | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Take a batch's results, on the loop; a worker that is done with its window gets the next one."""

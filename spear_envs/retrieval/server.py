@@ -23,9 +23,11 @@ from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
     DeadlineError,
+    LoopWorker,
     MicroBatcher,
     OverloadedError,
     RetrieverError,
+    Worker,
     WorkerThread,
 )
 from spear_envs.retrieval.cache import HitCache
@@ -70,7 +72,7 @@ class _Ready:
 
     backend: Backend
     batcher: MicroBatcher
-    workers: tuple[WorkerThread, ...]
+    workers: tuple[Worker, ...]
 
 
 class RetrievalService:
@@ -123,9 +125,11 @@ class RetrievalService:
             for name, backend in backends.items():
                 # That of another service is asked for over the network: once, and not by a caller of /health.
                 logger.debug("index %s has the fingerprint %s", name, backend.fingerprint)
-                # OpenMP's threads are those of the thread that opened the default.
-                own = 1 if ready else 0
-                workers = (*(() if own else (worker,)), *(WorkerThread() for _ in range(backend.load.calls - 1 + own)))
+                workers: tuple[Worker, ...] = (LoopWorker(),)
+                if not backend.load.on_loop:
+                    # OpenMP's threads are those of the thread that opened the default.
+                    first = WorkerThread() if ready else worker
+                    workers = (first, *(WorkerThread() for _ in range(backend.load.calls - 1)))
                 limits = replace(self.settings.batches, window=min(self.settings.batches.window, backend.load.queries))
                 batcher = MicroBatcher(backend, workers, limits, HitCache(share), self.tally)
                 ready[name] = _Ready(backend, batcher, workers)

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
@@ -65,9 +66,13 @@ def find_stranger(headers: Mapping[str, str], local: bool) -> str | None:
         headers: of the request, in small letters.
         local: the service listens on the loopback interface.
     """
-    origin = headers.get("origin")
+    return _find_stranger(headers.get("origin"), headers.get("host", ""), local)
+
+
+@lru_cache(maxsize=256)
+def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
     try:
-        host = urlsplit(f"//{headers.get('host', '')}")
+        host = urlsplit(f"//{named}")
         foreign = origin is not None and urlsplit(origin).netloc != host.netloc
         here = is_loopback(host.hostname or "")
     except ValueError:  # brackets that hold no address

@@ -139,6 +139,7 @@ def make_server(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody asks for the address of a client
         timeout_graceful_shutdown=drain_s,
         timeout_keep_alive=KEEPALIVE_S,
         backlog=most,

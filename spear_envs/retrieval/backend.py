@@ -106,7 +106,8 @@ class EmbeddedBackend:
         self.fingerprint = retriever.fingerprint
         self.passages: int | None = len(corpus)
         self.scale: str | None = str(retriever.describe()["kind"])
-        self.load = Load(on_loop=self.scale == "bm25" and len(corpus) <= FEW_PASSAGES)
+        few = self.scale == "bm25" and len(corpus) <= FEW_PASSAGES
+        self.load = Load(queries=16, on_loop=True) if few else Load()
         # The methods themselves: a query of the embedded base takes less than a tenth of a millisecond.
         self.lengths = retriever.lengths
         self.search = retriever.search

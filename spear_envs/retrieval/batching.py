@@ -156,6 +156,8 @@ class MicroBatcher:
     ) -> None:
         self._backend = backend
         self._idle = list(workers)
+        self._is_on_loop = any(isinstance(worker, LoopWorker) for worker in workers)
+        self._is_woken = False
         self._limits = limits
         self._cache = cache
         self._tally = tally
@@ -199,7 +201,7 @@ class MicroBatcher:
             loop = asyncio.get_running_loop()
             ticket = _Ticket(loop.create_future())
             entries = [self._join(query, depth, ticket) for query in missing]
-            self._send(loop)
+            self._wake(loop)
             try:
                 await self._wait(ticket, is_gone)
             finally:
@@ -253,11 +255,22 @@ class MicroBatcher:
                     # Nobody can join it any more, so whoever computes it may skip it at any time.
                     self._entries.pop((entry.query, entry.depth), None)
 
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See to it that what waits is computed: on the loop, after all requests that have come by now have joined."""
+        if not self._is_on_loop:
+            self._send(loop)
+        elif not self._is_woken:
+            self._is_woken = True
+            loop.call_soon(self._send, loop)
+
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give the next windows to the workers that have none."""
+        self._is_woken = False
         while self._idle and (window := self._take_window()):
             worker = self._idle.pop()
             worker.submit(self._compute, window, worker, loop)
+            if self._is_on_loop:  # the next window comes after what else the loop has to do
+                break
 
     def _take_window(self) -> list[_Entry]:
         window: list[_Entry] = []
@@ -270,12 +283,15 @@ class MicroBatcher:
         return window
 
     def _compute(self, window: list[_Entry], worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        """Search for a window, on a worker thread; hand over each batch when it is done."""
+        """Search for a window, where the worker works; hand over each batch when it is done."""
         batches = self._plan(window)
         for left, batch in zip(range(len(batches) - 1, -1, -1), batches, strict=True):
             wanted = [entry for entry in batch if entry.tickets]
             results = self._search(wanted) if wanted else []
             done = None if left else worker
+            if self._is_on_loop:
+                self._deliver(wanted, results, len(batch) - len(wanted), done, loop)
+                continue
             try:
                 loop.call_soon_threadsafe(self._deliver, wanted, results, len(batch) - len(wanted), done, loop)
             except RuntimeError:  # the loop was closed meanwhile
@@ -339,7 +355,8 @@ class MicroBatcher:
                     ticket.future.set_result(None)
         if done is not None:
             self._idle.append(done)
-            self._send(loop)
+            if self._queue:
+                self._wake(loop)
 
 
 def plan_batches(window: Sequence[_Entry], lengths: Sequence[int], limits: BatchLimits) -> list[list[_Entry]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spear_envs.retrieval.backend import EmbeddedBackend, Found
 from spear_envs.retrieval.batching import (
     BatchLimits,
     CallerGoneError,
     DeadlineError,
+    LoopWorker,
     MicroBatcher,
     OverloadedError,
     RetrieverError,
@@ -22,10 +24,11 @@ from spear_envs.retrieval.batching import (
     _Entry,
     plan_batches,
 )
+from spear_envs.retrieval.bm25 import BM25Retriever
 from spear_envs.retrieval.cache import HitCache
 from spear_envs.retrieval.tally import Tally
 from tests.commands import wait_until
-from tests.spear_envs.retrieval.service import ScriptedRetriever
+from tests.spear_envs.retrieval.service import ScriptedRetriever, make_rows
 
 
 class Bench:
@@ -320,3 +323,41 @@ def test_batches_keep_the_limits_and_lose_nothing(entries: list[tuple[int, int]]
         assert len({entry.depth for entry in batch}) == 1 and len(batch) <= queries
         longest = max(lengths[int(entry.query)] for entry in batch)
         assert len(batch) == 1 or len(batch) * longest <= tokens
+
+
+def test_a_small_index_is_searched_on_the_loop_in_windows() -> None:
+    corpus = make_rows(300)
+    backend = EmbeddedBackend(corpus, BM25Retriever(corpus, None))
+    assert backend.load.on_loop and backend.load.queries == 16
+    threads = []
+    search = backend.search
+
+    def note(queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
+        threads.append((threading.get_ident(), len(queries)))
+        return search(queries, k)
+
+    backend.search = note  # type: ignore[method-assign, assignment]
+
+    async def go() -> None:
+        limits = BatchLimits(window=backend.load.queries)
+        batcher = MicroBatcher(backend, [LoopWorker()], limits, HitCache(0), Tally())
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.ensure_future(count_turns())
+        many = asyncio.ensure_future(batcher.search([f"row {row}" for row in range(40)], 3))
+        few = await asyncio.gather(*(batcher.search([f"text {row}"], 3) for row in range(5)))
+        assert [hits[0][0][0] for hits in few] == list(range(5))
+        assert [hits[0][0] for hits in await many] == list(range(40))
+        counter.cancel()
+        assert batcher.pending == 0
+        assert {thread for thread, _ in threads} == {threading.get_ident()}
+        assert max(count for _, count in threads) <= 16 and sum(count for _, count in threads) == 45
+        assert turns >= 3, "others have their turn between windows"
+
+    asyncio.run(go())

@@ -8,8 +8,6 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
@@ -18,7 +16,7 @@ from spear_envs.retrieval.session import HttpSession, share_session
 from spear_envs.retrieval.wire import EXPECTED_REPLY, TOKEN_VARIABLE, BadReplyError, read_result, write_request
 from spear_sandbox.web.endpoints import Backoff, Endpoint, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
-from spear_sandbox.web.replies import read_detail
+from spear_sandbox.web.replies import read_detail, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -31,8 +29,6 @@ PASSING = frozenset({429, 502, 503})
 SERVICE = Service("a retrieval service", "/retrieve", 8000, TOKEN_VARIABLE)
 PLAIN_QUERY = "Paris"
 """What a server is asked that failed at its first search."""
-LONGEST_BY_DATE_S = 60.0
-"""Most that a server is left out because it names a time of day: its clock, or ours, may be wrong by hours."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ class RetrieverClient:
                 self._judge(response, ring, endpoint)
                 return response
             failure = f"{endpoint.url} answered {response.status_code}: {read_detail(response)}"
-            ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
+            ring.note_failure(endpoint, loop.time(), read_retry_after(response.headers))
         raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; last of {attempt} tries.")
 
     async def _require_working(self, session: HttpSession, response: httpx.Response, seconds: float) -> None:
@@ -280,14 +276,3 @@ def _read_fingerprint(response: httpx.Response) -> str | None:
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
     return fingerprint if isinstance(fingerprint, str) else None
-
-
-def _read_retry_after(response: httpx.Response) -> float | None:
-    """Seconds to wait, from either form of the header."""
-    value = response.headers.get("retry-after", "").strip()
-    if value.isdecimal():
-        return float(value)
-    try:
-        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
-    except (ValueError, TypeError):
-        return None

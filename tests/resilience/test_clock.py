@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from spear_envs.core.faults import EnvFault
-from spear_envs.retrieval import client as retrieval_client
 from spear_envs.retrieval.batching import BatchLimits
 from spear_envs.retrieval.client import RetrieverClient
 from spear_sandbox.client import HttpExecutor
 from spear_sandbox.protocol import Limits, RunStatus
+from spear_sandbox.web import replies
 from tests.rooms import ROOT, find_modules
 from tests.sandbox import service as sandbox_service
 from tests.sandbox.service import need_isolation
@@ -27,7 +27,7 @@ from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, 
 # The time of day, and what it is for there.
 MAY_ASK = {
     "agents/spear_agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
-    "spear_envs/retrieval/client.py": "likewise",
+    "sandbox/spear_sandbox/web/replies.py": "likewise",
     "spear_envs/retrieval/build.py": "the date of an index",
 }
 ASKS = ("time.time", "time.time_ns", "time", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime")
@@ -60,7 +60,7 @@ def leaping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         return real() + 86_400 * next(days)
 
     monkeypatch.setattr(time, "time", leap)
-    monkeypatch.setattr(retrieval_client, "time", leap)
+    monkeypatch.setattr(replies, "time", leap)
     return leap
 
 
@@ -114,4 +114,4 @@ def test_a_server_whose_clock_is_wrong_is_asked_again_soon() -> None:
     import httpx
 
     later = httpx.Response(503, headers={"Retry-After": "Fri, 31 Dec 2100 23:59:59 GMT"})
-    assert retrieval_client._read_retry_after(later) == retrieval_client.LONGEST_BY_DATE_S
+    assert replies.read_retry_after(later.headers) == replies.LONGEST_BY_DATE_S

@@ -1,17 +1,23 @@
-"""Reading what a server says of an error."""
+"""Reading what a server says of an error, and when it may be asked again."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["read_detail"]
+__all__ = ["LONGEST_BY_DATE_S", "read_detail", "read_retry_after"]
 
 SHOWN_CHARACTERS = 200
+LONGEST_BY_DATE_S = 60.0
+"""Most that a server is left alone because it names a time of day: its clock, or ours, may be wrong by hours."""
 
 
 def read_detail(response: httpx.Response) -> str:
@@ -26,3 +32,14 @@ def read_detail(response: httpx.Response) -> str:
     with contextlib.suppress(KeyError, TypeError):
         detail = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail)
     return " ".join(str(detail).split())[:SHOWN_CHARACTERS]
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, from either form of the header; None where it is not there or neither."""
+    value = headers.get("retry-after", "").strip()
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(value)) if math.isfinite(float(value)) else None
+    try:
+        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
+    except (ValueError, TypeError):
+        return None

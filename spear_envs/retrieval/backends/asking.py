@@ -9,14 +9,12 @@ import os
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.session import share_session
 from spear_sandbox.web.endpoints import Backoff, EndpointRing
-from spear_sandbox.web.replies import read_detail
+from spear_sandbox.web.replies import read_detail, read_retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -175,7 +173,7 @@ class Asker:
                 raise RetrieverRefusal(f"{said}; check {self._key}.")
             if status not in PASSING and status < 500:
                 raise RetrieverRefusal(f"{said}; check the settings of this index.")
-            ring.note_failure(endpoint, loop.time(), _read_retry_after(response))
+            ring.note_failure(endpoint, loop.time(), read_retry_after(response.headers))
             failure = said
         raise RetrieverFault(kind, f"{failure}; after {sent} of {self._tries} tries.")
 
@@ -197,17 +195,6 @@ class Asker:
             self._ring = EndpointRing(self.urls, Backoff(), random.Random())
             self._ring_pid = os.getpid()
         return self._ring
-
-
-def _read_retry_after(response: httpx.Response) -> float | None:
-    """Seconds to wait, from either form of the header."""
-    value = response.headers.get("retry-after", "").strip()
-    if value.isdecimal():
-        return float(value)
-    try:
-        return min(max(0.0, parsedate_to_datetime(value).timestamp() - time()), LONGEST_BY_DATE_S)
-    except (ValueError, TypeError):
-        return None
 
 
 def read_json(response: httpx.Response) -> dict[str, Any]:

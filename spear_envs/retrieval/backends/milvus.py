@@ -251,7 +251,7 @@ def _read_about(client: MilvusClient, place: MilvusPlace) -> dict[str, Any] | No
             return None
         about: dict[str, Any] = json.loads(client.describe_collection(place.collection)["properties"][ABOUT])
         return about
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise SpearError(
             f"{place.collection} was not filled by 'spear retriever fill': name another collection."
         ) from error

@@ -180,7 +180,7 @@ def test_a_broken_manifest(copy: Path, text: str) -> None:
         open_catalog(copy)
 
 
-@pytest.mark.parametrize("name", ["records.bin", "asins.bin", "goal_order.bin", "index/documents.bin", "human.jsonl"])
+@pytest.mark.parametrize("name", ["records.bin", "asins.bin", "goal_order.bin", "index/data.bin", "human.jsonl"])
 def test_truncated_and_missing_files(copy: Path, name: str) -> None:
     path = copy / name
     os.truncate(path, path.stat().st_size - 1)

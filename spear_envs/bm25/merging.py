@@ -53,31 +53,7 @@ def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """All pairs of some neighbouring terms, T terms and P pairs."""
-
-    terms: list[bytes]
-    frequencies: npt.NDArray[np.int64]
-    documents: npt.NDArray[np.uint32]
-    counts: npt.NDArray[np.uint16]
-
-
-def _cut_stretches(chunks: Sequence[Chunk]) -> Iterator[_Stretch]:
-    """All terms in ascending order."""
-    borders = _choose_borders(chunks)
-    cuts = [_find_terms(chunk, borders) for chunk in chunks]
-    firsts = np.cumsum([0] + [chunk.sizes["norms"] for chunk in chunks])
-    for column in range(len(borders) + 1):
-        parts = [
-            _Part.read(chunk, cuts[row][column], cuts[row][column + 1], int(firsts[row]))
-            for row, chunk in enumerate(chunks)
-        ]
-        if parts := [part for part in parts if part.terms]:
-            yield _join_parts(parts)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one chunk has of a stretch."""
+    """The pairs of some neighbouring terms, of one chunk or of all: T terms and P pairs."""
 
     terms: list[bytes]
     frequencies: npt.NDArray[np.int64]
@@ -85,7 +61,7 @@ class _Part:
     counts: npt.NDArray[np.uint16]
 
     @classmethod
-    def read(cls, chunk: Chunk, start: int, stop: int, first: int) -> _Part:
+    def read(cls, chunk: Chunk, start: int, stop: int, first: int) -> _Stretch:
         """Read the terms from ``start`` to before ``stop``; ``first`` is the number of the chunk's first document."""
         ends = chunk.read("term_ends", start, stop + 1)
         starts = chunk.read("starts", start, stop + 1)
@@ -98,7 +74,21 @@ class _Part:
         )
 
 
-def _join_parts(parts: list[_Part]) -> _Stretch:
+def _cut_stretches(chunks: Sequence[Chunk]) -> Iterator[_Stretch]:
+    """All terms in ascending order."""
+    borders = _choose_borders(chunks)
+    cuts = [_find_terms(chunk, borders) for chunk in chunks]
+    firsts = np.cumsum([0] + [chunk.sizes["norms"] for chunk in chunks])
+    for column in range(len(borders) + 1):
+        parts = [
+            _Stretch.read(chunk, cuts[row][column], cuts[row][column + 1], int(firsts[row]))
+            for row, chunk in enumerate(chunks)
+        ]
+        if parts := [part for part in parts if part.terms]:
+            yield _join_parts(parts)
+
+
+def _join_parts(parts: list[_Stretch]) -> _Stretch:
     """Bring the pairs of each term together, part after part."""
     terms = sorted(set().union(*(part.terms for part in parts)))
     numbers = {term: number for number, term in enumerate(terms)}

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.listening import bind_socket
+from spear_sandbox.web.serving import on_signals
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -51,7 +52,6 @@ class _Worker:
 
     process: BaseProcess
     told: Connection
-    ready: bool = False
     failures: int = 0
     restart_at: float | None = None
 
@@ -72,7 +72,7 @@ def serve_workers(job: Job, number: int, on_ready: Callable[[str], None]) -> Non
     """
     stop = threading.Event()
     workers = [_start(job) for _ in range(number)]
-    with _on_signals(stop):
+    with on_signals(stop.set):
         try:
             served = [_hear(worker, stop) for worker in workers]
             if not stop.is_set():
@@ -98,11 +98,12 @@ def _hear(worker: _Worker, stop: threading.Event) -> str:
         if not worker.told.poll(0.2):
             continue
         try:
-            worker.ready, said = worker.told.recv()
+            is_ready, said = worker.told.recv()
         except EOFError:
             worker.process.join()
+            is_ready = False
             said = f"a worker ended with status {worker.process.exitcode} before it could serve."
-        if not worker.ready:
+        if not is_ready:
             raise SpearError(said)
         return str(said)
     return ""
@@ -118,8 +119,8 @@ def _look_after(workers: list[_Worker], job: Job) -> None:
                 workers[index] = replace(_start(job), failures=worker.failures)
         elif worker.told in happened:
             with contextlib.suppress(EOFError):
-                worker.ready, _ = worker.told.recv()
-                if worker.ready:
+                is_ready, _ = worker.told.recv()
+                if is_ready:
                     worker.failures = 0
                     continue
             worker.process.join()
@@ -141,16 +142,6 @@ def _end(workers: list[_Worker]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
-
-
-@contextlib.contextmanager
-def _on_signals(stop: threading.Event) -> Iterator[None]:
-    old = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _work(job: Job, told: Connection) -> None:

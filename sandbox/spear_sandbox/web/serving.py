@@ -8,13 +8,14 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server"]
+__all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server", "on_signals"]
 
 KEEPALIVE_S = 75
 """Longer than clients keep an idle connection; uvicorn's 5 s would close it under the next request of some."""
@@ -159,10 +160,15 @@ def _raise_descriptors() -> int:
     return wanted
 
 
-@contextlib.contextmanager
-def ignore_signals_at_the_end() -> Iterator[None]:
+def ignore_signals_at_the_end() -> AbstractContextManager[None]:
     """uvicorn raises the signals that stopped it once more when it has ended; to us they are an order carried out."""
-    old = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    return on_signals(lambda: None)
+
+
+@contextlib.contextmanager
+def on_signals(act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` at SIGINT and SIGTERM, in place of what was done at them before."""
+    old = {number: signal.signal(number, lambda *_: act()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

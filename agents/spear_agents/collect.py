@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.baselines.forms import FormTemplate, Method, make_form, wrap_reader
+from spear_agents.chat import Tokenizer
 from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ChatByteTokenizer
@@ -21,7 +22,7 @@ from spear_agents.episode import play_episode
 from spear_agents.evaluate import Observer, choose_template, run_evaluation
 from spear_agents.files import draft_file
 from spear_agents.models.getting import resolve_model
-from spear_agents.prompting import PromptBuilder, Tokenizer
+from spear_agents.prompting import PromptBuilder
 from spear_agents.settings import EvalSettings
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
 from spear_envs.core.errors import SpearError
@@ -160,7 +161,7 @@ class _Player:
     def __init__(self, trajectory: Trajectory, prompts: PromptBuilder) -> None:
         self._turns = iter(trajectory.turns)
         self._tokenizer = prompts.tokenizer
-        self._end_id = prompts.end_id
+        self._end_id = prompts.chat.end_id
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()

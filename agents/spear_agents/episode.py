@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -70,47 +70,61 @@ async def play_episode(
         SpearError: the engine or the environment failed; names the task and the turn.
     """
     sampling = replace(sampling, stop_strings=prompts.stop_strings)
-    return await _Episode(env, engine, prompts, task_id, sampling, seed, env_id).play()
+    return await _Episode(World(env, task_id, seed, env_id), engine, prompts, sampling).play()
 
 
-@dataclass
-class _Episode:
-    """An episode under way."""
+class World:
+    """An environment while one episode is played in it: what it shows now, and what it has paid.
 
-    env: gym.Env[Any, Any]
-    engine: Engine
-    prompts: PromptBuilder
-    task_id: str
-    sampling: Sampling
-    seed: int
-    env_id: str
-    observation: Any = ""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
-    images: list[np.ndarray] = field(default_factory=list)
-    paid: float = 0.0
-    engine_fault: str | None = None
+    Args:
+        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile.  With
+            ``metadata["blocking"]`` it is stepped in a thread.
+        task_id: task to reset to.
+        seed: of the environment.
+        env_id: for the record.
+    """
 
-    def __post_init__(self) -> None:
-        self.core: Any = self.env.unwrapped
-        self.dialogue = self.prompts.begin()
+    def __init__(self, env: gym.Env[Any, Any], task_id: str, seed: int, env_id: str) -> None:
+        self.env = env
+        self.core: Any = env.unwrapped
+        self.task_id = task_id
+        self.seed = seed
+        self.env_id = env_id
+        self.observation: Any = ""
+        self.info: Mapping[str, Any] = {}
+        self._paid = 0.0
+        self._steps = 0
 
-    async def play(self) -> Trajectory:
-        """Plays it to its end."""
-        self.core.set_text_measure(self.prompts.measure)
+    async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
+        """Begin the episode; ``FAULT`` where that fails.  ``measure`` counts the tokens of a text.
+
+        Raises:
+            UnknownTaskError: the environment has no such task.
+        """
+        self.core.set_text_measure(measure)
         try:
             self.observation, self.info = await self._call(
                 self.env.reset, seed=self.seed, options={"task": self.task_id}
             )
         except EnvFault as fault:
             self.info = _describe_missing(self.core.tasks, self.task_id, fault)
-            return self._close(StopReason.FAULT)
-        for number in range(1, self.core.max_turns + 1):
-            stop = await self._play_turn(number)
-            if stop is not None:
-                return self._close(stop)
-        # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
-        return self._close(StopReason.TURN_LIMIT)
+            return StopReason.FAULT
+        return None
+
+    async def step(self, response: str) -> StopReason | None:
+        """Play a response; returns why the episode ends, or None if it goes on.
+
+        Raises:
+            SpearError: the environment broke; names task and turn.
+        """
+        self._steps += 1
+        try:
+            self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)
+        except Exception as error:
+            told = f"{self.env_id}, task {self.task_id}, turn {self._steps}: the environment broke: {error!r}"
+            raise SpearError(told) from error
+        self._paid += float(reward)
+        return _find_stop(self.info, terminated) if terminated or truncated else None
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``function`` returns, run beside the event loop if the environment waits for a service.
@@ -122,88 +136,118 @@ class _Episode:
         threads = _open_threads(os.getpid())
         return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
-    async def _play_turn(self, number: int) -> StopReason | None:
-        """Plays turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
-        text, picture, before = text_of(self.observation), image_of(self.observation), self.info
-        prompt = self.dialogue.next(
-            instruction=before["instruction"],
-            observation=text,
-            admissible_actions=before["admissible_actions"],
-            turn=number,
-            max_turns=self.core.max_turns,
-            picture=picture,
-        )
-        if prompt is None:
-            return StopReason.CONTEXT_LIMIT
-        picture = picture if prompt.shows_image else None
-        self.images = _show_images(self.images, picture, self.prompts.layout)
-        try:
-            generation = await self._generate(prompt, number)
-        except ContextExceededError:
-            return StopReason.CONTEXT_LIMIT
-        except EngineFault as broken:
-            self.engine_fault = broken.kind.value
-            return StopReason.FAULT
-        response = self.prompts.decode(generation.token_ids)
-        try:
-            self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)
-        except Exception as error:
-            told = f"{self.env_id}, task {self.task_id}, turn {number}: the environment broke: {error!r}"
-            raise SpearError(told) from error
-        self.paid += float(reward)
-        # What a local model read belongs to its training rows; other engines leave pictures to the replay.
-        read = picture if self.prompts.mark_image is not None else None
-        self.turns.append(_record_turn(prompt, generation, response, text, before, self.info, read))
-        if terminated or truncated:
-            return _find_stop(self.info, terminated)
-        action = self.info["action"] or UNREAD_ACTION
-        self.dialogue.add(text, action, generation.token_ids, generation.finish)
-        return None
-
-    async def _generate(self, prompt: Prompt, turn: int) -> Generation:
-        """One response, with the seed and the request id of its turn."""
-        limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
-        drawn = replace(self.sampling, seed=derive_seed(self.task_id, self.seed, turn), max_tokens=limit)
-        try:
-            name = name_request(self.task_id, self.seed, turn)
-            generation = await self.engine.generate(prompt.ids, drawn, request_id=name, images=self.images)
-        except (EngineFault, ContextExceededError):
-            raise
-        except Exception as error:
-            raise SpearError(f"task {self.task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
-        served = generation.served.log_probs if generation.served is not None else None
-        if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
-            raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
-        return generation
-
-    def _close(self, stop: StopReason) -> Trajectory:
-        """The record of the episode."""
-        info, paid = self.info, self.paid
+    def close(self, stop: StopReason, turns: Sequence[Turn], prompts: PromptBuilder, **given: Any) -> Trajectory:
+        """The record of the episode; ``given`` replaces fields of it (``fault``, ``layout``)."""
+        info, paid = self.info, self._paid
         if stop is StopReason.FAULT:
             paid = 0.0  # also what an environment with its native reward had paid before
-        elif stop is StopReason.CONTEXT_LIMIT and getattr(self.core, "reward_mode", "spear") == "spear":
+        elif stop.is_early and getattr(self.core, "reward_mode", "spear") == "spear":
             paid = compose_reward(info["reward_terms"], self.core.mu(self.core.training_step))
-        is_bytes = isinstance(self.prompts.tokenizer, ByteTokenizer)
+        is_bytes = isinstance(prompts.tokenizer, ByteTokenizer)
+        fields: dict[str, Any] = {"layout": prompts.layout, "fault": info["fault"], **given}
         return Trajectory(
             env_id=self.env_id,
             task_id=self.task_id,
             subtask=info["subtask"],
             instruction=info["instruction"],
             fingerprint=info["task_fingerprint"],
-            layout=self.prompts.layout,
-            turns=tuple(self.turns),
+            turns=tuple(turns),
             reward_terms=dict(info["reward_terms"]),
             reward=paid,
             score=float(info["score"]),
             won=bool(info["won"]),
             tool_calls=int(info["tool_calls"]),
             stop=stop,
-            fault=self.engine_fault or info["fault"],
             seed=self.seed,
             retriever=info.get("retriever"),
             tokens=TokenKind.BYTES if is_bytes else TokenKind.MODEL,
-            final_observation=text_of(self.observation) if self.turns else "",
+            final_observation=text_of(self.observation) if turns else "",
+            **fields,
         )
+
+
+async def draw_response(
+    engine: Engine, ids: Sequence[int], sampling: Sampling, *, turn: int, task_id: str, seed: int, images: Any = ()
+) -> Generation:
+    """Response ``turn`` (from 1) of an episode, with the seed and the request id that belong to it.
+
+    Raises:
+        EngineFault: no response could be had, or a log-probability of it is NaN.
+        ContextExceededError: the prompt is too long.
+        SpearError: the engine failed; names the task and the turn.
+    """
+    drawn = replace(sampling, seed=derive_seed(task_id, seed, turn))
+    try:
+        generation = await engine.generate(ids, drawn, request_id=name_request(task_id, seed, turn), images=images)
+    except (EngineFault, ContextExceededError):
+        raise
+    except Exception as error:
+        raise SpearError(f"task {task_id}, turn {turn}: the engine failed: {_describe(error)}") from error
+    served = generation.served.log_probs if generation.served is not None else None
+    if math.isnan(sum(generation.log_probs)) or math.isnan(sum(served or ())):
+        raise EngineFault(EngineFaultKind.NOT_A_NUMBER, "a log-probability is NaN")
+    return generation
+
+
+class _Episode:
+    """An episode under way: one response, one step."""
+
+    def __init__(self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling) -> None:
+        self.world = world
+        self.engine = engine
+        self.prompts = prompts
+        self.sampling = sampling
+        self.dialogue = prompts.begin()
+        self.turns: list[Turn] = []
+        self.images: list[np.ndarray] = []
+        self.engine_fault: str | None = None
+
+    async def play(self) -> Trajectory:
+        """Plays it to its end."""
+        stop = await self.world.begin(self.prompts.measure)
+        number = 0
+        # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
+        while stop is None and number < self.world.core.max_turns:
+            number += 1
+            stop = await self._play_turn(number)
+        given = {"fault": self.engine_fault} if self.engine_fault else {}
+        return self.world.close(stop or StopReason.TURN_LIMIT, self.turns, self.prompts, **given)
+
+    async def _play_turn(self, number: int) -> StopReason | None:
+        """Plays turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
+        world, before = self.world, self.world.info
+        text, picture = text_of(world.observation), image_of(world.observation)
+        prompt = self.dialogue.next(
+            instruction=before["instruction"],
+            observation=text,
+            admissible_actions=before["admissible_actions"],
+            turn=number,
+            max_turns=world.core.max_turns,
+            picture=picture,
+        )
+        if prompt is None:
+            return StopReason.CONTEXT_LIMIT
+        picture = picture if prompt.shows_image else None
+        self.images = _show_images(self.images, picture, self.prompts.layout)
+        limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
+        sampling = replace(self.sampling, max_tokens=limit)
+        asked = {"turn": number, "task_id": world.task_id, "seed": world.seed, "images": self.images}
+        try:
+            generation = await draw_response(self.engine, prompt.ids, sampling, **asked)
+        except ContextExceededError:
+            return StopReason.CONTEXT_LIMIT
+        except EngineFault as broken:
+            self.engine_fault = broken.kind.value
+            return StopReason.FAULT
+        response = self.prompts.decode(generation.token_ids)
+        stop = await world.step(response)
+        # What a local model read belongs to its training rows; other engines leave pictures to the replay.
+        read = picture if self.prompts.mark_image is not None else None
+        self.turns.append(_record_turn(prompt, generation, response, text, before, world.info, read))
+        if stop is None:
+            action = world.info["action"] or UNREAD_ACTION
+            self.dialogue.add(text, action, generation.token_ids, generation.finish)
+        return stop
 
 
 @lru_cache(maxsize=1)

@@ -117,7 +117,7 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
         ),
         click.option(
             "--layout",
-            type=click.Choice([layout.value for layout in Layout]),
+            type=click.Choice([Layout.PER_TURN.value, Layout.CONVERSATION.value]),
             help="Default: per_turn, or what the method needs.",
         ),
         click.option(

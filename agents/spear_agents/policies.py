@@ -11,13 +11,14 @@ import gymnasium as gym
 import numpy as np
 
 from spear_agents.baselines.forms import Method, make_form, wrap_reader
+from spear_agents.chat import Tokenizer
 from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Engine
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.openai import OpenAIEngine
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
 from spear_agents.engines.vllm import VLLMEngine
-from spear_agents.prompting import PromptBuilder, Tokenizer, find_image_mark
+from spear_agents.prompting import PromptBuilder, find_image_mark
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError

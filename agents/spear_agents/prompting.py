@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property, lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
+from spear_agents.chat import Chat, Message, Tokenizer
 from spear_agents.engines.base import Finish
 from spear_agents.engines.bytes import ByteTokenizer
-from spear_agents.line_encoding import encode_by_line
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
-Message = Mapping[str, str]
-_Key = TypeVar("_Key", str, tuple[int, ...])
-_Value = TypeVar("_Value")
-
 _BROKEN_IMAGE = "< image>"
-_TAKEN_KEYWORDS = {
-    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
-    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
-    *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-}
-"""Keywords of ``apply_chat_template`` that are no variables of a template; they are set where it is called."""
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
-
-_CACHED_TEXTS = 4096
-"""Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
-_CACHED_LENGTH = 256
-"""Longest text (in characters) or response (in tokens) worth keeping; longer ones hardly ever recur."""
-
-
-class Tokenizer(Protocol):
-    """What is needed of a tokenizer; every Hugging Face tokenizer has it."""
-
-    eos_token_id: int | None
-
-    def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any:
-        """The text of a conversation (called with ``tokenize=False``)."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Token ids of a text."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of token ids."""
-        ...
 
 
 class Overlong(str, Enum):
@@ -129,12 +94,13 @@ class PromptBuilder:
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
+        if Layout(layout) is Layout.CALLS:
+            raise SpearError("layout calls is what agent programs leave: choose per_turn or conversation")
         self.overlong = Overlong(overlong)
         if self.overlong is Overlong.DROP_HISTORY and Layout(layout) is Layout.CONVERSATION:
             raise SpearError("a conversation cannot drop its history: use layout per_turn, or overlong=end")
         self.tokenizer = tokenizer
-        self.template_kwargs = dict(template_kwargs or {})
-        _check_chat_template(tokenizer, self.template_kwargs)
+        self.chat = Chat(tokenizer, stop_token_ids, template_kwargs)
         self.template = template
         self.stop_strings = template.stop_strings if isinstance(template, RunningTemplate) else ()
         self.layout = Layout(layout)
@@ -142,11 +108,6 @@ class PromptBuilder:
         self.max_prompt_tokens = max_prompt_tokens
         self.max_row_tokens = max_row_tokens
         self.mark_image = mark_image
-        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self._closing = tuple(dict.fromkeys((*own, *stop_token_ids)))
-        self._encode = _cache_short(_make_encoder(tokenizer))
-        self._marks = _find_marks(tokenizer)
-        self._decode = _cache_short(self._decode_uncached)
         system = template.system()
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._opening = self._find_frame(self._system, "")
@@ -172,12 +133,12 @@ class PromptBuilder:
 
     def ask(self, text: str) -> tuple[int, ...]:
         """The prompt of a single message, outside an episode."""
-        return self._encode(self._render([{"role": "user", "content": self._disarm(disarm_places(text))}]))
+        return self.chat.encode(self.chat.render([{"role": "user", "content": self.chat.disarm(disarm_places(text))}]))
 
     def first(self, context: PromptContext, picture: np.ndarray | None = None) -> Prompt:
         """The prompt of a ``per_turn`` turn, or the first of a conversation."""
         text, shows_image = self._write(self.template.render(disarm_context(context)), picture)
-        ids = self._encode(self._set_in(self._opening, self._system, "", text))
+        ids = self.chat.encode(self._set_in(self._opening, self._system, "", text))
         return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
@@ -187,17 +148,17 @@ class PromptBuilder:
         """
         text, shows_image = self._write(self.template.follow_up(disarm_context(context)), picture)
         if self.stop_strings and finish is not Finish.STOP:
-            ids = self._encode(text)
+            ids = self.chat.encode(text)
             return Prompt(ids, ids, shows_image)
         added = self._set_in(self._continuation, self._before, self._reply, text)
         if finish is Finish.STOP:
-            added = added.removeprefix(next((mark for mark in self._end_marks if added.startswith(mark)), ""))
-        ids = self._encode(added)
+            added = self.chat.drop_end(added)
+        ids = self.chat.encode(added)
         return Prompt(ids, ids, shows_image)
 
     def _write(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
         """A message as the tokenizer gets it, and whether it has the place of a picture."""
-        text = self._disarm(text)
+        text = self.chat.disarm(text)
         places = text.count(IMAGE)
         if places > 1:
             raise SpearError(f"the template {self.template.name!r} marks {places} places of a picture, not one")
@@ -205,59 +166,17 @@ class PromptBuilder:
             text = text.replace(IMAGE, self.mark_image(picture))
         return text, bool(places)
 
-    def _disarm(self, text: str) -> str:
-        """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
-
-        A passage, a page or what a program printed could otherwise end a message and begin another.
-        """
-        return self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text) if self._marks else text
-
     @property
     def measure(self) -> Callable[[str], int] | None:
         """Counts the tokens of a text; None for bytes, which are no measure of what a policy can read."""
-        return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self._encode(text))
+        return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self.chat.encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:
         """Text of a response without its closing stop token; other special tokens stay visible."""
-        return self._decode(tuple(response_ids))
-
-    def _decode_uncached(self, response_ids: tuple[int, ...]) -> str:
-        if response_ids and response_ids[-1] in self._closing:
-            response_ids = response_ids[:-1]
-        return self.tokenizer.decode(list(response_ids), skip_special_tokens=False)
-
-    @property
-    def end_id(self) -> int | None:
-        """The end token that the chat template writes, else the tokenizer's own; None where there is none."""
-        written = [i for i in self._closing if self._end_marks[:1] == (self._decode_end(i),)]
-        return next(iter((*written, *self._closing)), None)
-
-    def _decode_end(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
-    @cached_property
-    def _end_marks(self) -> tuple[str, ...]:
-        """Texts that end a response: what the chat template writes comes first, if it writes one."""
-        _, found, rest = self._render(self._before, add_generation_prompt=False).rpartition(self._reply)
-        written = self._marks.match(rest) if self._marks is not None and found else None
-        marks = [mark for mark in map(self._decode_end, self._closing) if mark]
-        first = [written[0]] if written is not None else [mark for mark in marks if rest.startswith(mark)]
-        return tuple(dict.fromkeys((*first, *marks)))
-
-    def _render(self, messages: list[Message], add_generation_prompt: bool = True) -> str:
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template_kwargs
-            )
-        except Exception as error:  # a template is a program of strangers: it may refuse with anything
-            roles = ", ".join(message["role"] for message in messages)
-            raise SpearError(
-                f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
-                "take another model, prompt template or --layout"
-            ) from error
+        return self.chat.decode(response_ids)
 
     def _render_after(self, before: list[Message], marker: str, content: str) -> str:
-        text = self._render([*before, {"role": "user", "content": content}])
+        text = self.chat.render([*before, {"role": "user", "content": content}])
         if not marker:
             return text
         _, found, rest = text.rpartition(marker)
@@ -373,33 +292,6 @@ def disarm_context(context: PromptContext) -> PromptContext:
     )
 
 
-def check_taken_keywords(keywords: Iterable[str]) -> None:
-    """Raises SpearError where a keyword is none that a chat template could read as its variable."""
-    taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
-    if taken:
-        raise SpearError(
-            f"{taken[0]} is no variable of a chat template but an argument of apply_chat_template, which is set here: "
-            "leave it out"
-        )
-
-
-def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
-    check_taken_keywords(keywords)
-    if not getattr(tokenizer, "chat_template", True):
-        raise SpearError(
-            "the model's tokenizer has no chat template: take a chat (instruct) version of the model, or save a "
-            "template as chat_template.jinja in its folder"
-        )
-    if not keywords:
-        return
-    if isinstance(tokenizer, ByteTokenizer):
-        raise SpearError(f"{', '.join(keywords)}: only the chat template of a local model takes keywords")
-    source = str(getattr(tokenizer, "chat_template", ""))
-    for name in keywords:
-        if not re.search(rf"\b{re.escape(name)}\b", source):
-            raise SpearError(f"the chat template of this tokenizer reads no variable {name!r}: leave it out")
-
-
 def find_image_mark(tokenizer: Tokenizer) -> str:
     """What a chat template writes for a picture between two texts, such as Qwen's ``<|image_pad|>`` and its frame.
 
@@ -413,28 +305,3 @@ def find_image_mark(tokenizer: Tokenizer) -> str:
         return IMAGE
     pieces = str(rendered).split(seed)
     return pieces[1] if len(pieces) == 3 and pieces[1].strip() and "image" in pieces[1].lower() else IMAGE
-
-
-def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
-    """Remembers the results for short arguments."""
-    remembered = lru_cache(_CACHED_TEXTS)(function)
-    return lambda key: remembered(key) if len(key) <= _CACHED_LENGTH else function(key)
-
-
-def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
-    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != IMAGE), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
-    """``text -> ids`` without special tokens added; a fast tokenizer's own backend saves four fifths of the call."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
-    # Truncation and padding are settings of the backend that some earlier call may have left behind.
-    backend.no_truncation()
-    backend.no_padding()
-    return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

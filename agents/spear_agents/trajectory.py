@@ -28,6 +28,8 @@ class Layout(str, Enum):
     """Each turn is a prompt of its own with a window of history."""
     CONVERSATION = "conversation"
     """The episode is one growing sequence."""
+    CALLS = "calls"
+    """A program asks as it likes: each turn goes on from an earlier one, which ``Turn.follows`` names, or begins anew."""
 
 
 class TokenKind(str, Enum):
@@ -50,8 +52,15 @@ class StopReason(str, Enum):
     """The environment's turns were used up."""
     CONTEXT_LIMIT = "context_limit"
     """The next prompt would have exceeded ``max_prompt_tokens``."""
+    QUIT = "quit"
+    """The program that plays (``agents.md``) ended before the environment did."""
     FAULT = "fault"
     """Something outside the policy broke; not the policy's failure, to be left out of losses and statistics."""
+
+    @property
+    def is_early(self) -> bool:
+        """The environment would have gone on, so it has paid nothing yet."""
+        return self in (StopReason.CONTEXT_LIMIT, StopReason.QUIT)
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,8 @@ class Turn:
     """One response and what came of it.
 
     Attributes:
-        prompt_ids: the whole prompt (``per_turn``), or only the tokens added since the previous response
-            (``conversation``).
+        prompt_ids: the whole prompt, or only the tokens added since the response that it goes on from (``conversation``,
+            and ``calls`` with ``follows``).
         response_ids: what the engine sampled, as sampled.
         log_probs: one for each of ``response_ids``, see :class:`spear_agents.engines.base.Generation`.
         response: the text of ``response_ids`` without the closing stop token.
@@ -76,6 +85,7 @@ class Turn:
         cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
         picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
             is for training rows and is not written: a record shows pictures by playing its responses again.
+        follows: place of the turn whose tokens this one goes on from (``calls`` only); each is followed once at most.
     """
 
     prompt_ids: tuple[int, ...]
@@ -93,6 +103,7 @@ class Turn:
     dropped_turns: int = 0
     cached_tokens: int | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
+    follows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,38 +163,27 @@ class Trajectory:
         """Every response was well formed."""
         return all(turn.format_ok for turn in self.turns)
 
+    def chains(self) -> list[list[int]]:
+        """Places of the turns of each training row: those that go on from one another, in their order."""
+        if self.layout is Layout.CONVERSATION:
+            return [list(range(len(self.turns)))] if self.turns else []
+        chains: list[list[int]] = []
+        ends: dict[int, list[int]] = {}
+        for place, turn in enumerate(self.turns):
+            chain = ends.pop(turn.follows, None) if turn.follows is not None else None
+            if chain is None:
+                chain = []
+                chains.append(chain)
+            chain.append(place)
+            ends[place] = chain
+        return chains
+
     def rows(self) -> list[Row]:
-        """Training rows: one for each turn (``per_turn``), or one for the episode (``conversation``).
+        """Training rows: one for each of :meth:`chains`, so one a turn (``per_turn``) or an episode (``conversation``).
 
         Their ids are those of the record, so bytes where ``tokens`` says so.
         """
-        if self.layout is Layout.PER_TURN:
-            return [
-                Row(
-                    turn.prompt_ids,
-                    turn.response_ids,
-                    (1,) * len(turn.response_ids),
-                    turn.log_probs,
-                    index,
-                    _list_pictures([turn]),
-                )
-                for index, turn in enumerate(self.turns)
-            ]
-        if not self.turns:
-            return []
-        ids: list[int] = []
-        mask: list[int] = []
-        log_probs: list[float] = []
-        for index, turn in enumerate(self.turns):
-            if index:
-                ids += turn.prompt_ids
-                mask += [0] * len(turn.prompt_ids)
-                log_probs += [0.0] * len(turn.prompt_ids)
-            ids += turn.response_ids
-            mask += [1] * len(turn.response_ids)
-            log_probs += turn.log_probs
-        pictures = _list_pictures(self.turns)
-        return [Row(self.turns[0].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), 0, pictures)]
+        return [_make_row(self.turns, chain) for chain in self.chains()]
 
     def to_json(self) -> str:
         """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
@@ -191,8 +191,9 @@ class Trajectory:
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"]
-            if turn["cached_tokens"] is None:
-                del turn["cached_tokens"]
+            for key in ("cached_tokens", "follows"):
+                if turn[key] is None:
+                    del turn[key]
         if self.tokens is TokenKind.BYTES:
             turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
@@ -216,8 +217,21 @@ class Trajectory:
         return cls(turns=turns, **read, **data)
 
 
-def _list_pictures(turns: Sequence[Turn]) -> tuple[np.ndarray, ...]:
-    return tuple(turn.picture for turn in turns if turn.picture is not None)
+def _make_row(turns: Sequence[Turn], chain: Sequence[int]) -> Row:
+    ids: list[int] = []
+    mask: list[int] = []
+    log_probs: list[float] = []
+    for place in chain:
+        turn = turns[place]
+        if place != chain[0]:
+            ids += turn.prompt_ids
+            mask += [0] * len(turn.prompt_ids)
+            log_probs += [0.0] * len(turn.prompt_ids)
+        ids += turn.response_ids
+        mask += [1] * len(turn.response_ids)
+        log_probs += turn.log_probs
+    pictures = tuple(picture for place in chain if (picture := turns[place].picture) is not None)
+    return Row(turns[chain[0]].prompt_ids, tuple(ids), tuple(mask), tuple(log_probs), chain[0], pictures)
 
 
 _ID_KEYS = ("prompt_ids", "response_ids")
@@ -235,7 +249,7 @@ _TURN_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("response", "action", "observation", "anchor"), str),
     **dict.fromkeys(("format_ok", "action_ok"), bool),
     "reward": _NUMBER,
-    **dict.fromkeys(("dropped_turns", "cached_tokens"), int),
+    **dict.fromkeys(("dropped_turns", "cached_tokens", "follows"), int),
 }
 _SERVED_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),

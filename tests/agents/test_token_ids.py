@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spear_agents.chat import Tokenizer
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ByteTokenizer, ChatByteTokenizer
 from spear_agents.episode import play_episode
-from spear_agents.prompting import PromptBuilder, Tokenizer
+from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, Trajectory
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
 from tests.agents.corridor import CorridorEnv

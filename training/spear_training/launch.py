@@ -17,11 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
+from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
 from spear_agents.files import explain_unwritable, write_json, write_text
 from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
-from spear_agents.prompting import check_taken_keywords
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.settings import SpearSettings

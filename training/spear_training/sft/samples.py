@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from spear_agents.prompting import Tokenizer
+from spear_agents.chat import Tokenizer
 from spear_envs.core.errors import SpearError
 
 

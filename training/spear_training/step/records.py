@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
-from spear_agents.trajectory import Layout, Row, StopReason, Trajectory, Turn
+from spear_agents.trajectory import Row, StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, has_repetition
 
 NOT_FINITE = "reward"
@@ -51,7 +51,6 @@ def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRe
     fault = trajectory.fault
     if fault is None and not all(map(math.isfinite, [*trajectory.reward_terms.values(), *(t.reward for t in turns)])):
         fault = NOT_FINITE
-    rows = 1 if trajectory.layout is Layout.CONVERSATION and turns else len(turns)
     return EpisodeRecord(
         group=group,
         sample=sample,
@@ -66,7 +65,7 @@ def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRe
         turns=len(turns),
         well_formed_turns=sum(turn.format_ok for turn in turns),
         valid_actions=sum(turn.action_ok for turn in turns),
-        rows=rows if fault is None else 0,
+        rows=len(trajectory.chains()) if fault is None else 0,
     )
 
 
@@ -127,9 +126,8 @@ def _walk_rows(
     for trajectory, record in zip(trajectories, records, strict=True):
         if record.fault is not None:
             continue
-        whole = trajectory.layout is Layout.CONVERSATION
-        for index, row in enumerate(trajectory.rows()):
-            yield record, index, row, trajectory.turns if whole else trajectory.turns[index : index + 1]
+        for index, (row, chain) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True)):
+            yield record, index, row, [trajectory.turns[place] for place in chain]
 
 
 def _find_ends(turns: Sequence[Turn]) -> list[int]:

@@ -1,0 +1,188 @@
+"""A model's chat: its tokenizer, its chat template, and the marks that end a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Protocol, TypeVar
+
+from spear_agents.engines.bytes import ByteTokenizer
+from spear_agents.line_encoding import encode_by_line
+from spear_envs.core.errors import SpearError
+from spear_envs.core.prompts import IMAGE
+
+Message = Mapping[str, Any]
+_Key = TypeVar("_Key", str, tuple[int, ...])
+_Value = TypeVar("_Value")
+
+_TAKEN_KEYWORDS = {
+    *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+}
+"""Keywords of ``apply_chat_template`` that are no variables of a template; they are set where it is called."""
+_REPLY = "\x02reply\x02"
+_CACHED_TEXTS = 4096
+"""Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
+_CACHED_LENGTH = 256
+"""Longest text (in characters) or response (in tokens) worth keeping; longer ones hardly ever recur."""
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; every Hugging Face tokenizer has it."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: list[Message], **kwargs: Any) -> Any:
+        """The text of a conversation (called with ``tokenize=False``)."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of token ids."""
+        ...
+
+
+class Chat:
+    """Text of messages, tokens of text, and text of responses, for one model.
+
+    Args:
+        tokenizer: any Hugging Face tokenizer with a chat template, or a
+            :class:`~spear_agents.engines.bytes.ByteTokenizer`.
+        stop_token_ids: ids besides the tokenizer's end token that may close a response
+            (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
+
+    Raises:
+        SpearError: no chat template, or one that does not read one of the variables.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop_token_ids: Sequence[int] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        _check_chat_template(tokenizer, self.template_kwargs)
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._closing = tuple(dict.fromkeys((*own, *stop_token_ids)))
+        self._marks = _find_marks(tokenizer)
+        self.encode: Callable[[str], tuple[int, ...]] = _cache_short(_make_encoder(tokenizer))
+        """Token ids of a text, without special tokens added."""
+        self._decode = _cache_short(self._decode_uncached)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **keywords: Any) -> str:
+        """The text of a conversation by the chat template.  Raises SpearError where it refuses the messages."""
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.template_kwargs,
+                    **keywords,
+                )
+            )
+        except Exception as error:  # a template is a program of strangers: it may refuse with anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise SpearError(
+                f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
+                "take another model, prompt template or --layout"
+            ) from error
+
+    def disarm(self, text: str) -> str:
+        """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
+
+        A passage, a page or what a program printed could otherwise end a message and begin another.
+        """
+        return self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text) if self._marks else text
+
+    def decode(self, response_ids: Sequence[int]) -> str:
+        """Text of a response without its closing stop token; other special tokens stay visible."""
+        return self._decode(tuple(response_ids))
+
+    def _decode_uncached(self, response_ids: tuple[int, ...]) -> str:
+        if response_ids and response_ids[-1] in self._closing:
+            response_ids = response_ids[:-1]
+        return self.tokenizer.decode(list(response_ids), skip_special_tokens=False)
+
+    @property
+    def end_id(self) -> int | None:
+        """The end token that the chat template writes, else the tokenizer's own; None where there is none."""
+        written = [i for i in self._closing if self.end_marks[:1] == (self._decode_end(i),)]
+        return next(iter((*written, *self._closing)), None)
+
+    def _decode_end(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def end_marks(self) -> tuple[str, ...]:
+        """Texts that end a response: what the chat template writes comes first, if it writes one."""
+        probe: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
+        _, found, rest = self.render(probe, add_generation_prompt=False).rpartition(_REPLY)
+        written = self._marks.match(rest) if self._marks is not None and found else None
+        marks = [mark for mark in map(self._decode_end, self._closing) if mark]
+        first = [written[0]] if written is not None else [mark for mark in marks if rest.startswith(mark)]
+        return tuple(dict.fromkeys((*first, *marks)))
+
+    def drop_end(self, text: str) -> str:
+        """The text without the end mark that it begins with, for behind a response that has its own."""
+        return text.removeprefix(next((mark for mark in self.end_marks if text.startswith(mark)), ""))
+
+
+def check_taken_keywords(keywords: Iterable[str]) -> None:
+    """Raises SpearError where a keyword is none that a chat template could read as its variable."""
+    taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
+    if taken:
+        raise SpearError(
+            f"{taken[0]} is no variable of a chat template but an argument of apply_chat_template, which is set here: "
+            "leave it out"
+        )
+
+
+def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> None:
+    check_taken_keywords(keywords)
+    if not getattr(tokenizer, "chat_template", True):
+        raise SpearError(
+            "the model's tokenizer has no chat template: take a chat (instruct) version of the model, or save a "
+            "template as chat_template.jinja in its folder"
+        )
+    if not keywords:
+        return
+    if isinstance(tokenizer, ByteTokenizer):
+        raise SpearError(f"{', '.join(keywords)}: only the chat template of a local model takes keywords")
+    source = str(getattr(tokenizer, "chat_template", ""))
+    for name in keywords:
+        if not re.search(rf"\b{re.escape(name)}\b", source):
+            raise SpearError(f"the chat template of this tokenizer reads no variable {name!r}: leave it out")
+
+
+def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
+    """Remembers the results for short arguments."""
+    remembered = lru_cache(_CACHED_TEXTS)(function)
+    return lambda key: remembered(key) if len(key) <= _CACHED_LENGTH else function(key)
+
+
+def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
+    longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != IMAGE), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
+    """``text -> ids`` without special tokens added; a fast tokenizer's own backend saves four fifths of the call."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+    # Truncation and padding are settings of the backend that some earlier call may have left behind.
+    backend.no_truncation()
+    backend.no_padding()
+    return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

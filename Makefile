@@ -5,6 +5,8 @@ VENV ?= .venv
 export VENV
 # Ray 2.60 writes a token into the home directory unless it is told not to.
 export RAY_AUTH_MODE ?= disabled
+# The compiled tests of one step serve the next; some images of Python keep none.
+unexport PYTHONDONTWRITEBYTECODE
 PY := $(VENV)/bin/python
 ARGS ?=
 

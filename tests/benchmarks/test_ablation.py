@@ -192,7 +192,7 @@ def test_what_is_recorded_is_finished(tmp_path: Path) -> None:
     ablation.run(0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_arm_runs_through_verl_and_is_recorded(tmp_path: Path) -> None:
     warm_start = replace(SOKOBAN.warm_start, episodes=30, epochs=1, panel_tasks=0)
     overrides = (

@@ -29,6 +29,6 @@ def test_a_few_hundred_runs(pool: BlockingExecutor) -> None:
     assert asyncio.run(play(300)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_runs(pool: BlockingExecutor) -> None:
     assert asyncio.run(play(10_000)) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,23 +131,19 @@ def compose_config(
     """
     if check:
         return compose_training(overrides, out, config_dir=config_dir).config
-    ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
-    GlobalHydra.instance().clear()
-    folders = ["pkg://verl.trainer.config", *(f"file://{folder.resolve()}" for folder in find_user_folder(config_dir))]
-    search = f"hydra.searchpath=[{','.join(map(quote_value, folders))}]"
-    choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    folders = tuple(find_user_folder(config_dir))
+    choices = tuple(override for override in overrides if override.partition("=")[0] in GROUPS)
     for group, _, choice in (choice.partition("=") for choice in choices):
         check_choice(group, choice, config_dir)
-    with initialize_config_module("spear_training.config", version_base=None):
-        try:
-            base = config = compose(ROOT, overrides=[search, *choices])
-            others = [override for override in overrides if override not in choices]
-            others = translate_overrides(others, config.spear.advantage.estimator)
-            others = [check_override(override, config) for override in others]
-            if others:
-                config = compose(ROOT, overrides=[search, *choices, *others])
-        except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
+    try:
+        # A user's files may change between two calls; ours do not.
+        base = _run_hydra(choices, folders) if folders else _compose_ours(choices)
+        others = [override for override in overrides if override not in choices]
+        others = translate_overrides(others, base.spear.advantage.estimator)
+        others = [check_override(override, base) for override in others]
+        config = _run_hydra((*choices, *others), folders) if others else copy.deepcopy(base)
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise SpearError(f"overrides do not fit the configuration: {_first_line(error)}") from error
     settings = RunSettings.from_config(config)
     if others:
         _check_changes(base, config)
@@ -157,6 +155,22 @@ def compose_config(
             # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
     return config
+
+
+def _run_hydra(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+    """What Hydra makes of ``overrides``, with the choices in ``folders`` beside our own and verl's."""
+    ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
+    GlobalHydra.instance().clear()
+    places = ["pkg://verl.trainer.config", *(f"file://{folder.resolve()}" for folder in folders)]
+    search = f"hydra.searchpath=[{','.join(map(quote_value, places))}]"
+    with initialize_config_module("spear_training.config", version_base=None):
+        return compose(ROOT, overrides=[search, *overrides])
+
+
+@lru_cache(maxsize=64)
+def _compose_ours(choices: tuple[str, ...]) -> DictConfig:
+    """:func:`_run_hydra` without folders, for readers: each call takes half a second."""
+    return _run_hydra(choices, ())
 
 
 def _check_changes(base: DictConfig, config: DictConfig) -> None:

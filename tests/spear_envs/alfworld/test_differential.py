@@ -79,7 +79,7 @@ def test_an_official_game(peer: TextWorldPlay, official_games: Path) -> None:
     check(compare_play(peer, data, run_errands, random.Random(1), 30, str(path)), 3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("task_type", list(TaskType))
 def test_more_synthetic_games(peer: TextWorldPlay, task_type: TaskType, tmp_path: Path) -> None:
     total = Tally()
@@ -92,7 +92,7 @@ def test_more_synthetic_games(peer: TextWorldPlay, task_type: TaskType, tmp_path
     check(total, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_official_and_odd_games(peer: TextWorldPlay, official_games: Path) -> None:
     paths, total = sorted(official_games.rglob("game.tw-pddl")), Tally()
     for number in range(24):

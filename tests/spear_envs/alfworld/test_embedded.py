@@ -86,6 +86,7 @@ def test_every_listed_game_comes_out_as_listed_and_is_won(size: RoomSize) -> Non
 
 
 @each_size
+@pytest.mark.slow
 def test_splits_share_neither_games_nor_unseen_rooms(size: RoomSize) -> None:
     made = make_all(size)
     games = {split: {game.content for game in made[split]} for split in SPLITS}
@@ -100,6 +101,7 @@ def test_splits_share_neither_games_nor_unseen_rooms(size: RoomSize) -> None:
 
 
 @each_size
+@pytest.mark.slow
 def test_small_rooms_can_be_searched_in_twenty_turns(size: RoomSize) -> None:
     counts = [game.receptacles for game in make_all(size)["train"]]
     if size is RoomSize.SMALL:

@@ -18,7 +18,7 @@ from spear_envs.alfworld.task_types import TaskType
 from spear_envs.alfworld.textworld import TextWorldPlay
 from tests.spear_envs.alfworld.peer import MEND, Tally, compare_play, has_textworld
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not has_textworld(), reason=MEND)]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(not has_textworld(), reason=MEND)]
 
 GAMES = 54
 """Games replayed of each sort: about four minutes."""

@@ -29,7 +29,8 @@ class CacheGate:
         self._room = _SHARE * capacity
         self._contexts: dict[int, int] = {}
         """Tokens of each conversation, in the order in which they began."""
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._waiting: dict[asyncio.Future[None], int] = {}
+        """Turns that wait, each with its conversation: a program may ask for several at once."""
         self._begun = 0
         self._ended = 0
         self._ended_tokens = 0
@@ -54,11 +55,12 @@ class CacheGate:
         self._contexts[number] = tokens
         if number in self._find_admitted():
             return
-        self._waiting[number] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = number
         try:
-            await self._waiting[number]
+            await waiting
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(waiting, None)
 
     def grow(self, number: int, tokens: int) -> None:
         """Notes the tokens of conversation ``number``."""
@@ -77,10 +79,11 @@ class CacheGate:
         return admitted
 
     def _wake(self) -> None:
-        for number in self._find_admitted() & self._waiting.keys():
-            answer = self._waiting.pop(number)
-            if not answer.done():
-                answer.set_result(None)
+        admitted = self._find_admitted()
+        for waiting in [waiting for waiting, number in self._waiting.items() if number in admitted]:
+            del self._waiting[waiting]
+            if not waiting.done():
+                waiting.set_result(None)
 
 
 class _Seat:

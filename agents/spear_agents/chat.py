@@ -115,21 +115,30 @@ class Chat:
     @property
     def end_id(self) -> int | None:
         """The end token that the chat template writes, else the tokenizer's own; None where there is none."""
-        written = [i for i in self._closing if self.end_marks[:1] == (self._decode_end(i),)]
+        written = [i for i in self._closing if self._decode_end(i) == self._written_end]
         return next(iter((*written, *self._closing)), None)
 
     def _decode_end(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
     @cached_property
-    def end_marks(self) -> tuple[str, ...]:
-        """Texts that end a response: what the chat template writes comes first, if it writes one."""
+    def _written_end(self) -> str:
+        """The mark that the chat template writes behind a response; empty if it writes none."""
         probe: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
         _, found, rest = self.render(probe, add_generation_prompt=False).rpartition(_REPLY)
         written = self._marks.match(rest) if self._marks is not None and found else None
-        marks = [mark for mark in map(self._decode_end, self._closing) if mark]
-        first = [written[0]] if written is not None else [mark for mark in marks if rest.startswith(mark)]
-        return tuple(dict.fromkeys((*first, *marks)))
+        ends = (mark for mark in map(self._decode_end, self._closing) if mark and rest.startswith(mark))
+        return written[0] if written is not None else next(ends, "")
+
+    @cached_property
+    def end_marks(self) -> tuple[str, ...]:
+        """Texts that end a response: what the chat template writes comes first, if it writes one."""
+        marks = (self._written_end, *map(self._decode_end, self._closing))
+        return tuple(dict.fromkeys(mark for mark in marks if mark))
+
+    def starts_with_end(self, text: str) -> bool:
+        """Whether ``text``, which stands behind a response, ends it as the chat template does."""
+        return not self._written_end or text.startswith(self.end_marks)
 
     def drop_end(self, text: str) -> str:
         """The text without the end mark that it begins with, for behind a response that has its own."""

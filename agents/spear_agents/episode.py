@@ -167,7 +167,13 @@ class World:
 
 
 async def draw_response(
-    engine: Engine, ids: Sequence[int], sampling: Sampling, *, turn: int, task_id: str, seed: int, images: Any = ()
+    engine: Engine,
+    ids: Sequence[int],
+    sampling: Sampling,
+    task_id: str,
+    seed: int,
+    turn: int,
+    images: Sequence[np.ndarray] = (),
 ) -> Generation:
     """Response ``turn`` (from 1) of an episode, with the seed and the request id that belong to it.
 
@@ -231,9 +237,10 @@ class _Episode:
         self.images = _show_images(self.images, picture, self.prompts.layout)
         limit = self.sampling.max_tokens if prompt.room is None else min(self.sampling.max_tokens, prompt.room)
         sampling = replace(self.sampling, max_tokens=limit)
-        asked = {"turn": number, "task_id": world.task_id, "seed": world.seed, "images": self.images}
         try:
-            generation = await draw_response(self.engine, prompt.ids, sampling, **asked)
+            generation = await draw_response(
+                self.engine, prompt.ids, sampling, world.task_id, world.seed, number, self.images
+            )
         except ContextExceededError:
             return StopReason.CONTEXT_LIMIT
         except EngineFault as broken:
@@ -323,4 +330,5 @@ def _record_turn(
         dropped_turns=prompt.dropped_turns,
         cached_tokens=generation.cached_tokens,
         picture=picture,
+        follows=prompt.follows,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from spear_agents.baselines.reflexion import Reflexion
 from spear_agents.engines.base import EngineFaultKind
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
+from spear_agents.gateway.faults import AgentFaultKind
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
@@ -33,7 +34,8 @@ from spear_envs.core.making import find_splits, make_env
 SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
 """Episodes that the engine cut short, one after the other, after which a run is given up."""
-_ENGINE_FAULTS = frozenset(kind.value for kind in EngineFaultKind)
+_ENGINE_FAULTS = frozenset(kind.value for kind in (*EngineFaultKind, *AgentFaultKind))
+"""Faults of who plays, which the next episode is likely to share."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,13 @@ def run_evaluation(
             play = Reflexion(settings.trials, earlier=progress.trials, on_trial=log.write)
 
         async def play_all() -> None:
-            try:
+            async with AsyncExitStack() as closing:
+                closing.push_async_callback(policy.aclose)
+                player = play
+                if settings.agent is not None:
+                    from spear_agents.gateway.programs import open_program  # FastAPI is needed here only
+
+                    player = await closing.enter_async_context(open_program(settings.agent))
                 await play_many(
                     progress.missing,
                     make_env=lambda: policy.wrap_env(make_env(settings.env_id, split, settings.env_kwargs)),
@@ -187,10 +195,8 @@ def run_evaluation(
                     env_id=settings.env_id,
                     concurrency=concurrency,
                     on_done=progress.record,
-                    play=play,
+                    play=player,
                 )
-            finally:
-                await policy.aclose()
 
         asyncio.run(play_all())
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]

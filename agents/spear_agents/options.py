@@ -117,7 +117,7 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
         ),
         click.option(
             "--layout",
-            type=click.Choice([Layout.PER_TURN.value, Layout.CONVERSATION.value]),
+            type=click.Choice([layout.value for layout in Layout]),
             help="Default: per_turn, or what the method needs.",
         ),
         click.option(

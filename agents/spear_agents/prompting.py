@@ -45,6 +45,8 @@ class Prompt:
     """Tokens that the response may have at most, where a conversation's length is limited."""
     dropped_turns: int = 0
     """Turns of the history that were left out for its length."""
+    follows: int | None = None
+    """Place of the turn (from 0) behind whose response ``new_ids`` stand; None where they are the whole prompt."""
 
 
 class PromptBuilder:
@@ -94,8 +96,6 @@ class PromptBuilder:
     ) -> None:
         if history < 0:
             raise ValueError(f"history must be >= 0, got {history}")
-        if Layout(layout) is Layout.CALLS:
-            raise SpearError("layout calls is what agent programs leave: choose per_turn or conversation")
         self.overlong = Overlong(overlong)
         if self.overlong is Overlong.DROP_HISTORY and Layout(layout) is Layout.CONVERSATION:
             raise SpearError("a conversation cannot drop its history: use layout per_turn, or overlong=end")
@@ -242,7 +242,7 @@ class Dialogue:
             self._opening = len(prompt.ids)
         else:
             added = builder.follow_up(context, self._finish, picture)
-            prompt = replace(added, ids=self._ids + added.new_ids)
+            prompt = replace(added, ids=self._ids + added.new_ids, follows=len(self._past) - 1)
         limited = builder.layout is Layout.CONVERSATION and builder.max_row_tokens is not None
         checked = self._opening if limited else len(prompt.ids)
         if builder.max_prompt_tokens is not None and checked > builder.max_prompt_tokens:
@@ -300,7 +300,7 @@ def find_image_mark(tokenizer: Tokenizer) -> str:
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:
-        rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)  # type: ignore[dict-item]
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
     except Exception:  # a template is a program of strangers, and most are for texts
         return IMAGE
     pieces = str(rendered).split(seed)

@@ -74,6 +74,7 @@ class EvalSettings:
         server: where the model is served (``openai`` only).
         dtype: of transformers' computation (``hf`` only; vLLM's is in ``vllm``); None for that of the weights.
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
+        agent: the program that plays, ``MODULE:FUNCTION``; None for our own loop.
     """
 
     env_id: str
@@ -100,6 +101,7 @@ class EvalSettings:
     server: Server | None = None
     dtype: str | None = None
     vllm: VLLMOptions | None = None
+    agent: str | None = None
 
     def __post_init__(self) -> None:
         if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:
@@ -116,6 +118,12 @@ class EvalSettings:
             raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} reads no prompt")
         if self.thoughts and self.engine is not EngineKind.EXPERT:
             raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")
+        if self.agent is not None and (
+            self.method is not Method.PLAIN
+            or self.layout is Layout.PER_TURN
+            or self.engine in (EngineKind.RANDOM, EngineKind.EXPERT)
+        ):
+            raise SpearError("an agent asks a model in its own way: leave --method and --layout out, and give a model")
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
             raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
 
@@ -129,7 +137,7 @@ class EvalSettings:
         Raises:
             SpearError: a layout that the method does not have, a model that is not to be had.
         """
-        in_conversation = self.method in (Method.REACT, Method.REFLEXION)
+        in_conversation = self.method in (Method.REACT, Method.REFLEXION) or self.agent is not None
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
         if in_conversation and layout is Layout.PER_TURN:
             raise SpearError(f"{self.method.value} keeps its thoughts in one conversation: leave --layout out")

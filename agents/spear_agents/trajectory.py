@@ -27,9 +27,7 @@ class Layout(str, Enum):
     PER_TURN = "per_turn"
     """Each turn is a prompt of its own with a window of history."""
     CONVERSATION = "conversation"
-    """The episode is one growing sequence."""
-    CALLS = "calls"
-    """A program asks as it likes: each turn goes on from an earlier one, which ``Turn.follows`` names, or begins anew."""
+    """The episode is a growing sequence; what would rewrite it begins another one (``Turn.follows``)."""
 
 
 class TokenKind(str, Enum):
@@ -68,8 +66,7 @@ class Turn:
     """One response and what came of it.
 
     Attributes:
-        prompt_ids: the whole prompt, or only the tokens added since the response that it goes on from (``conversation``,
-            and ``calls`` with ``follows``).
+        prompt_ids: the whole prompt, or with ``follows`` only the tokens added since the response that it names.
         response_ids: what the engine sampled, as sampled.
         log_probs: one for each of ``response_ids``, see :class:`spear_agents.engines.base.Generation`.
         response: the text of ``response_ids`` without the closing stop token.
@@ -85,7 +82,8 @@ class Turn:
         cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
         picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
             is for training rows and is not written: a record shows pictures by playing its responses again.
-        follows: place of the turn whose tokens this one goes on from (``calls`` only); each is followed once at most.
+        follows: place of the turn whose tokens this one goes on from, in a conversation; each is followed once at most.
+            None where the prompt begins anew.
     """
 
     prompt_ids: tuple[int, ...]
@@ -165,8 +163,6 @@ class Trajectory:
 
     def chains(self) -> list[list[int]]:
         """Places of the turns of each training row: those that go on from one another, in their order."""
-        if self.layout is Layout.CONVERSATION:
-            return [list(range(len(self.turns)))] if self.turns else []
         chains: list[list[int]] = []
         ends: dict[int, list[int]] = {}
         for place, turn in enumerate(self.turns):
@@ -179,7 +175,8 @@ class Trajectory:
         return chains
 
     def rows(self) -> list[Row]:
-        """Training rows: one for each of :meth:`chains`, so one a turn (``per_turn``) or an episode (``conversation``).
+        """Training rows: one for each of :meth:`chains`, so one a turn (``per_turn``), or one for an episode whose
+        conversation was never rewritten.
 
         Their ids are those of the record, so bytes where ``tokens`` says so.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from spear_envs.core.env import SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptContext, PromptTemplate
+from spear_envs.core.tools import CallParser
 
-__all__ = ["Conversation", "Message", "make_conversation"]
+__all__ = ["Conversation", "Message", "find_tools_template", "make_conversation"]
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,18 @@ class Conversation:
 def make_conversation(env_id: str, template: str | PromptTemplate = "default", **keywords: Any) -> Conversation:
     """``Conversation`` over :func:`~spear_envs.core.making.make_env`."""
     return Conversation(make_env(env_id, keywords=keywords), template)
+
+
+def find_tools_template(env: SpearEnv[Any]) -> PromptTemplate:
+    """The environment's words for tools, or its default (else first) ones with a call asked for at their end.
+
+    Raises:
+        SpearError: it has neither.
+    """
+    if "tools" in env.templates:
+        return env.templates["tools"]
+    template = env.templates.get("default") or next(iter(env.templates.values()))
+    if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
+        asking: Any = replace(template, parser=CallParser(env.tools, env.parser))
+        return asking
+    raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")

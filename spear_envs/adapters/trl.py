@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from spear_envs.adapters.conversation import Conversation, Message
+from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
 from spear_envs.core.env import RewardMode, SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import compose_reward
-from spear_envs.core.tools import CallParser, Tool
+from spear_envs.core.tools import Tool
 
 __all__ = ["TrlEnvironment", "make_factory", "make_rows"]
 
@@ -34,7 +32,7 @@ class TrlEnvironment:
     """
 
     def __init__(self, env: SpearEnv[Any]) -> None:
-        self._conversation = Conversation(env, _find_template(env))
+        self._conversation = Conversation(env, find_tools_template(env))
         self._last: Message | None = None
 
     def reset(self, task: str | None = None, seed: int | None = None, **_: Any) -> Shown:
@@ -135,17 +133,6 @@ def _make_method(tool: Tool) -> Callable[..., Shown]:
     parameters = [inspect.Parameter("self", kinds), inspect.Parameter(tool.parameter, kinds, annotation=str)]
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
     return call
-
-
-def _find_template(env: SpearEnv[Any]) -> PromptTemplate:
-    """The environment's words for tools, or its default ones with a call asked for at their end."""
-    if "tools" in env.templates:
-        return env.templates["tools"]
-    template = env.templates["default"]
-    if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
-        asking: Any = replace(template, parser=CallParser(env.tools, env.parser))
-        return asking
-    raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")
 
 
 def _show(message: Message) -> Shown:

@@ -15,6 +15,8 @@ def turn(prompt: int, response: int, cached: int | None = None, served: Served |
 
 
 def episode(*turns: Turn, layout: Layout = Layout.CONVERSATION) -> Trajectory:
+    if layout is Layout.CONVERSATION:
+        turns = tuple(replace(turn, follows=place - 1 if place else None) for place, turn in enumerate(turns))
     return Trajectory("e", "t", "s", "", "f", layout, turns, {}, 0.0, 0.0, False, 0, StopReason.FAILED)
 
 

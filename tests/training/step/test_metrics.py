@@ -32,7 +32,7 @@ def test_success_is_reported_by_subtask_without_faults_and_without_bonus() -> No
 def test_stops_are_shares_of_all_episodes_and_faults_are_counted() -> None:
     metrics = summarize_episodes(play(make_step()).records)
     stops = {reason.value: metrics[f"stop/{reason.value}"] for reason in StopReason}
-    assert stops == {"won": 0.5, "failed": 0.0, "turn_limit": 0.25, "context_limit": 0.0, "fault": 0.25}
+    assert stops == {"won": 0.5, "failed": 0.0, "turn_limit": 0.25, "context_limit": 0.0, "quit": 0.0, "fault": 0.25}
     assert metrics["fault/timeout"] == 1.0
     assert {name for name in metrics if name.startswith("fault/")} == {"fault/timeout"}
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ def make_trajectory(*turns: Turn, layout: Layout = Layout.PER_TURN, **changes: A
         "tool_calls": 3,
         "stop": StopReason.WON,
     }
+    if layout is Layout.CONVERSATION:
+        turns = tuple(replace(turn, follows=place - 1 if place else None) for place, turn in enumerate(turns))
     return Trajectory(layout=layout, turns=turns, **(fields | changes))
 
 

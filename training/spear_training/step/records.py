@@ -126,8 +126,8 @@ def _walk_rows(
     for trajectory, record in zip(trajectories, records, strict=True):
         if record.fault is not None:
             continue
-        for index, (row, chain) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True)):
-            yield record, index, row, [trajectory.turns[place] for place in chain]
+        for index, (row, places) in enumerate(zip(trajectory.rows(), trajectory.chains(), strict=True)):
+            yield record, index, row, [trajectory.turns[place] for place in places]
 
 
 def _find_ends(turns: Sequence[Turn]) -> list[int]:

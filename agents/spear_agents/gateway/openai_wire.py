@@ -1,0 +1,229 @@
+"""OpenAI's chat completions as bytes of HTTP: what a request may say, and how a response is written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from spear_agents.engines.base import Finish
+from spear_agents.gateway.calling import ToolCall
+from spear_agents.gateway.session import Completion
+
+MOST_STOPS = 16
+
+
+class Function(BaseModel):
+    """A function that a message calls; its arguments are JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class Call(BaseModel):
+    """A call of a tool in a message."""
+
+    id: str = ""
+    function: Function
+
+
+class ChatMessage(BaseModel):
+    """A message; fields of other uses (``refusal``, ``audio``) are passed over."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def to_message(self) -> dict[str, Any]:
+        """As chat templates read it.  Raises ValueError for a part that is no text."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": join_parts(self.content),
+        }
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": _read_function(call.function)}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+def join_parts(content: str | list[dict[str, Any]] | None) -> str:
+    """The text of a content.  Raises ValueError for a part that is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"a content holds a part of type {part.get('type')!r}: this address takes text")
+    return "".join(part["text"] for part in content)
+
+
+def _read_function(function: Function) -> dict[str, Any]:
+    arguments = function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = {}
+    return {"name": function.name, "arguments": arguments if isinstance(arguments, dict) else {}}
+
+
+class ToolFunction(BaseModel):
+    """A function that may be called."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+
+
+class Tool(BaseModel):
+    """A tool that may be called."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class StreamOptions(BaseModel):
+    """What a stream holds besides the response."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The body of a request.
+
+    How responses are drawn is the run's to say: ``temperature``, ``top_p``, ``top_k`` and ``seed`` are read and not
+    followed, since the trainer's log-probabilities would be of another distribution.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] = []
+    tool_choice: Literal["auto", "none"] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stop: str | list[str] | None = None
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    def read_stops(self) -> list[str]:
+        """The stop strings.  Raises ValueError where one is empty or there are too many."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MOST_STOPS or "" in stops:
+            raise ValueError(f"stop takes at most {MOST_STOPS} texts, none of them empty")
+        return stops
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as chat templates read them."""
+        return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools]
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the response."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+def write_completion(answer: Completion, request: ChatRequest, key: str) -> dict[str, Any]:
+    """The body of a response."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.calls:
+        message["tool_calls"] = _write_calls(answer)
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _name_finish(answer), "logprobs": None}
+    choice["stop_reason"] = answer.stop_string  # vLLM's field
+    if request.logprobs:
+        tokens = zip(answer.tokens, answer.generation.log_probs, strict=True)
+        choice["logprobs"] = {
+            "content": [
+                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, value in tokens
+            ]
+        }
+    return _frame(answer, request, key, "chat.completion") | {"choices": [choice], "usage": _count(answer)}
+
+
+def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator[str]:
+    """The events of a stream: the response, which is whole before its first event, in one piece."""
+    frame = _frame(answer, request, key, "chat.completion.chunk")
+    delta: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.calls:
+        delta["tool_calls"] = [{"index": i} | call for i, call in enumerate(_write_calls(answer))]
+    for part, finish in ((delta, None), ({}, _name_finish(answer))):
+        yield _event(frame | {"choices": [{"index": 0, "delta": part, "finish_reason": finish}]})
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield _event(frame | {"choices": [], "usage": _count(answer)})
+    yield "data: [DONE]\n\n"
+
+
+def write_error(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def name_call(answer: Completion, place: int) -> str:
+    """The id of a call of a tool."""
+    return f"call_{answer.number}_{place}"
+
+
+def _write_calls(answer: Completion) -> list[dict[str, Any]]:
+    return [
+        {"id": name_call(answer, place), "type": "function", "function": _write_function(call)}
+        for place, call in enumerate(answer.calls)
+    ]
+
+
+def _write_function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+
+
+def _name_finish(answer: Completion) -> str:
+    if answer.calls:
+        return "tool_calls"
+    return "length" if answer.generation.finish is Finish.LENGTH else "stop"
+
+
+def _count(answer: Completion) -> dict[str, Any]:
+    written = len(answer.generation.token_ids)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": answer.prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": answer.generation.cached_tokens or 0},
+    }
+
+
+def _frame(answer: Completion, request: ChatRequest, key: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{key}-{answer.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
+def _event(data: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,273 @@
+"""Agent programs: a function of the user's that plays an episode with whatever framework it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+from spear_agents.engines.base import Engine, Sampling
+from spear_agents.episode import World
+from spear_agents.gateway.faults import AgentFaultKind
+from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tools import Tool
+
+Program = Callable[[Any], Any]
+MOST_TOLD = 10
+"""Different failures that are told; the records have all."""
+_log = logging.getLogger(__name__)
+
+
+class Addresses(Protocol):
+    """Who serves sessions; :class:`~spear_agents.gateway.server.Gateway` does."""
+
+    def add(self, session: Session) -> str:
+        """Give a session an address, without ``/v1``."""
+        ...
+
+    def remove(self, session: Session) -> None:
+        """Close a session."""
+        ...
+
+
+class AgentTask:
+    """What an agent program gets: the task, an address that speaks like a model server, and the environment.
+
+    In an ``async def`` program :meth:`step`, :meth:`call` and :attr:`functions` are awaited, in a plain one they block.
+
+    Attributes:
+        id: of the task.
+        instruction: what is to be done.
+        prompt: a first message for the model: task, rules, and what the environment shows.
+        system: a system message, where the environment's words have one.
+        base_url: for clients of OpenAI's form; those of Anthropic's take it without ``/v1``.
+        api_key: opens this address alone.
+        model: what the model is called there.
+        stop_strings: texts at which a response ends, where the environment's words want that; what it shows then stands
+            right behind.
+        max_turns: steps after which the environment ends the episode.
+    """
+
+    def __init__(self, session: Session, address: str, loop: asyncio.AbstractEventLoop, *, blocking: bool) -> None:
+        self._session = session
+        self._loop = loop
+        self._blocking = blocking
+        world = session.world
+        self.id: str = world.task_id
+        self.instruction: str = world.info["instruction"]
+        self.prompt = session.write_prompt()
+        self.system = session.template.system()
+        self.stop_strings = session.stop_strings
+        self.base_url = f"{address}/v1"
+        self.api_key = session.token
+        self.model = MODEL_NAME
+        self.max_turns = int(world.core.max_turns)
+
+    @property
+    def done(self) -> bool:
+        """Whether the environment has ended the episode."""
+        return self._session.stop is not None
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """The environment's tools as JSON schemas in OpenAI's form."""
+        return [tool.schema() for tool in self._session.world.core.tools]
+
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """The environment's tools as functions with a signature and a docstring, as frameworks make tools of them."""
+        return [_make_function(self, tool, self._blocking) for tool in self._session.world.core.tools]
+
+    def step(self, response: str) -> Any:
+        """Play a response in the environment's own form.
+
+        Returns:
+            What the environment shows then, for the model's next message.
+        """
+        return self._ask(self._session.step(response))
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Play a call of one of the environment's tools.
+
+        Returns:
+            What it gives back, or what is wrong with the call.
+        """
+        return self._ask(self._session.call_tool(name, arguments))
+
+    def _ask(self, question: Coroutine[Any, Any, str]) -> Any:
+        try:
+            answer = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError:  # whoever played the episodes is gone
+            question.close()
+            raise EndedError("this episode has ended") from None
+        return answer.result() if self._blocking else asyncio.wrap_future(answer)
+
+
+def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[..., Any]:
+    def call(**arguments: Any) -> Any:
+        return task.call(tool.name, arguments)
+
+    async def call_async(**arguments: Any) -> Any:
+        return await task.call(tool.name, arguments)
+
+    function: Any = call if blocking else call_async
+    function.__name__ = function.__qualname__ = tool.name
+    function.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.parameter}: {tool.meaning}\n"
+    function.__annotations__ = {tool.parameter: str, "return": str}
+    parameter = inspect.Parameter(tool.parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+    function.__signature__ = inspect.Signature([parameter], return_annotation=str)
+    return function
+
+
+def load_program(name: str) -> Program:
+    """The function of ``MODULE:FUNCTION``; modules of the current folder are found too.
+
+    Raises:
+        SpearError: there is none.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise SpearError(f"an agent is named MODULE:FUNCTION, not {name!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module of strangers may raise anything
+        raise SpearError(f"agent {name}: {module_name} cannot be imported ({type(error).__name__}: {error})") from error
+    program = getattr(module, attribute, None)
+    if not callable(program):
+        raise SpearError(f"agent {name}: {module.__name__} has no function {attribute!r}")
+    return program
+
+
+@contextlib.asynccontextmanager
+async def open_program(name: str, limits: Limits | None = None) -> AsyncIterator[ProgramPlayer]:
+    """The player of the program ``MODULE:FUNCTION``, with a gateway of its own in this event loop.
+
+    Raises:
+        SpearError: there is no such program, or FastAPI is not installed.
+    """
+    program = load_program(name)
+    try:
+        from spear_agents.gateway.server import Gateway
+    except ModuleNotFoundError as error:
+        raise SpearError(f"an agent needs {error.name}: pip install 'spear-agents[gateway]'") from error
+    gateway = Gateway()
+    await gateway.start()
+    try:
+        yield ProgramPlayer(program, gateway, limits)
+    finally:
+        await gateway.aclose()
+
+
+class ProgramPlayer:
+    """Plays episodes by a program: a :class:`~spear_agents.rollout.Play`.
+
+    Each episode has a thread of its own, so a program may be async or plain, and one that hangs holds up no other.
+    Errors of the program are faults of its episode, which are told apart in the records.
+
+    Args:
+        program: called with an :class:`AgentTask`.
+        gateway: serves the addresses.
+        limits: of each episode.
+    """
+
+    def __init__(self, program: Program, gateway: Addresses, limits: Limits | None = None) -> None:
+        self._program = program
+        self._gateway = gateway
+        self._limits = limits or Limits()
+        self._told: set[str] = set()
+
+    async def __call__(
+        self,
+        env: gym.Env[Any, Any],
+        engine: Engine,
+        prompts: PromptBuilder,
+        *,
+        task_id: str,
+        sampling: Sampling,
+        seed: int,
+        env_id: str,
+    ) -> Trajectory:
+        """Plays one episode.
+
+        Raises:
+            SpearError: the engine or the environment is broken.
+        """
+        world = World(env, task_id, seed, env_id)
+        stop = await world.begin(prompts.measure)
+        if stop is not None:
+            return world.close(stop, (), prompts)
+        session = Session(world, engine, prompts, sampling, self._limits)
+        address = self._gateway.add(session)
+        fault: AgentFaultKind | None = None
+        try:
+            await asyncio.wait_for(self._run(session, address), self._limits.seconds)
+        except asyncio.TimeoutError:
+            fault = AgentFaultKind.TIMEOUT
+            self._tell(f"the agent did not end within {self._limits.seconds:g} s")
+        except Exception as error:
+            fault = AgentFaultKind.FAILED
+            if session.stop is None:
+                self._tell(f"the agent failed: {type(error).__name__}: {error}")
+        finally:
+            self._gateway.remove(session)
+        if session.broken is not None:
+            raise session.broken
+        return session.record(fault)
+
+    async def _run(self, session: Session, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        done: Future[None] = Future()
+        is_async = inspect.iscoroutinefunction(self._program) or inspect.iscoroutinefunction(
+            getattr(self._program, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        task = AgentTask(session, address, loop, blocking=not is_async)
+        inner: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+        async def play() -> None:
+            current = asyncio.current_task()
+            assert current is not None
+            inner.append((asyncio.get_running_loop(), current))
+            await self._program(task)
+
+        def run() -> None:
+            try:
+                if is_async:
+                    asyncio.run(play())
+                else:
+                    self._program(task)
+            except BaseException as error:  # SystemExit too: the program ends, not the run
+                done.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            else:
+                done.set_result(None)
+
+        threading.Thread(target=run, name=f"agent-{session.key}", daemon=True).start()
+        try:
+            await asyncio.shield(asyncio.wrap_future(done))
+        except asyncio.CancelledError:
+            # A program that waits is woken and ends; one that computes goes on until it asks for something.
+            for running, current in inner:
+                with contextlib.suppress(RuntimeError):  # its loop is closed
+                    running.call_soon_threadsafe(current.cancel)
+            raise
+
+    def _tell(self, told: str) -> None:
+        """Warn, once for each kind of failure."""
+        if told not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(told)
+            _log.warning("%s", told)

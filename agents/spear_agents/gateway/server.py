@@ -1,0 +1,282 @@
+"""The addresses of episodes under way, in this process: a small HTTP server beside the event loop's other work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from spear_agents.engines.base import ContextExceededError, EngineFault
+from spear_agents.gateway import anthropic_wire, openai_wire
+from spear_agents.gateway.session import MODEL_NAME, BusyError, Completion, EndedError, Session
+from spear_envs.core.errors import SpearError
+from spear_sandbox.web.answering import BodyRoom, write_json
+from spear_sandbox.web.listening import bind_socket, find_stranger, is_loopback, write_url
+from spear_sandbox.web.serving import make_server
+
+LARGEST_BODY = 16 << 20
+DRAIN_S = 2
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+@dataclass(eq=False)
+class _Refusal(Exception):
+    """A request that gets no response: status, OpenAI's type and code, and a sentence."""
+
+    status: int
+    kind: str
+    code: str | None
+    message: str
+    headers: Mapping[str, str] | None = None
+
+
+class StepRequest(BaseModel):
+    """What a program does in its environment: a response in the environment's own form, or a call of a tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    response: str | None = None
+    tool: str | None = None
+    arguments: dict[str, Any] = {}
+
+
+class Gateway:
+    """Serves sessions; every address has a key of its own.
+
+    Args:
+        host: to listen on.
+        port: 0 for any free one.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host = host
+        self._port = port
+        self._sessions: dict[str, Session] = {}
+        self._room = BodyRoom()
+        self._serving: asyncio.Task[None] | None = None
+        self._server: Any = None
+        self.app = self._make_app()
+        self.url = ""
+        """Up to the port, once :meth:`start` has been called."""
+
+    async def start(self) -> None:
+        """Listen; the running event loop answers.  Does nothing the second time."""
+        if self._serving is not None:
+            return
+        listener = bind_socket(self._host, self._port)
+        self.url = write_url(self._host, listener.getsockname()[1])
+        self._server = make_server(self.app, drain_s=DRAIN_S, lifespan="off")
+        self._server.capture_signals = contextlib.nullcontext  # Ctrl-C belongs to whoever runs the loop
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        for session in list(self._sessions.values()):
+            self.remove(session)
+        if self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            await self._serving
+            self._serving = None
+
+    def add(self, session: Session) -> str:
+        """Give a session an address; returns it, without ``/v1``."""
+        self._sessions[session.key] = session
+        return f"{self.url}/episodes/{session.key}"
+
+    def remove(self, session: Session) -> None:
+        """Close a session; its address says from now on that the episode has ended."""
+        session.close()
+        self._sessions.pop(session.key, None)
+
+    # ---------------------------------------------------------------- HTTP
+
+    def _make_app(self) -> FastAPI:
+        app = FastAPI(openapi_url=None)
+        path = "/episodes/{key}"
+        app.add_api_route(f"{path}/v1/chat/completions", self._chat, methods=["POST"])
+        app.add_api_route(f"{path}/v1/messages", self._messages, methods=["POST"])
+        app.add_api_route(f"{path}/v1/models", self._models, methods=["GET"])
+        app.add_api_route(f"{path}/step", self._step, methods=["POST"])
+        app.add_api_route(path, self._describe, methods=["GET"])
+
+        async def explain_path(request: Request, _: Exception) -> Response:
+            told = f"there is no {request.method} {request.url.path} here"
+            return write_json(404, openai_wire.write_error(told, "invalid_request_error", "unknown_url"))
+
+        app.add_exception_handler(404, explain_path)
+        app.add_exception_handler(405, explain_path)
+        return app
+
+    async def _chat(self, request: Request, key: str) -> Response:
+        with _telling(openai_wire.write_error) as told:
+            session, body = await self._open(request, key, openai_wire.ChatRequest)
+            messages = [message.to_message() for message in body.messages]
+            answer = await self._complete(
+                session,
+                request,
+                messages=messages,
+                tools=body.offered,
+                max_tokens=body.limit,
+                stop=body.read_stops(),
+                goes_on=body.continue_final_message,
+            )
+            if body.stream:
+                return _stream(openai_wire.write_stream(answer, body, key))
+            return write_json(200, openai_wire.write_completion(answer, body, key))
+        return told.response
+
+    async def _messages(self, request: Request, key: str) -> Response:
+        with _telling(lambda message, kind, code: anthropic_wire.write_error(message, kind)) as told:
+            session, body = await self._open(request, key, anthropic_wire.MessagesRequest)
+            answer = await self._complete(
+                session,
+                request,
+                messages=body.to_messages(),
+                tools=body.offered,
+                max_tokens=body.max_tokens,
+                stop=body.stop_sequences,
+                goes_on=body.goes_on,
+            )
+            if body.stream:
+                return _stream(anthropic_wire.write_events(answer, body, key))
+            return write_json(200, anthropic_wire.write_message(answer, body, key))
+        return told.response
+
+    async def _models(self, request: Request, key: str) -> Response:
+        with _telling(openai_wire.write_error) as told:
+            self._find(request, key)
+            model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "spear"}
+            return write_json(200, {"object": "list", "data": [model]})
+        return told.response
+
+    async def _describe(self, request: Request, key: str) -> Response:
+        with _telling(openai_wire.write_error) as told:
+            session = self._find(request, key)
+            return write_json(200, describe_session(session))
+        return told.response
+
+    async def _step(self, request: Request, key: str) -> Response:
+        with _telling(openai_wire.write_error) as told:
+            session = self._find(request, key)
+            body = await self._read(request, StepRequest)
+            if (body.response is None) == (body.tool is None):
+                raise ValueError("give either a response or a tool with its arguments")
+            if body.tool is not None:
+                shown = await session.call_tool(body.tool, body.arguments)
+            else:
+                shown = await session.step(body.response or "")
+            return write_json(200, {"observation": shown, "done": session.stop is not None})
+        return told.response
+
+    async def _open(self, request: Request, key: str, kind: type[_Body]) -> tuple[Session, _Body]:
+        session = self._find(request, key)
+        body = await self._read(request, kind)
+        named = getattr(body, "model", MODEL_NAME)
+        if named != MODEL_NAME:
+            told = f"there is no model {named!r} at this address: it is called {MODEL_NAME!r}"
+            raise _Refusal(404, "invalid_request_error", "model_not_found", told)
+        return session, body
+
+    def _find(self, request: Request, key: str) -> Session:
+        stranger = find_stranger(request.headers, is_loopback(self._host))
+        if stranger is not None:
+            raise _Refusal(403, "permission_error", "stranger", stranger)
+        session = self._sessions.get(key)
+        if session is None:
+            raise EndedError("there is no episode at this address, or it has ended")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), session.token.encode()):
+            raise _Refusal(401, "authentication_error", "invalid_api_key", "the key is not that of this episode")
+        return session
+
+    async def _read(self, request: Request, kind: type[_Body]) -> _Body:
+        data = await self._room.read(request, LARGEST_BODY, "send less of the history")
+        return kind.model_validate_json(data)
+
+    @staticmethod
+    async def _complete(session: Session, request: Request, **asked: Any) -> Completion:
+        """The answer, unless the one who asked is gone before it is there: then it is no part of the episode."""
+        answering = asyncio.ensure_future(session.complete(**asked))
+        leaving = asyncio.ensure_future(_wait_for_end(request.receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise _Refusal(499, "invalid_request_error", None, "the one who asked is gone")
+            return answering.result()
+        finally:
+            leaving.cancel()
+            answering.cancel()
+
+
+def describe_session(session: Session) -> dict[str, Any]:
+    """What a program is told of its episode."""
+    world = session.world
+    return {
+        "environment": world.env_id,
+        "task": world.task_id,
+        "instruction": world.info["instruction"],
+        "prompt": session.write_prompt() if world.info["turn"] == 0 else None,
+        "observation": session.write_observation(),
+        "tools": [dict(tool.schema()) for tool in world.core.tools],
+        "turn": world.info["turn"],
+        "max_turns": world.core.max_turns,
+        "done": session.stop is not None,
+    }
+
+
+async def _wait_for_end(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _stream(events: Iterator[str]) -> Response:
+    return StreamingResponse(iter(list(events)), media_type="text/event-stream")
+
+
+class _Told:
+    """The error that a request gets."""
+
+    response: Response
+
+
+@contextlib.contextmanager
+def _telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterator[_Told]:
+    """Turn what is wrong with a request into the error of its interface."""
+    told = _Told()
+    try:
+        yield told
+    except Exception as error:
+        refusal = _explain(error)
+        body = write(refusal.message, refusal.kind, refusal.code)
+        told.response = write_json(refusal.status, body, refusal.headers)
+
+
+def _explain(error: Exception) -> _Refusal:
+    invalid = "invalid_request_error"
+    if isinstance(error, _Refusal):
+        return error
+    if isinstance(error, HTTPException):
+        return _Refusal(error.status_code, invalid, None, str(error.detail), error.headers)
+    if isinstance(error, ValidationError):
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        return _Refusal(400, invalid, None, f"{place}: {fault['msg']}" if place else str(fault["msg"]))
+    if isinstance(error, EndedError):
+        return _Refusal(410, invalid, "episode_ended", str(error))
+    if isinstance(error, BusyError):
+        return _Refusal(429, "rate_limit_error", "too_many_calls", str(error))
+    if isinstance(error, ContextExceededError):
+        return _Refusal(400, invalid, "context_length_exceeded", str(error))
+    if isinstance(error, EngineFault):
+        return _Refusal(503, "server_error", error.kind.value, str(error))
+    if isinstance(error, SpearError | ValueError):
+        return _Refusal(400, invalid, None, str(error))
+    return _Refusal(500, "server_error", None, f"the gateway failed on this request: {type(error).__name__}")

@@ -1,0 +1,317 @@
+"""One episode at an address: a program asks the model here, acts in the environment here, and all of it is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spear_agents.chat import Message
+from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Finish, Generation, Sampling
+from spear_agents.episode import World, draw_response
+from spear_agents.gateway.calling import ToolCall, read_calls
+from spear_agents.gateway.faults import AgentFaultKind
+from spear_agents.gateway.transcript import Asked, Transcript
+from spear_agents.prompting import PromptBuilder, disarm_context
+from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
+from spear_envs.adapters.conversation import find_tools_template
+from spear_envs.core.env import text_of
+from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.parsing import ResponseFormat
+from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+
+NO_STEP = "(no step)"
+"""The action of a call after which the program did nothing in the environment."""
+MODEL_NAME = "policy"
+"""What the model is called at every address."""
+
+
+class EndedError(SpearError):
+    """The episode is over, or the program has used up its calls."""
+
+
+class BusyError(SpearError):
+    """The program asks for too many responses at once."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may take.
+
+    Args:
+        calls: of the model in an episode; None for eight times the environment's turns.
+        parallel: calls at the same time.
+        seconds: from the begin of the program to its end.
+    """
+
+    calls: int | None = None
+    parallel: int = 16
+    seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if (self.calls is not None and self.calls < 1) or self.parallel < 1 or not self.seconds > 0:
+            raise SpearError("a program needs at least 1 call, 1 call at a time and more than 0 seconds")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to one call.
+
+    Attributes:
+        number: of the call, from 1.
+        text: the response without its calls of tools.
+        calls: of tools.
+        generation: the tokens.
+        prompt_tokens: of the whole prompt.
+        tokens: texts of the tokens of the response, one for each.
+        stop_string: the text at which it ended; None where it ended by itself, or at its limit.
+    """
+
+    number: int
+    text: str
+    calls: Sequence[ToolCall]
+    generation: Generation
+    prompt_tokens: int
+    tokens: Sequence[str]
+    stop_string: str | None
+
+
+@dataclass
+class _Call:
+    """A call that was answered, and what the program did until the next one."""
+
+    asked: Asked
+    generation: Generation
+    response: str
+    observation: str
+    anchor: str
+    actions: list[str] = field(default_factory=list)
+    format_ok: bool = True
+    action_ok: bool = False
+    reward: float = 0.0
+
+
+class Session:
+    """An episode of one program.  Not for several threads.
+
+    Args:
+        world: the environment, in which the episode has begun.
+        engine: answers.
+        prompts: of the policy; its limits of length hold for the program's prompts too.
+        sampling: how every response is drawn: what the program asks for may only be shorter, or stop earlier.
+        limits: see :class:`Limits`.
+    """
+
+    def __init__(
+        self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling, limits: Limits
+    ) -> None:
+        self.world = world
+        self.key = secrets.token_hex(8)
+        self.token = secrets.token_hex(16)
+        self.stop: StopReason | None = None
+        self.closed = False
+        self.broken: SpearError | None = None
+        """What ends the whole run: an engine or an environment that is broken."""
+        self._engine = engine
+        self._prompts = prompts
+        self._sampling = sampling
+        self._limits = limits
+        self._most = limits.calls or 8 * int(world.core.max_turns)
+        self._transcript = Transcript(prompts.chat, prompts.max_prompt_tokens, prompts.max_row_tokens)
+        self._calls: list[_Call] = []
+        self._begun = 0
+        self._running = 0
+        self._fault: str | None = None
+        self._too_long = False
+        self._stepping = asyncio.Lock()
+
+    # ---------------------------------------------------------------- the model
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        goes_on: bool = False,
+    ) -> Completion:
+        """The model's response to ``messages``; see :meth:`~spear_agents.gateway.transcript.Transcript.ask`.
+
+        Args:
+            max_tokens: of the response, at most the run's own.
+            stop: texts at which it ends; they stay part of it.
+
+        Raises:
+            EndedError: the episode is over, or there were too many calls.
+            BusyError: too many calls at the same time.
+            ContextExceededError: the prompt is too long.
+            EngineFault: no response could be had.
+            SpearError: the chat template refuses the messages.
+        """
+        self._check_open()
+        if self._begun >= self._most:
+            raise EndedError(f"this episode has used up its {self._most} calls of the model")
+        if self._running >= self._limits.parallel:
+            raise BusyError(f"this episode has {self._running} calls under way, and no more are allowed")
+        try:
+            asked = self._transcript.ask(messages, tools, goes_on=goes_on)
+        except ContextExceededError:
+            self._too_long = True
+            raise
+        self._begun += 1
+        self._running += 1
+        number, shown = self._begun, self.world.info["anchor"]
+        call_at = text_of(self.world.observation)
+        most = min(limit for limit in (self._sampling.max_tokens, max_tokens, asked.room) if limit is not None)
+        sampling = replace(self._sampling, max_tokens=most, stop_strings=tuple(stop))
+        generation: Generation | None = None
+        try:
+            generation = await draw_response(
+                self._engine, asked.ids, sampling, self.world.task_id, self.world.seed, number
+            )
+        except ContextExceededError:
+            self._too_long = True
+            raise
+        except EngineFault as fault:
+            self._fault = fault.kind.value
+            raise
+        except SpearError as error:
+            self.broken = error
+            raise
+        finally:
+            self._running -= 1
+            if generation is None or self.closed:
+                self._transcript.leave(asked)
+        self._check_open()
+        self._fault, self._too_long = None, False
+        response = self._transcript.add(asked, generation)
+        anchor = shown if isinstance(shown, str) else repr(shown)
+        self._calls.append(_Call(asked, generation, response, call_at, anchor))
+        text, calls = read_calls(response, self._transcript.form) if tools else (response, [])
+        pieces = [self._prompts.tokenizer.decode([token]) for token in generation.token_ids]
+        reached = next((string for string in stop if string in response), None)
+        stop_string = reached if generation.finish is Finish.STRING else None
+        return Completion(number, text, calls, generation, len(asked.ids), pieces, stop_string)
+
+    def _check_open(self) -> None:
+        if self.closed or self.stop is not None:
+            raise EndedError("this episode has ended: no further response belongs to it")
+
+    # ---------------------------------------------------------------- the environment
+
+    @property
+    def template(self) -> PromptTemplate:
+        """The words around what the environment shows: for tools where it takes bare actions."""
+        is_plain = getattr(self.world.core, "response_format", None) is ResponseFormat.PLAIN
+        return find_tools_template(self.world.core) if is_plain else self._prompts.template
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts at which responses end, if the words are of a conversation that runs on within one message."""
+        template = self.template
+        return template.stop_strings if isinstance(template, RunningTemplate) else ()
+
+    def write_prompt(self) -> str:
+        """Task, rules and what the environment shows first, for the program's first message."""
+        return self.template.render(self._context())
+
+    def write_observation(self) -> str:
+        """What the environment shows now, for the program's next message."""
+        if self.stop is not None:
+            return text_of(self.world.observation)
+        return self.template.follow_up(self._context())
+
+    def _context(self) -> PromptContext:
+        info = self.world.info
+        return disarm_context(
+            PromptContext(
+                instruction=info["instruction"],
+                observation=text_of(self.world.observation),
+                admissible_actions=info["admissible_actions"],
+                history=(),
+                turn=info["turn"] + 1,
+                max_turns=self.world.core.max_turns,
+            )
+        )
+
+    async def step(self, response: str) -> str:
+        """Play a response in the environment's own form; returns what it shows then.
+
+        Raises:
+            EndedError: the episode is over.
+            SpearError: the environment broke.
+        """
+        async with self._stepping:
+            self._check_open()
+            before = self.world.info["reward_terms"]["native_return"]
+            try:
+                self.stop = await self.world.step(response)
+            except SpearError as error:
+                self.broken = error
+                raise
+            info = self.world.info
+            if self._calls:
+                call = self._calls[-1]
+                call.actions.append(info["action"])
+                call.format_ok = call.format_ok and bool(info["format_ok"])
+                call.action_ok = call.action_ok or bool(info["action_ok"])
+                call.reward += float(info["reward_terms"]["native_return"] - before)
+            return self.write_observation()
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Play a call of one of the environment's tools; what is wrong with it is told in the answer.
+
+        Raises:
+            EndedError: the episode is over.
+            SpearError: the environment does not take bare actions, or broke.
+        """
+        core = self.world.core
+        if core.response_format is not ResponseFormat.PLAIN:
+            raise SpearError("tools act in bare actions: make the environment with response_format=plain")
+        tools = {tool.name: tool for tool in core.tools}
+        tool = tools.get(name)
+        if tool is None:
+            return f"There is no tool {name!r}.{suggest_name(name, tools)} There is: {', '.join(tools)}."
+        argument = arguments.get(tool.parameter)
+        if set(arguments) != {tool.parameter} or not isinstance(argument, str):
+            return f"{name} takes one argument, the text {tool.parameter!r}."
+        return await self.step(tool.write(argument))
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Refuse whatever comes from now on."""
+        self.closed = True
+
+    def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
+        """The episode as it stands; ``fault`` is the program's, and counts only if the environment had not ended."""
+        stop, given = self.stop, None
+        if stop is None and (self._fault or fault):
+            stop, given = StopReason.FAULT, self._fault or (fault.value if fault else None)
+        elif stop is None:
+            stop = StopReason.CONTEXT_LIMIT if self._too_long else StopReason.QUIT
+        turns = [_make_turn(call) for call in self._calls]
+        fields: dict[str, Any] = {"layout": Layout.CONVERSATION} | ({"fault": given} if given else {})
+        return self.world.close(stop, turns, self._prompts, **fields)
+
+
+def _make_turn(call: _Call) -> Turn:
+    return Turn(
+        prompt_ids=call.asked.new_ids,
+        response_ids=call.generation.token_ids,
+        log_probs=call.generation.log_probs,
+        response=call.response,
+        action="; ".join(call.actions) if call.actions else NO_STEP,
+        observation=call.observation,
+        format_ok=call.format_ok,
+        action_ok=call.action_ok,
+        anchor=call.anchor,
+        reward=round(call.reward, 9),
+        finish=call.generation.finish,
+        served=call.generation.served,
+        cached_tokens=call.generation.cached_tokens,
+        follows=call.asked.follows,
+    )

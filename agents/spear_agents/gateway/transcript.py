@@ -1,0 +1,156 @@
+"""The calls of one program as token sequences: calls that go on from one another grow one row, others begin anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spear_agents.chat import Chat, Message
+from spear_agents.engines.base import ContextExceededError, Finish, Generation
+from spear_agents.gateway.calling import CallForm, find_form, spell_out
+from spear_agents.prompting import disarm_places
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that a program asked for.
+
+    Attributes:
+        text: of the whole prompt.
+        ids: of the whole prompt, as the engine gets them.
+        new_ids: the last of them, which no earlier call of its row has.
+        follows: place of the call whose response the prompt goes on from; None where it begins anew.
+        opening: tokens of the first prompt of its row.
+        room: tokens that the response may have; None where nothing limits it.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
+    follows: int | None
+    opening: int
+    room: int | None
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A call that was answered."""
+
+    text: str
+    """Of prompt and response."""
+    ids: tuple[int, ...]
+    finish: Finish
+    opening: int
+
+
+class Transcript:
+    """Every prompt of a program and every response to it.
+
+    A prompt goes on from an earlier call if the chat template, given the program's messages, writes that call's prompt
+    and response again, letter by letter.  Then its sampled tokens are kept and only what follows is tokenised.  Where a
+    template drops earlier thoughts, or the program rewrites its history, the texts differ, and the prompt begins a row
+    of its own: so a model is trained on what it would read when it is served.
+
+    Args:
+        chat: the model's.
+        max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt of a row.
+        max_row_tokens: most tokens of a row after its first prompt.
+    """
+
+    def __init__(self, chat: Chat, max_prompt_tokens: int | None = None, max_row_tokens: int | None = None) -> None:
+        self._chat = chat
+        self._max_prompt_tokens = max_prompt_tokens
+        self._max_row_tokens = max_row_tokens
+        source = str(getattr(chat.tokenizer, "chat_template", "") or "")
+        self._knows_tools = "tools" in source
+        self.form: CallForm = find_form(source if self._knows_tools else "")
+        """How the model writes calls."""
+        self._said: list[_Said] = []
+        self._free: set[int] = set()
+        """Places of calls that no other goes on from."""
+
+    def ask(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, goes_on: bool = False
+    ) -> Asked:
+        """The prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
+
+        Args:
+            messages: in OpenAI's form, contents as text, arguments of calls as objects.
+            tools: JSON schemas in OpenAI's form.
+            goes_on: the last message is the beginning of the response.
+
+        Raises:
+            ContextExceededError: it is too long.
+            SpearError: the chat template refuses the messages.
+        """
+        text = self._render(messages, tools, goes_on)
+        follows = self._find_begin(text)
+        if follows is None:
+            new_ids = ids = self._chat.encode(text)
+            opening = len(ids)
+        else:
+            said = self._said[follows]
+            rest = text[len(said.text) :]
+            new_ids = self._chat.encode(self._chat.drop_end(rest) if said.finish is Finish.STOP else rest)
+            ids, opening = said.ids + new_ids, said.opening
+        asked = Asked(text, ids, new_ids, follows, opening, self._measure_room(len(ids), opening))
+        if follows is not None:
+            self._free.discard(follows)
+        return asked
+
+    def add(self, asked: Asked, generation: Generation) -> str:
+        """Keep the response to ``asked``; returns its text."""
+        response = self._chat.decode(generation.token_ids)
+        self._free.add(len(self._said))
+        self._said.append(
+            _Said(asked.text + response, asked.ids + generation.token_ids, generation.finish, asked.opening)
+        )
+        return response
+
+    def leave(self, asked: Asked) -> None:
+        """Forget ``asked``, which got no response."""
+        if asked.follows is not None:
+            self._free.add(asked.follows)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
+        safe = [_disarm(message, self._chat) for message in messages]
+        keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
+        if not self._knows_tools:
+            return self._chat.render(spell_out(safe, tools), add_generation_prompt=not goes_on, **keywords)
+        if tools:
+            keywords["tools"] = list(tools)
+        return self._chat.render(safe, add_generation_prompt=not goes_on, **keywords)
+
+    def _find_begin(self, text: str) -> int | None:
+        """The call that ``text`` goes on from: of those that nothing goes on from yet, the longest."""
+        fitting = [place for place in self._free if self._goes_on_from(self._said[place], text)]
+        return max(fitting, key=lambda place: (len(self._said[place].text), place), default=None)
+
+    def _goes_on_from(self, said: _Said, text: str) -> bool:
+        if not text.startswith(said.text):
+            return False
+        return said.finish is not Finish.STOP or self._chat.starts_with_end(text[len(said.text) :])
+
+    def _measure_room(self, length: int, opening: int) -> int | None:
+        limited = self._max_row_tokens is not None
+        checked = opening if limited else length
+        if self._max_prompt_tokens is not None and checked > self._max_prompt_tokens:
+            raise ContextExceededError(f"the prompt has {checked} tokens of at most {self._max_prompt_tokens}")
+        if not limited:
+            return None
+        room = opening + (self._max_row_tokens or 0) - length
+        if room <= 0:
+            raise ContextExceededError(f"the conversation has {length} tokens of at most {length + room - 1}")
+        return room
+
+
+def _disarm(value: Any, chat: Chat) -> Any:
+    """A message with the model's own marks broken up in every text of it."""
+    if isinstance(value, str):
+        return chat.disarm(disarm_places(value))
+    if isinstance(value, Mapping):
+        return {key: _disarm(part, chat) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_disarm(part, chat) for part in value]
+    return value

@@ -1,0 +1,260 @@
+"""Programs of all kinds: those that play, and those that fail, hang, never ask or never stop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
+httpx = pytest.importorskip("httpx")
+
+from spear_agents.engines.base import EngineFault, EngineFaultKind
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.episode import play_episode
+from spear_agents.gateway import loop
+from spear_agents.gateway.programs import AgentTask, ProgramPlayer, load_program
+from spear_agents.gateway.server import Gateway
+from spear_agents.gateway.session import NO_STEP, Limits
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout, StopReason, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+from tests.agents.corridor import CorridorEnv
+from tests.agents.gateway.programs import KeepingEngine, Sampling, play_program
+
+
+def ask(task: AgentTask, messages: list[dict[str, Any]], **fields: Any) -> Any:
+    return httpx.post(
+        f"{task.base_url}/chat/completions",
+        json={"model": task.model, "messages": messages, **fields},
+        headers={"Authorization": f"Bearer {task.api_key}"},
+        timeout=20,
+    )
+
+
+def walk(task: AgentTask) -> None:
+    """A plain program: each response is played as a call of the tool."""
+    messages = [{"role": "user", "content": task.prompt}]
+    while not task.done:
+        text = ask(task, messages).json()["choices"][0]["message"]["content"]
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": task.call("act", {"action": text})},
+        ]
+
+
+def test_a_program_wins_and_its_calls_are_one_row() -> None:
+    engine = KeepingEngine("go")
+    (played,) = play_program(walk, engine)
+    assert (played.stop, played.won, played.layout) == (StopReason.WON, True, Layout.CONVERSATION)
+    assert [turn.action for turn in played.turns] == ["go", "go"]
+    assert [turn.follows for turn in played.turns] == [None, 0]
+    (row,) = played.rows()
+    (first, said), (second, last) = engine.kept
+    assert row.prompt_ids == first and (*row.prompt_ids, *row.response_ids) == (*second, *last.token_ids)
+    assert sum(row.response_mask) == len(said.token_ids) + len(last.token_ids)
+    assert played.turns[-1].reward == 1.0 and played.reward == pytest.approx(1.0 + 0.1 * 2 + 0.1)
+    assert Trajectory.from_json(played.to_json()) == played
+
+
+ENVIRONMENTS = {
+    "spear/ALFWorld-v0": {"rooms": "small"},
+    "spear/WebShop-v0": {},
+    "spear/Sokoban-v0": {"modality": "text"},
+    "spear/CodeInterpreter-v0": {},
+    "spear/SearchR1-v0": {},
+}
+
+
+@pytest.mark.parametrize("env_id", ENVIRONMENTS)
+def test_our_own_loop_through_the_gateway_is_our_own_loop(env_id: str) -> None:
+    """The same prompts, tokens, log-probabilities, rewards and reward terms, turn by turn."""
+    envs = [InfoWatch(make_env(env_id, keywords=ENVIRONMENTS[env_id])) for _ in range(2)]
+    core: Any = envs[0].unwrapped
+    prompts = PromptBuilder(ChatByteTokenizer(), core.templates["default"], Layout.CONVERSATION)
+    engines = [ScriptedEngine(NoisyExpert(env, prompts.template), ChatByteTokenizer()) for env in envs]
+    wanted = {"task_id": core.tasks[0].id, "sampling": Sampling(), "seed": 3, "env_id": env_id}
+
+    async def play_both() -> tuple[Trajectory, Trajectory]:
+        direct = await play_episode(envs[0], engines[0], prompts, **wanted)
+        gateway = Gateway()
+        await gateway.start()
+        try:
+            through = await ProgramPlayer(loop.play, gateway)(envs[1], engines[1], prompts, **wanted)
+        finally:
+            await gateway.aclose()
+        return direct, through
+
+    direct, through = asyncio.run(play_both())
+    assert direct.won and len(direct.turns) > 1
+    assert direct == through
+    assert direct.rows() == through.rows()
+
+
+def test_async_programs_and_functions_made_of_tools() -> None:
+    async def play(task: AgentTask) -> None:
+        (act,) = task.functions
+        assert act.__name__ == "act" and list(inspect.signature(act).parameters) == ["action"]
+        assert task.tools[0]["function"]["name"] == "act"
+        assert "_P_" in await act(action="go") and not task.done
+        assert await task.call("act", {"wrong": "go"}) == "act takes one argument, the text 'action'."
+        assert "There is no tool 'atc'" in await task.call("atc", {"action": "go"})
+        await act(action="go")
+        assert task.done
+
+    (played,) = play_program(play, KeepingEngine())
+    assert played.won and played.turns == () and played.rows() == []
+
+
+def test_calls_without_a_step_and_steps_between_calls() -> None:
+    def play(task: AgentTask) -> None:
+        for _ in range(2):
+            ask(task, [{"role": "user", "content": "think"}])
+        for action in ("go", "nonsense", "go"):
+            task.step(action)
+
+    (played,) = play_program(play, KeepingEngine("hm"))
+    assert [turn.action for turn in played.turns] == [NO_STEP, "go; nonsense; go"]
+    assert [turn.action_ok for turn in played.turns] == [False, True]
+    assert [turn.reward for turn in played.turns] == [0.0, pytest.approx(1.0 - 0.2)]
+    assert len(played.rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "stop", "fault"),
+    [
+        (lambda task: None, StopReason.QUIT, None),
+        (lambda task: [][0], StopReason.FAULT, "agent_failed"),
+        (lambda task: exit(3), StopReason.FAULT, "agent_failed"),
+        (lambda task: time.sleep(30), StopReason.FAULT, "agent_timeout"),
+        (lambda task: task.step("break"), StopReason.FAULT, "collapse"),
+    ],
+)
+def test_programs_that_do_not_play(program: Any, stop: StopReason, fault: str | None, caplog: Any) -> None:
+    (played,) = play_program(program, KeepingEngine(), limits=Limits(seconds=0.5))
+    assert (played.stop, played.fault, played.won) == (stop, fault, False)
+    assert played.reward == (0.0 if fault else -1.0)
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == (fault is not None and fault.startswith("agent"))
+
+
+def test_an_async_program_that_waits_is_woken_and_one_that_hangs_holds_up_no_other() -> None:
+    ended = threading.Event()
+
+    async def play(task: AgentTask) -> None:
+        if not ended.is_set():
+            ended.set()
+            time.sleep(5)  # blocks its own loop
+        try:
+            await task.step("go")
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    start = time.monotonic()
+    played = play_program(play, KeepingEngine(), limits=Limits(seconds=0.7), episodes=4)
+    assert time.monotonic() - start < 4
+    assert [one.fault for one in played] == ["agent_timeout"] * 4
+
+
+def test_an_error_after_the_end_costs_nothing() -> None:
+    def play(task: AgentTask) -> None:
+        walk(task)
+        late = ask(task, [{"role": "user", "content": "more"}])
+        assert (late.status_code, late.json()["error"]["code"]) == (410, "episode_ended")
+        with pytest.raises(SpearError, match="has ended"):
+            task.step("go")
+        raise ValueError("whatever")
+
+    (played,) = play_program(play, KeepingEngine("go"))
+    assert played.won and played.fault is None and len(played.turns) == 2
+
+
+def test_calls_are_counted_and_bounded() -> None:
+    def play(task: AgentTask) -> None:
+        while (reply := ask(task, [{"role": "user", "content": "x"}])).status_code == 200:
+            pass
+        assert reply.status_code == 410 and "used up its 3 calls" in reply.json()["error"]["message"]
+
+    (played,) = play_program(play, KeepingEngine(), limits=Limits(calls=3))
+    assert len(played.turns) == 3 and played.stop is StopReason.QUIT
+
+
+def test_an_engine_s_fault_is_told_and_counts_if_nothing_came_after_it() -> None:
+    class Broken(KeepingEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.samplings or len(self.samplings) > 1:
+                self.samplings.append(args[1])
+                raise EngineFault(EngineFaultKind.TIMEOUT, "too slow")
+            return await super().generate(*args, **kwargs)
+
+    def play(task: AgentTask) -> None:
+        codes = [
+            ask(task, [{"role": "user", "content": "x"}]).status_code for _ in range(int(task.max_turns) and tries)
+        ]
+        assert codes == [503, 200, 503][:tries]
+
+    for tries, stop in ((2, StopReason.QUIT), (3, StopReason.FAULT)):
+        (played,) = play_program(play, Broken())
+        assert (played.stop, len(played.turns)) == (stop, 1)
+        assert played.fault == ("engine_timeout" if tries == 3 else None)
+
+
+def test_a_broken_engine_or_environment_ends_the_run() -> None:
+    class Broken(KeepingEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise ZeroDivisionError
+
+    with pytest.raises(SpearError, match="the engine failed: ZeroDivisionError"):
+        play_program(walk, Broken())
+    with pytest.raises(SpearError, match="turn 1: the environment broke: ZeroDivisionError"):
+        play_program(lambda task: task.step("bug"), KeepingEngine())
+
+
+def test_a_conversation_that_grows_too_long_is_told_and_is_no_other_end() -> None:
+    errors: list[Any] = []
+
+    def play(task: AgentTask) -> None:
+        messages = [{"role": "user", "content": "x" * 30}]
+        while (reply := ask(task, messages)).status_code == 200:
+            messages += [{"role": "assistant", "content": "hm"}, {"role": "user", "content": "y" * 10}]
+        errors.append(reply.json()["error"])
+
+    (played,) = play_program(play, KeepingEngine("hm"), max_prompt_tokens=40, max_row_tokens=40)
+    assert errors[0]["code"] == "context_length_exceeded" and played.stop is StopReason.CONTEXT_LIMIT
+    (row,) = played.rows()
+    assert len(row.prompt_ids) <= 40 and 28 < len(row.response_ids) <= 40
+    assert played.reward == -1.0
+
+
+def test_tools_want_bare_actions() -> None:
+    def play(task: AgentTask) -> None:
+        with pytest.raises(SpearError, match="response_format=plain"):
+            task.call("act", {"action": "go"})
+
+    (played,) = play_program(play, KeepingEngine(), env=CorridorEnv())
+    assert played.fault is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("walk", "MODULE:FUNCTION"),
+        ("no_such_module:play", "cannot be imported"),
+        ("tests.agents.gateway.programs:absent", "no function 'absent'"),
+        ("broken_agent:play", "ZeroDivisionError"),
+    ],
+)
+def test_a_program_that_is_not_there(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_agent.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpearError, match=words):
+        load_program(name)

@@ -40,7 +40,7 @@ class Form(str, Enum):
 @click.command("eval")
 @click.argument("env_id", metavar="ENV", type=ENV)
 @join_options(*list_playing_options())
-@click.option("--agent", metavar="MODULE:FUNCTION", help="Program that plays in the place of our own loop.")
+@click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
 @click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
 @click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)

@@ -74,7 +74,7 @@ class EvalSettings:
         server: where the model is served (``openai`` only).
         dtype: of transformers' computation (``hf`` only; vLLM's is in ``vllm``); None for that of the weights.
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
-        agent: the program that plays, ``MODULE:FUNCTION``; None for our own loop.
+        agent: the program that plays, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop.
     """
 
     env_id: str

@@ -22,8 +22,10 @@ from yaml import YAMLError
 from spear_agents.chat import check_taken_keywords
 from spear_agents.engines.vision import has_vision
 from spear_agents.files import explain_unwritable, write_json, write_text
+from spear_agents.gateway.programs import resolve_program
 from spear_agents.models.catalogue import find_snapshot
 from spear_agents.models.getting import resolve_model
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.settings import SpearSettings
@@ -111,6 +113,8 @@ def compose_training(
             rollout = config.actor_rollout_ref.rollout
             rollout.dtype = choose_dtype(str(rollout.dtype), Path(model))
         config.spear.env.valid_split = settings.env.valid_split
+        if settings.agent is not None:
+            config.spear.agent = resolve_program(settings.agent)
     resolve_custom_reward(config)
     training = check_config(config)
     fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
@@ -300,6 +304,8 @@ def check_config(config: DictConfig) -> Training:
     vision = settings.vision_start is not None if made_here else has_vision(name)
     if vision and settings.algorithm.advantage.needs_critic:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
+    if settings.agent is not None and settings.env.layout is not Layout.CONVERSATION:
+        raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     environment = inspect_environment(settings.env)
     size, train = config.data.train_batch_size, environment.train
     if train.tasks < size:

@@ -29,6 +29,8 @@ class RunSettings(Record):
     resume: Resume = Resume.EXACT
     keep_best: str | None = "success/all"
     """Metric of the validation whose best checkpoint is kept."""
+    agent: str | None = None
+    """The program that plays the episodes, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop."""
     record: RecordSettings = field(default_factory=RecordSettings)
     warm_start: Mapping[str, Any] | None = None
     """Changes to the recipe of the policy that the run makes first; None where it makes none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import logging
 import sys
@@ -12,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -133,25 +135,42 @@ def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[...,
 
 
 def load_program(name: str) -> Program:
-    """The function of ``MODULE:FUNCTION``; modules of the current folder are found too.
+    """The function of ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
 
     Raises:
         SpearError: there is none.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise SpearError(f"an agent is named MODULE:FUNCTION, not {name!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise SpearError(f"an agent is named FILE.py:FUNCTION or MODULE:FUNCTION, not {name!r}")
     try:
-        module = importlib.import_module(module_name)
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # a module of strangers may raise anything
-        raise SpearError(f"agent {name}: {module_name} cannot be imported ({type(error).__name__}: {error})") from error
-    program = getattr(module, attribute, None)
+        raise SpearError(f"agent {name}: {place} cannot be imported ({type(error).__name__}: {error})") from error
+    program: Program | None = getattr(module, attribute, None)
     if not callable(program):
-        raise SpearError(f"agent {name}: {module.__name__} has no function {attribute!r}")
+        raise SpearError(f"agent {name}: {place} has no function {attribute!r}")
     return program
+
+
+def resolve_program(name: str) -> str:
+    """The name with a file's whole path, for processes in other folders.  Raises SpearError like :func:`load_program`."""
+    load_program(name)
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).resolve()}:{attribute}" if place.endswith(".py") else name
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The module of a file; it finds the modules beside it."""
+    spec = importlib.util.spec_from_file_location(f"agent_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.modules[spec.name] = module  # as an import does: dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.asynccontextmanager

@@ -34,9 +34,10 @@ def test_llama_calls_come_back(made: list[ToolCall], tag: str) -> None:
     assert read_calls(text, CallForm.LLAMA) == ("", made)
 
 
-@given(
-    st.text() | st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", '"name"', ":", "}", "1;"])).map("".join)
-)
+PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "{", '"name"', ":", "}", "1;"])
+
+
+@given(st.text() | st.lists(PIECES).map("".join))
 def test_whatever_is_written_is_read_without_an_error_and_stays_text(text: str) -> None:
     for form in CallForm:
         kept, found = read_calls(text, form)

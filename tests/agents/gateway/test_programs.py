@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx", reason="needs the extra 'api'")
+
+import httpx
 
 from spear_agents.engines.base import EngineFault, EngineFaultKind
 from spear_agents.engines.bytes import ChatByteTokenizer
@@ -45,10 +47,8 @@ def walk(task: AgentTask) -> None:
     messages = [{"role": "user", "content": task.prompt}]
     while not task.done:
         text = ask(task, messages).json()["choices"][0]["message"]["content"]
-        messages += [
-            {"role": "assistant", "content": text},
-            {"role": "user", "content": task.call("act", {"action": text})},
-        ]
+        shown = task.call("act", {"action": text})
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": shown}]
 
 
 def test_a_program_wins_and_its_calls_are_one_row() -> None:
@@ -197,9 +197,7 @@ def test_an_engine_s_fault_is_told_and_counts_if_nothing_came_after_it() -> None
             return await super().generate(*args, **kwargs)
 
     def play(task: AgentTask) -> None:
-        codes = [
-            ask(task, [{"role": "user", "content": "x"}]).status_code for _ in range(int(task.max_turns) and tries)
-        ]
+        codes = [ask(task, [{"role": "user", "content": "x"}]).status_code for _ in range(tries)]
         assert codes == [503, 200, 503][:tries]
 
     for tries, stop in ((2, StopReason.QUIT), (3, StopReason.FAULT)):
@@ -247,10 +245,11 @@ def test_tools_want_bare_actions() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("walk", "MODULE:FUNCTION"),
+        ("walk", r"FILE\.py:FUNCTION or MODULE:FUNCTION"),
         ("no_such_module:play", "cannot be imported"),
         ("tests.agents.gateway.programs:absent", "no function 'absent'"),
-        ("broken_agent:play", "ZeroDivisionError"),
+        ("broken_agent.py:play", "ZeroDivisionError"),
+        ("absent.py:play", "FileNotFoundError"),
     ],
 )
 def test_a_program_that_is_not_there(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ from spear_agents.engines.base import (
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.stops import Decoder, StopFinder
 from spear_agents.engines.vision import ImageReader, has_vision
+from spear_agents.episode import play_episode
+from spear_agents.gateway.programs import open_program
 from spear_agents.prompting import PromptBuilder
-from spear_agents.rollout import Job, open_session, play_many
+from spear_agents.rollout import Job, Play, open_session, play_many
 from spear_agents.usage import sum_usage
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
@@ -173,6 +175,9 @@ class RolloutWorker(AgentLoopWorker):
         self._settings = run.env
         self._find_repetition = run.algorithm.filter.repetition
         self._reward = read_custom_reward(config)
+        self._agent = run.agent
+        self._play: Play | None = None
+        self._programs = AsyncExitStack()
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
@@ -183,7 +188,8 @@ class RolloutWorker(AgentLoopWorker):
             engine = MicroBatcher(
                 self._generate_batch,
                 max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
-                deterministic=run.deterministic,
+                # A program calls when it likes: nobody can wait until all have.
+                deterministic=run.deterministic and run.agent is None,
             )
         else:
             engine = ServerEngine(
@@ -236,6 +242,12 @@ class RolloutWorker(AgentLoopWorker):
             template_kwargs=OmegaConf.to_container(keywords, resolve=True) if keywords else None,
         )
 
+    async def _open_player(self) -> Play:
+        """Our own loop, or the program; its gateway serves as long as this worker lives."""
+        if self._agent is None:
+            return play_episode
+        return await self._programs.enter_async_context(open_program(self._agent))
+
     def _take_environment(self, split: str) -> gym.Env:
         idle = self._idle.setdefault(split, [])
         return idle.pop() if idle else make_environment(self._settings, split=split)
@@ -246,6 +258,8 @@ class RolloutWorker(AgentLoopWorker):
         before = engine.calls
         if self._shares_cache and engine.cache_tokens is None:
             engine.cache_tokens = await self._ask_cache()
+        if self._play is None:
+            self._play = await self._open_player()
         if self._prompts is None:
             env = self._take_environment(split)
             self._prompts = self._build_prompts(env)
@@ -259,6 +273,7 @@ class RolloutWorker(AgentLoopWorker):
             sampling=sampling,
             env_id=self._settings.id,
             concurrency=MOST_EPISODES,
+            play=self._play,
         )
         if self._reward is not None:
             core: Any = self._idle[split][0].unwrapped

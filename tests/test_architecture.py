@@ -80,8 +80,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_sandbox/client.py",
         "spear_sandbox/web/replies.py",
         "spear_agents/engines/openai.py",
+        "spear_agents/gateway/loop.py",
     ),
     "fastapi": (
+        "spear_agents/gateway/*",
         "spear_envs/retrieval/server.py",
         "spear_envs/adapters/openenv/server.py",
         "spear_sandbox/server.py",
@@ -135,6 +137,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tensordict": ("spear_training/verl_plugin/*",),
     "psutil": ("spear_training/*",),
     "pydantic": (
+        "spear_agents/gateway/*",
         "spear_envs/retrieval/backends/settings.py",
         "spear_envs/retrieval/mcp_server.py",
         "spear_training/*",

@@ -30,6 +30,8 @@ from spear_agents.trajectory import Trajectory
 from spear_agents.usage import Usage, describe_versions, sum_usage
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
+from spear_envs.core.parsing import ResponseParser
+from spear_envs.core.prompts import PromptTemplate
 
 SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
@@ -137,6 +139,34 @@ def choose_template(env: gym.Env[Any, Any], name: str) -> Any:
     return templates[name]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Settings with the defaults of environment and engine filled in, and what of the environment is needed."""
+
+    settings: EvalSettings
+    task_ids: list[str]
+    fingerprint: str
+    template: PromptTemplate
+    parser: ResponseParser
+
+
+def prepare(settings: EvalSettings) -> Prepared:
+    """Look at the environment of ``settings``.
+
+    Raises:
+        SpearError: no such environment, task, split or template, or a model that is not to be had.
+    """
+    split = settings.split or find_splits(settings.env_id)[-1]
+    env = make_env(settings.env_id, split, settings.env_kwargs)
+    try:
+        core: Any = env.unwrapped
+        settings = settings.resolve(split, core.templates)
+        template = choose_template(env, settings.template or "")
+        return Prepared(settings, choose_tasks(env, settings.tasks), core.tasks.fingerprint, template, core.parser)
+    finally:
+        env.close()
+
+
 def run_evaluation(
     settings: EvalSettings,
     out: str | Path | None = None,
@@ -154,21 +184,15 @@ def run_evaluation(
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
             holds an evaluation with other settings, an engine that fails again and again.
     """
-    split = settings.split or find_splits(settings.env_id)[-1]
-    env = make_env(settings.env_id, split, settings.env_kwargs)
-    try:
-        core: Any = env.unwrapped
-        settings = settings.resolve(split, core.templates)
-        fingerprint: str = core.tasks.fingerprint
-        jobs = settings.jobs(choose_tasks(env, settings.tasks))
-        template, parser = choose_template(env, settings.template or ""), core.parser
-    finally:
-        env.close()
+    prepared = prepare(settings)
+    settings, jobs = prepared.settings, prepared.settings.jobs(prepared.task_ids)
     start = time.monotonic()
     with ExitStack() as stack:
-        policy = open_policy(settings, template, parser, stack, concurrency=concurrency, deterministic=deterministic)
+        policy = open_policy(
+            settings, prepared.template, prepared.parser, stack, concurrency=concurrency, deterministic=deterministic
+        )
         settings = policy.settings
-        identity = settings.identify(fingerprint)
+        identity = settings.identify(prepared.fingerprint)
         log = EpisodeLog()
         if out is not None:
             check_settings(Path(out), identity)
@@ -188,7 +212,7 @@ def run_evaluation(
                     player = await closing.enter_async_context(open_program(settings.agent))
                 await play_many(
                     progress.missing,
-                    make_env=lambda: policy.wrap_env(make_env(settings.env_id, split, settings.env_kwargs)),
+                    make_env=lambda: policy.wrap_env(make_env(settings.env_id, settings.split, settings.env_kwargs)),
                     engine_for=policy.engine_for,
                     prompts=policy.prompts,
                     sampling=settings.sampling(),

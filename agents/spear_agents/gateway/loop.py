@@ -12,7 +12,8 @@ async def play(task: AgentTask) -> None:
     messages = [{"role": "system", "content": task.system}] if task.system else []
     messages.append({"role": "user", "content": task.prompt})
     headers = {"Authorization": f"Bearer {task.api_key}"}
-    async with httpx.AsyncClient(base_url=task.base_url, headers=headers, timeout=None) as client:
+    # The address is plain HTTP: reading the system's certificates would take longer than a call.
+    async with httpx.AsyncClient(base_url=task.base_url, headers=headers, timeout=None, verify=False) as client:
         while not task.done:
             goes_on = messages[-1]["role"] == "assistant"
             body = {"model": task.model, "messages": messages, "continue_final_message": goes_on}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 @dataclass(eq=False)
-class _Refusal(Exception):
+class Refusal(Exception):
     """A request that gets no response: status, OpenAI's type and code, and a sentence."""
 
     status: int
@@ -115,7 +116,7 @@ class Gateway:
         return app
 
     async def _chat(self, request: Request, key: str) -> Response:
-        with _telling(openai_wire.write_error) as told:
+        with telling(openai_wire.write_error) as told:
             session, body = await self._open(request, key, openai_wire.ChatRequest)
             messages = [message.to_message() for message in body.messages]
             answer = await self._complete(
@@ -133,7 +134,7 @@ class Gateway:
         return told.response
 
     async def _messages(self, request: Request, key: str) -> Response:
-        with _telling(lambda message, kind, code: anthropic_wire.write_error(message, kind)) as told:
+        with telling(lambda message, kind, code: anthropic_wire.write_error(message, kind)) as told:
             session, body = await self._open(request, key, anthropic_wire.MessagesRequest)
             answer = await self._complete(
                 session,
@@ -150,22 +151,22 @@ class Gateway:
         return told.response
 
     async def _models(self, request: Request, key: str) -> Response:
-        with _telling(openai_wire.write_error) as told:
-            self._find(request, key)
+        with telling(openai_wire.write_error) as told:
+            self.find(request, key)
             model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "spear"}
             return write_json(200, {"object": "list", "data": [model]})
         return told.response
 
     async def _describe(self, request: Request, key: str) -> Response:
-        with _telling(openai_wire.write_error) as told:
-            session = self._find(request, key)
+        with telling(openai_wire.write_error) as told:
+            session = self.find(request, key)
             return write_json(200, describe_session(session))
         return told.response
 
     async def _step(self, request: Request, key: str) -> Response:
-        with _telling(openai_wire.write_error) as told:
-            session = self._find(request, key)
-            body = await self._read(request, StepRequest)
+        with telling(openai_wire.write_error) as told:
+            session = self.find(request, key)
+            body = await self.read_body(request, StepRequest)
             if (body.response is None) == (body.tool is None):
                 raise ValueError("give either a response or a tool with its arguments")
             if body.tool is not None:
@@ -176,28 +177,35 @@ class Gateway:
         return told.response
 
     async def _open(self, request: Request, key: str, kind: type[_Body]) -> tuple[Session, _Body]:
-        session = self._find(request, key)
-        body = await self._read(request, kind)
+        session = self.find(request, key)
+        body = await self.read_body(request, kind)
         named = getattr(body, "model", MODEL_NAME)
         if named != MODEL_NAME:
             told = f"there is no model {named!r} at this address: it is called {MODEL_NAME!r}"
-            raise _Refusal(404, "invalid_request_error", "model_not_found", told)
+            raise Refusal(404, "invalid_request_error", "model_not_found", told)
         return session, body
 
-    def _find(self, request: Request, key: str) -> Session:
-        stranger = find_stranger(request.headers, is_loopback(self._host))
-        if stranger is not None:
-            raise _Refusal(403, "permission_error", "stranger", stranger)
+    def find(self, request: Request, key: str) -> Session:
+        """The session at an address.  Raises Refusal or EndedError where the one who asks may not have it."""
+        self.refuse_strangers(request)
         session = self._sessions.get(key)
         if session is None:
             raise EndedError("there is no episode at this address, or it has ended")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         if not hmac.compare_digest(given.encode(), session.token.encode()):
-            raise _Refusal(401, "authentication_error", "invalid_api_key", "the key is not that of this episode")
+            raise Refusal(401, "authentication_error", "invalid_api_key", "the key is not that of this episode")
+        session.touched = time.monotonic()
         return session
 
-    async def _read(self, request: Request, kind: type[_Body]) -> _Body:
+    def refuse_strangers(self, request: Request) -> None:
+        """Raises Refusal where a page of another site asks."""
+        stranger = find_stranger(request.headers, is_loopback(self._host))
+        if stranger is not None:
+            raise Refusal(403, "permission_error", "stranger", stranger)
+
+    async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
+        """The body of a request.  Raises HTTPException or ValidationError where it is none."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
         return kind.model_validate_json(data)
 
@@ -209,7 +217,7 @@ class Gateway:
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                raise _Refusal(499, "invalid_request_error", None, "the one who asked is gone")
+                raise Refusal(499, "invalid_request_error", None, "the one who asked is gone")
             return answering.result()
         finally:
             leaving.cancel()
@@ -248,7 +256,7 @@ class _Told:
 
 
 @contextlib.contextmanager
-def _telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterator[_Told]:
+def telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterator[_Told]:
     """Turn what is wrong with a request into the error of its interface."""
     told = _Told()
     try:
@@ -259,24 +267,24 @@ def _telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterato
         told.response = write_json(refusal.status, body, refusal.headers)
 
 
-def _explain(error: Exception) -> _Refusal:
+def _explain(error: Exception) -> Refusal:
     invalid = "invalid_request_error"
-    if isinstance(error, _Refusal):
+    if isinstance(error, Refusal):
         return error
     if isinstance(error, HTTPException):
-        return _Refusal(error.status_code, invalid, None, str(error.detail), error.headers)
+        return Refusal(error.status_code, invalid, None, str(error.detail), error.headers)
     if isinstance(error, ValidationError):
         fault = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, fault["loc"]))
-        return _Refusal(400, invalid, None, f"{place}: {fault['msg']}" if place else str(fault["msg"]))
+        return Refusal(400, invalid, None, f"{place}: {fault['msg']}" if place else str(fault["msg"]))
     if isinstance(error, EndedError):
-        return _Refusal(410, invalid, "episode_ended", str(error))
+        return Refusal(410, invalid, "episode_ended", str(error))
     if isinstance(error, BusyError):
-        return _Refusal(429, "rate_limit_error", "too_many_calls", str(error))
+        return Refusal(429, "rate_limit_error", "too_many_calls", str(error))
     if isinstance(error, ContextExceededError):
-        return _Refusal(400, invalid, "context_length_exceeded", str(error))
+        return Refusal(400, invalid, "context_length_exceeded", str(error))
     if isinstance(error, EngineFault):
-        return _Refusal(503, "server_error", error.kind.value, str(error))
+        return Refusal(503, "server_error", error.kind.value, str(error))
     if isinstance(error, SpearError | ValueError):
-        return _Refusal(400, invalid, None, str(error))
-    return _Refusal(500, "server_error", None, f"the gateway failed on this request: {type(error).__name__}")
+        return Refusal(400, invalid, None, str(error))
+    return Refusal(500, "server_error", None, f"the gateway failed on this request: {type(error).__name__}")

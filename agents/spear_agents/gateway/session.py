@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,6 +113,8 @@ class Session:
         self.token = secrets.token_hex(16)
         self.stop: StopReason | None = None
         self.closed = False
+        self.touched = time.monotonic()
+        """When somebody last asked."""
         self.broken: SpearError | None = None
         """What ends the whole run: an engine or an environment that is broken."""
         self._engine = engine
@@ -289,10 +292,12 @@ class Session:
     def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
         """The episode as it stands; ``fault`` is the program's, and counts only if the environment had not ended."""
         stop, given = self.stop, None
-        if stop is None and (self._fault or fault):
+        if stop is None and self._too_long:
+            stop = StopReason.CONTEXT_LIMIT  # programs may take that for an error
+        elif stop is None and (self._fault or fault):
             stop, given = StopReason.FAULT, self._fault or (fault.value if fault else None)
         elif stop is None:
-            stop = StopReason.CONTEXT_LIMIT if self._too_long else StopReason.QUIT
+            stop = StopReason.QUIT
         turns = [_make_turn(call) for call in self._calls]
         fields: dict[str, Any] = {"layout": Layout.CONVERSATION} | ({"fault": given} if given else {})
         return self.world.close(stop, turns, self._prompts, **fields)

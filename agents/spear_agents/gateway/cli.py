@@ -1,0 +1,97 @@
+"""``spear gateway``: episodes for programs of any kind, each at an address like a model server's."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
+from spear_agents.trajectory import Layout
+from spear_envs.completion import ENV
+from spear_envs.core.errors import SpearError
+from spear_sandbox.web.listening import read_token
+from spear_sandbox.web.options import take_address, warn_of_open_address
+
+TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
+
+
+@click.command()
+@click.argument("env_id", metavar="ENV", type=ENV)
+@join_options(*list_playing_options())
+@take_address(8500)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
+@click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
+@click.option("--idle", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+              help="Seconds without a request after which an episode ends.")  # fmt: skip
+def gateway(
+    env_id: str,
+    host: str,
+    port: int,
+    out: Path | None,
+    calls: int | None,
+    idle: float,
+    concurrency: int,
+    **options: Any,
+) -> None:
+    """Serve episodes of ENV to programs that speak to OpenAI's or Anthropic's interface.
+
+    POST /episodes begins one and answers with its address, its key, the first prompt and the tools.  The model is at
+    ADDRESS/chat/completions and ADDRESS/messages; POST /episodes/ID/step acts in the environment; DELETE /episodes/ID
+    ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks for it.
+    """
+    from spear_agents.evaluate import prepare
+    from spear_agents.gateway.hosting import Host
+    from spear_agents.gateway.server import Gateway
+    from spear_agents.gateway.session import Limits
+    from spear_agents.policies import open_policy
+    from spear_envs.core.making import make_env
+
+    settings = make_settings(env_id, {**options, "layout": Layout.CONVERSATION})
+    token = read_token(TOKEN_VARIABLE)
+    with ExitStack() as stack:
+        prepared = prepare(settings)
+        settings = prepared.settings
+        policy = open_policy(settings, prepared.template, prepared.parser, stack, concurrency=concurrency)
+        log = EpisodeLog()
+        if out is not None:
+            check_settings(out, policy.settings.identify(prepared.fingerprint))
+            log = stack.enter_context(open_log(out / EPISODES))
+
+        async def serve() -> None:
+            server = Gateway(host, port)
+            hosting = Host(
+                server,
+                policy,
+                lambda: policy.wrap_env(make_env(env_id, settings.split, settings.env_kwargs)),
+                prepared.task_ids,
+                env_id,
+                token=token,
+                limits=Limits(calls=calls, seconds=idle),
+                most=concurrency,
+                on_end=log.write,
+            )
+            await server.start()
+            warn_of_open_address(server.url, host, token, allows="use the model", variable=TOKEN_VARIABLE)
+            click.echo(f"ready: {env_id}, {concurrency} episodes at a time, at {server.url}")
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            watching = asyncio.create_task(hosting.watch())
+            try:
+                await stop.wait()
+            finally:
+                watching.cancel()
+                hosting.close()
+                await server.aclose()
+                await policy.aclose()
+
+        try:
+            asyncio.run(serve())
+        except ModuleNotFoundError as error:
+            raise SpearError(f"the gateway needs {error.name}: pip install 'spear-agents[gateway]'") from error

@@ -1,0 +1,150 @@
+"""Episodes for programs of other processes: begun, and ended, by a request."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from spear_agents.engines.base import Sampling
+from spear_agents.episode import World
+from spear_agents.gateway.openai_wire import write_error
+from spear_agents.gateway.server import Gateway, Refusal, describe_session, telling
+from spear_agents.gateway.session import MODEL_NAME, EndedError, Limits, Session
+from spear_agents.policies import OpenPolicy
+from spear_agents.trajectory import StopReason, Trajectory
+from spear_sandbox.web.answering import write_json
+
+Env = gym.Env[Any, Any]
+LOOK_S = 1.0
+
+
+class BeginRequest(BaseModel):
+    """Which episode: a task's id (else the next one of the split in turn) and the seed of its sampling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str | None = None
+    seed: int = Field(default=0, ge=0)
+
+
+class Host:
+    """Begins and ends episodes on a gateway by requests.
+
+    ``POST /episodes`` begins one and says where; ``DELETE /episodes/{id}`` ends it and says what it earned.  Those that
+    nobody ends are closed when they have been idle.
+
+    Args:
+        gateway: not started yet.
+        policy: who answers.
+        make_env: makes an environment; they are used again.
+        tasks: ids, for those who name none.
+        env_id: for the records.
+        token: that requests to begin one must carry; None asks for none.
+        limits: of each episode; ``seconds`` is how long one may be idle.
+        most: episodes at a time.
+        on_end: called with each record.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        policy: OpenPolicy,
+        make_env: Callable[[], Env],
+        tasks: list[str],
+        env_id: str,
+        *,
+        token: str | None,
+        limits: Limits,
+        most: int,
+        on_end: Callable[[Trajectory], None],
+    ) -> None:
+        self._gateway = gateway
+        self._policy = policy
+        self._make_env = make_env
+        self._tasks = tasks
+        self._env_id = env_id
+        self._token = token
+        self._limits = limits
+        self._most = most
+        self._on_end = on_end
+        self._begun = 0
+        self._free: list[Env] = []
+        self._open: dict[str, tuple[Session, Env]] = {}
+        gateway.app.add_api_route("/episodes", self._begin, methods=["POST"])
+        gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
+
+    async def watch(self) -> None:
+        """Close idle episodes, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for session, _ in list(self._open.values()):
+                if time.monotonic() - session.touched > self._limits.seconds:
+                    self._finish(session)
+
+    def close(self) -> None:
+        """End all episodes, and close the environments."""
+        for session, _ in list(self._open.values()):
+            self._finish(session)
+        for env in self._free:
+            env.close()
+
+    async def _begin(self, request: Request) -> Response:
+        with telling(write_error) as told:
+            self._gateway.refuse_strangers(request)
+            if self._token is not None:
+                _, _, given = request.headers.get("authorization", "").partition(" ")
+                if not hmac.compare_digest(given.strip().encode(), self._token.encode()):
+                    raise Refusal(401, "authentication_error", "invalid_api_key", "the token is not this gateway's")
+            body = await self._gateway.read_body(request, BeginRequest)
+            if len(self._open) >= self._most:
+                raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self._most} episodes are under way")
+            session = await self._start(body)
+            if isinstance(session, StopReason):
+                raise Refusal(503, "server_error", "environment", "the environment's service is down: try again later")
+            address = self._gateway.add(session)
+            opened = {"id": session.key, "base_url": f"{address}/v1", "api_key": session.token, "model": MODEL_NAME}
+            return write_json(200, opened | describe_session(session))
+        return told.response
+
+    async def _start(self, body: BeginRequest) -> Session | StopReason:
+        task = body.task if body.task is not None else self._tasks[self._begun % len(self._tasks)]
+        env = self._free.pop() if self._free else self._make_env()
+        world = World(env, task, body.seed, self._env_id)
+        try:
+            stop = await world.begin(self._policy.prompts.measure)
+        except BaseException:
+            self._free.append(env)
+            raise
+        if stop is not None:
+            self._free.append(env)
+            return stop
+        self._begun += 1
+        sampling: Sampling = self._policy.settings.sampling()
+        session = Session(world, self._policy.engine_for(env), self._policy.prompts, sampling, self._limits)
+        self._open[session.key] = (session, env)
+        return session
+
+    async def _end(self, request: Request, key: str) -> Response:
+        with telling(write_error) as told:
+            session = self._gateway.find(request, key)
+            if key not in self._open:
+                raise EndedError("this episode has ended")
+            record = self._finish(session)
+            about = {name: getattr(record, name) for name in ("task_id", "won", "score", "reward", "fault")}
+            return write_json(200, about | {"stop": record.stop.value, "calls": len(record.turns)})
+        return told.response
+
+    def _finish(self, session: Session) -> Trajectory:
+        _, env = self._open.pop(session.key)
+        self._gateway.remove(session)
+        record = session.record()
+        self._free.append(env)
+        self._on_end(record)
+        return record

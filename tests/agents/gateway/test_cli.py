@@ -1,0 +1,73 @@
+"""``spear gateway`` as a process of its own, and ``spear eval --agent``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
+pytest.importorskip("httpx", reason="needs the extra 'api'")
+
+import httpx
+
+from spear_agents.cli import evaluate
+from spear_agents.records import EPISODES, read_last
+from spear_agents.trajectory import StopReason
+from tests.agents.chat_server import Script
+
+
+def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from spear_agents.gateway.cli import gateway; gateway()", "spear/Sokoban-v0"]
+    command += ["--engine", "expert"]
+    command += ["--env", "modality=text", "--tasks", "2", "--port", "0", "--out", str(tmp_path), "--concurrency", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        url = ready.split()[-1]
+        assert ready.startswith("ready: spear/Sokoban-v0, 2 episodes at a time, at http://127.0.0.1:")
+        with httpx.Client(verify=False, timeout=20) as client:
+            opened = [client.post(f"{url}/episodes", json={"seed": 7}).json() for _ in range(2)]
+            assert client.post(f"{url}/episodes", json={}).status_code == 429
+            assert client.post(f"{url}/episodes", json={"task": 3}).status_code == 400
+            first = opened[0]
+            key = {"Authorization": f"Bearer {first['api_key']}"}
+            messages = [{"role": "user", "content": first["prompt"]}]
+            done = False
+            while not done:
+                body = {"model": first["model"], "messages": messages}
+                reply = client.post(f"{first['base_url']}/chat/completions", json=body, headers=key).json()
+                text = reply["choices"][0]["message"]["content"]
+                step = client.post(f"{url}/episodes/{first['id']}/step", json={"response": text}, headers=key).json()
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": step["observation"]}]
+                done = step["done"]
+            assert client.delete(f"{url}/episodes/{first['id']}").status_code == 401
+            ended = client.delete(f"{url}/episodes/{first['id']}", headers=key).json()
+            assert ended["won"] and ended["stop"] == "won" and ended["calls"] == len(messages) // 2
+            assert client.delete(f"{url}/episodes/{first['id']}", headers=key).status_code == 410
+            assert client.post(f"{url}/episodes", json={}).status_code == 200, "a place is free again"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    played = read_last(tmp_path / EPISODES)
+    assert {one.stop for one in played} == {StopReason.WON, StopReason.QUIT}
+    assert len({one.task_id for one in played}) == 2
+
+
+def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
+    program = tmp_path / "walker.py"
+    program.write_text("async def play(task):\n    await task.call('act', {'action': 'up'})\n")
+    model = ["spear/Sokoban-v0", "--engine", "openai", "--base-url", script.url, "--model", "m", "--tasks", "3"]
+    played = ["--agent", f"{program}:play", "--env", "response_format=plain", "--env", "modality=text"]
+    result = CliRunner().invoke(evaluate, [*model, *played, "--out", str(tmp_path / "run"), "--form", "json"])
+    assert result.exit_code == 0, result.output
+    episodes = read_last(tmp_path / "run" / EPISODES)
+    assert [(one.stop, one.fault, one.turns) for one in episodes] == [(StopReason.QUIT, None, ())] * 3
+
+    result = CliRunner().invoke(evaluate, [*model, "--agent", f"{program}:absent"])
+    assert result.exit_code != 0 and "no function 'absent'" in str(result.exception)
+    result = CliRunner().invoke(evaluate, ["spear/Sokoban-v0", "--engine", "expert", "--agent", f"{program}:play"])
+    assert result.exit_code != 0 and "an agent asks a model in its own way" in str(result.exception)

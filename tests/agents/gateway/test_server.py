@@ -1,0 +1,264 @@
+"""The addresses over HTTP: the published clients, wrong requests, and programs of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
+pytest.importorskip("httpx", reason="needs the extra 'api'")
+
+import httpx
+
+from spear_agents.gateway.programs import AgentTask
+from spear_agents.gateway.session import Limits
+from spear_agents.trajectory import Trajectory
+from tests.agents.gateway.programs import KeepingEngine, Sampling, play_program
+
+TOOL = {"type": "function", "function": {"name": "act", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "act", "arguments": {"action": "go"}}</tool_call>'
+ASK = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def post(task: AgentTask, body: Any, path: str = "/chat/completions", **headers: str) -> httpx.Response:
+    sent = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json"} | headers
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{task.base_url}{path}", content=content, headers=sent, timeout=20)
+
+
+def test_the_openai_sdk_calls_tools() -> None:
+    openai = pytest.importorskip("openai")
+
+    async def play(task: AgentTask) -> None:
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        assert [model.id async for model in client.models.list()] == [task.model]
+        messages: list[Any] = [{"role": "system", "content": "Walk."}, {"role": "user", "content": task.prompt}]
+        while not task.done:
+            reply = await client.chat.completions.create(
+                model=task.model, messages=messages, tools=task.tools, logprobs=True, temperature=0.3
+            )
+            choice = reply.choices[0]
+            assert choice.finish_reason == "tool_calls" and reply.usage.completion_tokens == len(
+                choice.logprobs.content
+            )
+            messages.append(choice.message)
+            for call in choice.message.tool_calls:
+                shown = await task.call(call.function.name, json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": shown})
+
+    engine = KeepingEngine(CALL)
+    (played,) = play_program(play, engine, sampling=Sampling(max_tokens=400))
+    assert played.won and [turn.action for turn in played.turns] == ["go", "go"]
+    assert {sampling.temperature for sampling in engine.samplings} == {1.0}, "how responses are drawn is the run's"
+
+
+def test_streams_of_both_sdks_say_the_same() -> None:
+    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
+    said: list[Any] = []
+
+    async def play(task: AgentTask) -> None:
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        stream = await client.chat.completions.create(
+            **ASK, tools=[TOOL], stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        said.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+        said.append(chunks[0].choices[0].delta.tool_calls[0].function.name)
+        assert chunks[-1].usage.completion_tokens > 0 and chunks[-2].choices[0].finish_reason == "tool_calls"
+
+        other = anthropic.AsyncAnthropic(
+            base_url=task.base_url.removesuffix("/v1"), api_key=task.api_key, max_retries=0
+        )
+        tool = {"name": "act", "input_schema": {"type": "object", "properties": {}}}
+        asked: Any = {**ASK, "max_tokens": 500, "tools": [tool], "system": "Walk."}
+        async with other.messages.stream(**asked) as events:
+            message = await events.get_final_message()
+        said.append(message.content[0].text)
+        said.append(message.content[1].name)
+        assert message.stop_reason == "tool_use" and message.content[1].input == {"action": "go"}
+        whole = await other.messages.create(**asked)
+        assert [block.type for block in whole.content] == ["text", "tool_use"]
+        result = {"type": "tool_result", "tool_use_id": whole.content[1].id, "content": "gone"}
+        later = [
+            *ASK["messages"],
+            {"role": "assistant", "content": whole.content},
+            {"role": "user", "content": [result]},
+        ]
+        await other.messages.create(**{**asked, "messages": later})
+
+    (played,) = play_program(play, KeepingEngine(f"I go.\n{CALL}"), sampling=Sampling(max_tokens=400))
+    assert said == ["I go.", "act"] * 2 and played.fault is None
+    assert len(played.turns) == 4 and b"<tool_response>\ngone" in bytes(
+        t for t in played.turns[3].prompt_ids if t < 256
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "JSON"),
+        (b"[]", 400, "object"),
+        ({**ASK, "model": "gpt-x"}, 404, "it is called 'policy'"),
+        ({**ASK, "messages": []}, 400, "messages"),
+        ({**ASK, "messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
+        ({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "this address takes text"),
+        ({**ASK, "n": 2}, 400, "n:"),
+        ({**ASK, "frequency_penalty": 1}, 400, "frequency_penalty"),
+        ({**ASK, "max_tokens": 0}, 400, "max_tokens"),
+        ({**ASK, "stop": [""]}, 400, "none of them empty"),
+        ({**ASK, "tool_choice": "required"}, 400, "tool_choice"),
+    ],
+)
+def test_wrong_requests_are_told_in_openai_s_form(body: Any, status: int, words: str) -> None:
+    def play(task: AgentTask) -> None:
+        reply = post(task, body)
+        error = reply.json()["error"]
+        assert reply.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
+
+    engine = KeepingEngine()
+    (played,) = play_program(play, engine)
+    assert played.fault is None and engine.samplings == []
+
+
+def test_strangers_and_what_is_too_large_get_nothing() -> None:
+    def play(task: AgentTask) -> None:
+        wrong = post(task, ASK, Authorization="Bearer nothing")
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+        claude = post(task, {**ASK, "max_tokens": 9}, "/messages", Authorization="", **{"x-api-key": "nothing"})
+        assert (claude.status_code, claude.json()["type"]) == (401, "error")
+        assert post(task, ASK, Origin="http://evil.example").status_code == 403
+        assert post(task, ASK, "/../../nobody/v1/chat/completions").status_code == 410
+        assert post(task, ASK, "/embeddings").json()["error"]["code"] == "unknown_url"
+        host = urlsplit(task.base_url)
+        with socket.create_connection((host.hostname, host.port)) as client:
+            head = f"POST {host.path}/chat/completions HTTP/1.1\r\nHost: {host.netloc}\r\n"
+            client.sendall(f"{head}Authorization: Bearer {task.api_key}\r\nContent-Length: 100000000\r\n\r\n".encode())
+            assert client.recv(4096).startswith(b"HTTP/1.1 413")
+        assert post(task, ASK).status_code == 200
+
+    (played,) = play_program(play, KeepingEngine())
+    assert played.fault is None and len(played.turns) == 1
+
+
+def test_who_goes_away_leaves_no_call_behind() -> None:
+    def play(task: AgentTask) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{task.base_url}/chat/completions",
+                json=ASK,
+                headers={"Authorization": f"Bearer {task.api_key}"},
+                timeout=0.1,
+            )
+        assert post(task, ASK).status_code == 200
+
+    engine = KeepingEngine(delay_s=0.4)
+    (played,) = play_program(play, engine)
+    assert len(played.turns) == 1 and played.turns[0].follows is None
+
+
+def test_calls_at_once_are_rows_of_their_own_and_bounded() -> None:
+    async def play(task: AgentTask) -> None:
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        async with httpx.AsyncClient(base_url=task.base_url, headers=headers) as client:
+            replies = await asyncio.gather(*(client.post("/chat/completions", json=ASK) for _ in range(6)))
+        assert sorted(reply.status_code for reply in replies) == [200] * 4 + [429] * 2
+
+    engine = KeepingEngine(delay_s=0.2)
+    (played,) = play_program(play, engine, limits=Limits(parallel=4))
+    assert [len(chain) for chain in played.chains()] == [1] * 4
+    assert len({sampling.seed for sampling in engine.samplings}) == 4
+
+
+def test_a_program_outside_acts_over_http() -> None:
+    def play(task: AgentTask) -> None:
+        episode = task.base_url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        told = httpx.get(episode, headers=headers).json()
+        assert told["prompt"] == task.prompt and told["tools"][0]["function"]["name"] == "act" and not told["done"]
+        assert httpx.get(episode).status_code == 401
+        step = httpx.post(f"{episode}/step", json={"tool": "act", "arguments": {"action": "go"}}, headers=headers)
+        assert "_P_" in step.json()["observation"]
+        assert httpx.post(f"{episode}/step", json={}, headers=headers).status_code == 400
+        last = httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).json()
+        assert last["done"] and task.done
+        assert httpx.post(f"{episode}/step", json={"response": "go"}, headers=headers).status_code == 410
+
+    (played,) = play_program(play, KeepingEngine())
+    assert played.won
+
+
+# ---------------------------------------------------------------- any program
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["extend", "extend", "again", "rewrite", "cut", "parallel", "step", "rubbish", "tools"]),
+        st.integers(0, 9),
+    ),
+    max_size=12,
+)
+
+
+def check_rows(played: Trajectory, engine: KeepingEngine) -> None:
+    """Every row is what the engine was really asked and really said, and nothing else is in any."""
+    asked = sorted((ids, said.token_ids, said.log_probs) for ids, said in engine.kept)
+    found = []
+    for chain, row in zip(played.chains(), played.rows(), strict=True):
+        ids, at = list(row.prompt_ids), 0
+        for place in chain:
+            turn = played.turns[place]
+            if place != chain[0]:
+                ids += turn.prompt_ids
+                at += len(turn.prompt_ids)
+            end = at + len(turn.response_ids)
+            assert row.response_mask[at:end] == (1,) * (end - at)
+            found.append((tuple(ids), row.response_ids[at:end], row.log_probs[at:end]))
+            ids += turn.response_ids
+            at = end
+        assert at == len(row.response_ids)
+        assert sum(row.response_mask) == sum(len(played.turns[place].response_ids) for place in chain)
+    assert sorted(found) == asked
+
+
+@given(moves, st.integers(0, 2**31), st.sampled_from([400, 30, 5]))
+def test_rows_of_any_program_are_what_was_asked_and_said(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    async def play(task: AgentTask) -> None:
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
+        # Without verify=False httpx reads the certificates of the system, which takes longer than all the rest.
+        async with httpx.AsyncClient(base_url=task.base_url, headers=headers, verify=False) as client:
+
+            async def ask(history: list[dict[str, Any]], **fields: Any) -> dict[str, Any] | None:
+                reply = await client.post(
+                    "/chat/completions", json={"model": task.model, "messages": history, **fields}
+                )
+                return reply.json()["choices"][0]["message"] if reply.status_code == 200 else None
+
+            for move, number in made:
+                if move == "step" and not task.done:
+                    await task.call("act", {"action": ("go", "back", "x")[number % 3]})
+                elif move == "rewrite":
+                    messages[number % len(messages)] = {"role": "user", "content": f"other {number}"}
+                elif move == "cut":
+                    del messages[1 + number % len(messages) :]
+                elif move == "rubbish":
+                    await ask([{"role": "user"}] * number, max_tokens=number)
+                elif move == "parallel":
+                    await asyncio.gather(*(ask(messages) for _ in range(1 + number % 3)))
+                else:
+                    answer = await ask(messages, **({"tools": task.tools} if move == "tools" else {}))
+                    if answer is not None and move != "again":
+                        messages += [answer, {"role": "user", "content": f"and {number}"}]
+
+    engine = KeepingEngine(delay_s=0.001)
+    (played,) = play_program(play, engine, seed=seed, sampling=Sampling(max_tokens=limit))
+    assert played.fault is None
+    check_rows(played, engine)
+    assert Trajectory.from_json(played.to_json()).rows() == played.rows()

@@ -23,6 +23,7 @@ _TAKEN_KEYWORDS = {
 }
 """Keywords of ``apply_chat_template`` that are no variables of a template; they are set where it is called."""
 _REPLY = "\x02reply\x02"
+_BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
 """Distinct texts whose tokens are kept: boards and responses recur within a group and from turn to turn."""
 _CACHED_LENGTH = 256
@@ -143,6 +144,14 @@ class Chat:
     def drop_end(self, text: str) -> str:
         """The text without the end mark that it begins with, for behind a response that has its own."""
         return text.removeprefix(next((mark for mark in self.end_marks if text.startswith(mark)), ""))
+
+
+def disarm_places(text: str) -> str:
+    """The text with the mark of a picture's place broken up, as a tokenizer's own marks are.
+
+    A page or a file may hold the word, and a model may write it; where a picture goes is for the template to say.
+    """
+    return text.replace(IMAGE, _BROKEN_IMAGE)
 
 
 def check_taken_keywords(keywords: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -10,16 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from spear_agents.chat import Chat, Message, Tokenizer
-from spear_agents.engines.base import Finish
+from spear_agents.chat import Chat, Message, Tokenizer, disarm_places
+from spear_agents.engines.base import ContextExceededError, Finish
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.trajectory import Layout
+from spear_agents.transcript import Asked, Transcript
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
-_BROKEN_IMAGE = "< image>"
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
 """Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
+_REPLIES = ("x", " x\n", "<think>t</think><action>a</action>", "<think>\nt\n</think>\n\na")
+"""Responses by which it proves that it keeps them as they were written."""
+_QUESTION: Message = {"role": "user", "content": "x"}
+_MARKER = "\x02reply\x02"
+_log = logging.getLogger(__name__)
 
 
 class Overlong(str, Enum):
@@ -79,6 +85,10 @@ class PromptBuilder:
     Raises:
         SpearError: no chat template, one that refuses the messages or does not read one of the variables, or a
             conversation that is to drop its history.
+
+    A chat template that rewrites earlier responses (``rewrites``) is given the whole conversation at every turn; the
+    prompt goes on from the tokens of the last turn only where it shows them unchanged
+    (:class:`~spear_agents.transcript.Transcript`).
     """
 
     def __init__(
@@ -111,15 +121,16 @@ class PromptBuilder:
         system = template.system()
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._opening = self._find_frame(self._system, "")
-        reply = "\x02reply\x02"
-        before: list[Message] = [
-            *self._system,
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": reply},
-        ]
-        self._continuation = self._find_frame(before, reply) if self.layout is Layout.CONVERSATION else None
-        self._before = before
-        self._reply = reply
+        self._before: list[Message] = [*self._system, _QUESTION, {"role": "assistant", "content": _MARKER}]
+        in_frames = self.layout is Layout.CONVERSATION
+        self.rewrites = in_frames and not self.stop_strings and not all(map(self._keeps, _REPLIES))
+        """The chat template shows earlier responses otherwise than they were written: without thoughts, or stripped.
+
+        What runs on within one message is none of them.
+        """
+        self._continuation = self._find_frame(self._before, _MARKER) if in_frames and not self.rewrites else None
+        if self.rewrites:
+            _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
 
     def begin(self) -> Dialogue:
         """The prompts of one episode."""
@@ -150,7 +161,7 @@ class PromptBuilder:
         if self.stop_strings and finish is not Finish.STOP:
             ids = self.chat.encode(text)
             return Prompt(ids, ids, shows_image)
-        added = self._set_in(self._continuation, self._before, self._reply, text)
+        added = self._set_in(self._continuation, self._before, _MARKER, text)
         if finish is Finish.STOP:
             added = self.chat.drop_end(added)
         ids = self.chat.encode(added)
@@ -181,11 +192,14 @@ class PromptBuilder:
             return text
         _, found, rest = text.rpartition(marker)
         if not found:
-            raise SpearError(
-                "the chat template of this tokenizer rewrites earlier responses, so a conversation cannot be continued "
-                "token by token: use layout per_turn"
-            )
+            raise SpearError("the chat template of this tokenizer drops earlier responses: use layout per_turn")
         return rest
+
+    def _keeps(self, reply: str) -> bool:
+        """Whether the chat template shows this response, in a later prompt, as it was written."""
+        asked = [*self._system, _QUESTION]
+        later = self.chat.render([*asked, {"role": "assistant", "content": reply}, _QUESTION])
+        return later.startswith(self.chat.render(asked) + reply)
 
     def _find_frame(self, before: list[Message], marker: str) -> tuple[str, str] | None:
         """What the chat template puts before and after a user message, or None if it depends on the message."""
@@ -211,6 +225,7 @@ class Dialogue:
         self._ids: tuple[int, ...] = ()
         self._finish: Finish | None = None
         self._opening = 0
+        self._written = _Written(builder) if builder.rewrites else None
 
     def next(
         self,
@@ -236,6 +251,8 @@ class Dialogue:
             turn=turn,
             max_turns=max_turns,
         )
+        if self._written is not None:
+            return self._written.ask(context, picture)
         if builder.layout is Layout.PER_TURN or self._finish is None:
             drop = builder.overlong is Overlong.DROP_HISTORY
             prompt = self._shorten(context, picture) if drop else builder.first(context, picture)
@@ -266,18 +283,52 @@ class Dialogue:
 
     def add(self, observation: str, action: str, response_ids: tuple[int, ...], finish: Finish) -> None:
         """Records a turn: what was seen, what was done, the sampled tokens and how they ended."""
+        if self._written is not None:
+            self._written.add(response_ids, finish)
         self._past.append((observation, action))
         if self._builder.layout is Layout.CONVERSATION:
             self._ids += response_ids
             self._finish = finish
 
 
-def disarm_places(text: str) -> str:
-    """The text with the mark of a picture's place broken up, as a tokenizer's own marks are.
+class _Written:
+    """A conversation whose chat template rewrites earlier responses, written anew at every turn."""
 
-    A page or a file may hold the word, and a model may write it; where a picture goes is for the template to say.
-    """
-    return text.replace(IMAGE, _BROKEN_IMAGE)
+    def __init__(self, builder: PromptBuilder) -> None:
+        self._builder = builder
+        self._transcript = Transcript(builder.chat, builder.max_prompt_tokens, builder.max_row_tokens)
+        self._messages = [dict(message) for message in builder._system]
+        self._asked: Asked | None = None
+        self._runs_on = False
+
+    def ask(self, context: PromptContext, picture: np.ndarray | None) -> Prompt | None:
+        """The next prompt, or None if there is no room for it or for a response to it."""
+        template = self._builder.template
+        words = template.render if self._asked is None else template.follow_up
+        text, shows_image = self._builder._write(words(disarm_context(context)), picture)
+        if shows_image:
+            raise SpearError(
+                "the chat template rewrites earlier responses, and with them pictures: use layout per_turn"
+            )
+        if self._runs_on:
+            self._messages[-1]["content"] += text
+        else:
+            self._messages.append({"role": "user", "content": text})
+        try:
+            self._asked = asked = self._transcript.ask(self._messages, goes_on=self._runs_on)
+        except ContextExceededError:
+            return None
+        return Prompt(asked.ids, asked.new_ids, False, asked.room, follows=asked.follows)
+
+    def add(self, response_ids: tuple[int, ...], finish: Finish) -> None:
+        """Records the response to the last prompt."""
+        assert self._asked is not None
+        text = self._builder.chat.disarm(self._transcript.add(self._asked, response_ids, finish))
+        if self._runs_on:
+            self._messages[-1]["content"] += text
+        else:
+            self._messages.append({"role": "assistant", "content": text})
+        self._runs_on = bool(self._builder.stop_strings) and finish is not Finish.STOP
 
 
 def disarm_context(context: PromptContext) -> PromptContext:

@@ -130,10 +130,17 @@ def test_a_conversation_goes_on_with_the_one_end_token_that_was_sampled(
         first = dialogue.next(**see("o1"))
         dialogue.add("o1", "go", reply, Finish.STOP)
         second = dialogue.next(**see("o2", 2))
-        assert first is not None and second is not None and second.ids == first.ids + reply + second.new_ids
+        assert first is not None and second is not None
+        if keywords:  # the template writes something before a response that it does not show later
+            assert builder.rewrites and second.follows is None and second.new_ids == second.ids
+            assert tokenizer.decode(second.ids).count("<t></t>") == 1
+            continue
+        assert second.ids == first.ids + reply + second.new_ids and second.follows == 0
         added = tokenizer.decode(second.new_ids)
         assert added.lstrip("\n").startswith(("<|im_start|>user", "<|start_header_id|>user"))
         assert tokenizer.decode(second.ids).count(template_end) == 2 + (mark == template_end), "two messages of a user"
+    if keywords:
+        return
     dialogue = builder.begin()
     dialogue.next(**see("o1"))
     dialogue.add("o1", "go", tuple(tokenizer.encode("go", add_special_tokens=False)), Finish.LENGTH)

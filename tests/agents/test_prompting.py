@@ -156,10 +156,15 @@ def test_texts_are_measured_in_the_policy_s_tokens(tiny_model: Path) -> None:
     assert PromptBuilder(ByteTokenizer(), CompactTemplate()).measure is None
 
 
-def test_a_template_that_rewrites_responses_cannot_hold_a_conversation() -> None:
-    with pytest.raises(SpearError, match="per_turn"):
-        PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
-    PromptBuilder(Forgetful(), CompactTemplate(), Layout.PER_TURN)
+def test_a_template_that_drops_history_begins_a_row_at_every_turn(caplog: pytest.LogCaptureFixture) -> None:
+    builder = PromptBuilder(Forgetful(), CompactTemplate(), Layout.CONVERSATION)
+    assert builder.rewrites and "rewrites earlier responses" in caplog.text
+    dialogue = builder.begin()
+    for turn in (1, 2, 3):
+        prompt = dialogue.next(**see(f"o{turn}", turn))
+        assert prompt is not None and prompt.follows is None and prompt.new_ids == prompt.ids
+        dialogue.add(f"o{turn}", "go", (65, 256), Finish.STOP)
+    assert not PromptBuilder(Forgetful(), CompactTemplate(), Layout.PER_TURN).rewrites
 
 
 @pytest.mark.parametrize("window", [0, 1, 2])

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from spear_agents.prompting import disarm_places
+from spear_agents.chat import disarm_places
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptContext, PromptTemplate
 

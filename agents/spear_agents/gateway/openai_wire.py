@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from spear_agents.calling import ToolCall
 from spear_agents.engines.base import Finish
-from spear_agents.gateway.calling import ToolCall
 from spear_agents.gateway.session import Completion
 
 MOST_STOPS = 16

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spear_agents.chat import Message
+from spear_agents.calling import ToolCall, read_calls
+from spear_agents.chat import Chat, Message, disarm_places
 from spear_agents.engines.base import ContextExceededError, Engine, EngineFault, Finish, Generation, Sampling
 from spear_agents.episode import World, draw_response
-from spear_agents.gateway.calling import ToolCall, read_calls
 from spear_agents.gateway.faults import AgentFaultKind
-from spear_agents.gateway.transcript import Asked, Transcript
 from spear_agents.prompting import PromptBuilder, disarm_context
 from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
+from spear_agents.transcript import Asked, Transcript
 from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.env import text_of
 from spear_envs.core.errors import SpearError, suggest_name
@@ -141,7 +141,7 @@ class Session:
         stop: Sequence[str] = (),
         goes_on: bool = False,
     ) -> Completion:
-        """The model's response to ``messages``; see :meth:`~spear_agents.gateway.transcript.Transcript.ask`.
+        """The model's response to ``messages``; see :meth:`~spear_agents.transcript.Transcript.ask`.
 
         Args:
             max_tokens: of the response, at most the run's own.
@@ -160,7 +160,8 @@ class Session:
         if self._running >= self._limits.parallel:
             raise BusyError(f"this episode has {self._running} calls under way, and no more are allowed")
         try:
-            asked = self._transcript.ask(messages, tools, goes_on=goes_on)
+            safe = [_disarm(message, self._prompts.chat) for message in messages]
+            asked = self._transcript.ask(safe, tools, goes_on=goes_on)
         except ContextExceededError:
             self._too_long = True
             raise
@@ -190,7 +191,7 @@ class Session:
                 self._transcript.leave(asked)
         self._check_open()
         self._fault, self._too_long = None, False
-        response = self._transcript.add(asked, generation)
+        response = self._transcript.add(asked, generation.token_ids, generation.finish)
         anchor = shown if isinstance(shown, str) else repr(shown)
         self._calls.append(_Call(asked, generation, response, call_at, anchor))
         text, calls = read_calls(response, self._transcript.form) if tools else (response, [])
@@ -320,3 +321,14 @@ def _make_turn(call: _Call) -> Turn:
         cached_tokens=call.generation.cached_tokens,
         follows=call.asked.follows,
     )
+
+
+def _disarm(value: Any, chat: Chat) -> Any:
+    """A message with the model's own marks broken up in every text of it."""
+    if isinstance(value, str):
+        return chat.disarm(disarm_places(value))
+    if isinstance(value, Mapping):
+        return {key: _disarm(part, chat) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_disarm(part, chat) for part in value]
+    return value

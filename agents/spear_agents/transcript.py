@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spear_agents.calling import CallForm, find_form, spell_out
 from spear_agents.chat import Chat, Message
-from spear_agents.engines.base import ContextExceededError, Finish, Generation
-from spear_agents.gateway.calling import CallForm, find_form, spell_out
-from spear_agents.prompting import disarm_places
+from spear_agents.engines.base import ContextExceededError, Finish
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Transcript:
 
     Args:
         chat: the model's.
-        max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt of a row.
-        max_row_tokens: most tokens of a row after its first prompt.
+        max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt.
+        max_row_tokens: most tokens of a row after its first prompt; later rows begin with longer ones, and have less.
     """
 
     def __init__(self, chat: Chat, max_prompt_tokens: int | None = None, max_row_tokens: int | None = None) -> None:
@@ -76,7 +75,8 @@ class Transcript:
         """The prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
 
         Args:
-            messages: in OpenAI's form, contents as text, arguments of calls as objects.
+            messages: in OpenAI's form, contents as text, arguments of calls as objects; disarmed
+                (:meth:`~spear_agents.chat.Chat.disarm`).
             tools: JSON schemas in OpenAI's form.
             goes_on: the last message is the beginning of the response.
 
@@ -99,13 +99,11 @@ class Transcript:
             self._free.discard(follows)
         return asked
 
-    def add(self, asked: Asked, generation: Generation) -> str:
+    def add(self, asked: Asked, token_ids: tuple[int, ...], finish: Finish) -> str:
         """Keep the response to ``asked``; returns its text."""
-        response = self._chat.decode(generation.token_ids)
+        response = self._chat.decode(token_ids)
         self._free.add(len(self._said))
-        self._said.append(
-            _Said(asked.text + response, asked.ids + generation.token_ids, generation.finish, asked.opening)
-        )
+        self._said.append(_Said(asked.text + response, asked.ids + token_ids, finish, asked.opening))
         return response
 
     def leave(self, asked: Asked) -> None:
@@ -114,13 +112,12 @@ class Transcript:
             self._free.add(asked.follows)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], goes_on: bool) -> str:
-        safe = [_disarm(message, self._chat) for message in messages]
         keywords: dict[str, Any] = {"continue_final_message": True} if goes_on else {}
         if not self._knows_tools:
-            return self._chat.render(spell_out(safe, tools), add_generation_prompt=not goes_on, **keywords)
+            return self._chat.render(spell_out(messages, tools), add_generation_prompt=not goes_on, **keywords)
         if tools:
             keywords["tools"] = list(tools)
-        return self._chat.render(safe, add_generation_prompt=not goes_on, **keywords)
+        return self._chat.render(messages, add_generation_prompt=not goes_on, **keywords)
 
     def _find_begin(self, text: str) -> int | None:
         """The call that ``text`` goes on from: of those that nothing goes on from yet, the longest."""
@@ -133,24 +130,19 @@ class Transcript:
         return said.finish is not Finish.STOP or self._chat.starts_with_end(text[len(said.text) :])
 
     def _measure_room(self, length: int, opening: int) -> int | None:
+        """Tokens that are left for the response.
+
+        The first prompt of an episode is at most ``max_prompt_tokens`` long.  One that begins a later row holds what
+        earlier rows have behind their first prompts, so there the limit is of prompt and row together.
+        """
         limited = self._max_row_tokens is not None
         checked = opening if limited else length
-        if self._max_prompt_tokens is not None and checked > self._max_prompt_tokens:
-            raise ContextExceededError(f"the prompt has {checked} tokens of at most {self._max_prompt_tokens}")
-        if not limited:
+        longest = self._max_prompt_tokens
+        if longest is not None and checked > longest and not (limited and self._said):
+            raise ContextExceededError(f"the prompt has {checked} tokens of at most {longest}")
+        if self._max_row_tokens is None:
             return None
-        room = opening + (self._max_row_tokens or 0) - length
-        if room <= 0:
-            raise ContextExceededError(f"the conversation has {length} tokens of at most {length + room - 1}")
-        return room
-
-
-def _disarm(value: Any, chat: Chat) -> Any:
-    """A message with the model's own marks broken up in every text of it."""
-    if isinstance(value, str):
-        return chat.disarm(disarm_places(value))
-    if isinstance(value, Mapping):
-        return {key: _disarm(part, chat) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_disarm(part, chat) for part in value]
-    return value
+        most = (opening if longest is None else min(opening, longest)) + self._max_row_tokens
+        if length >= most:
+            raise ContextExceededError(f"the conversation has {length} tokens, and {most} have no room for a response")
+        return most - length

@@ -1,0 +1,153 @@
+"""In a conversation a model is asked what it would be asked when it is served, for the chat templates in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from spear_agents.chat import Chat
+from spear_agents.engines.base import ContextExceededError, Finish
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout
+from spear_agents.transcript import Transcript
+from spear_envs.core.prompts import CompactTemplate
+from tests.agents.test_prompting import see
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# By the published rules of each family; what is left out (tools, dates, system texts) stands before all messages.
+TEMPLATES = {
+    "SmolLM2": (CHATML, ["<|im_start|>"], "<|im_end|>", True),
+    "Qwen2.5": ("<|im_start|>system\nBe helpful.<|im_end|>\n" + CHATML, ["<|im_start|>"], "<|im_end|>", True),
+    # Thoughts of responses before the last question are dropped, and the rest is stripped.
+    "Qwen3": (
+        "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' and '</think>' in m.content and loop.index0 < ns.last %}"
+        "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+        ["<|im_start|>"],
+        "<|im_end|>",
+        False,
+    ),
+    # Every content is stripped.
+    "Llama 3": (
+        "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+        "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
+        "<|eot_id|>",
+        False,
+    ),
+    "Gemma": (
+        "<bos>{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+        ["<bos>", "<start_of_turn>"],
+        "<end_of_turn>",
+        False,
+    ),
+}
+
+
+def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Bytes as tokens, the family's marks and its chat template."""
+    template, marks, end, _ = TEMPLATES[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, additional_special_tokens=marks)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+TOKENIZERS = {name: make_tokenizer(name) for name in TEMPLATES}
+responses = st.sampled_from(["", " ", "\n", "<think>\nwhy\n</think>\n\n", "<think>t</think>"]).flatmap(
+    lambda before: st.text("ab é<>/\n", max_size=6).map(lambda text: before + text)
+)
+turns = st.lists(st.tuples(st.text("xy é\n", max_size=4), responses, st.booleans()), min_size=1, max_size=4)
+
+
+@given(turns)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_model_is_trained_on_what_it_would_see_when_it_is_served(
+    name: str, played: list[tuple[str, str, bool]]
+) -> None:
+    tokenizer, keeps = TOKENIZERS[name], TEMPLATES[name][3]
+    builder = PromptBuilder(tokenizer, CompactTemplate(), Layout.CONVERSATION)
+    assert builder.rewrites is not keeps
+    dialogue = builder.begin()
+    messages: list[dict[str, str]] = []
+    for number, (seen, response, stopped) in enumerate(played, start=1):
+        prompt = dialogue.next(**see(seen, number))
+        assert prompt is not None
+        messages.append({"role": "user", "content": f"walk\n{seen}" if number == 1 else seen})
+        served = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert list(prompt.ids) == tokenizer.encode(served, add_special_tokens=False)
+        assert prompt.follows == (number - 2 if keeps and number > 1 else prompt.follows)
+        ids = tuple(tokenizer.encode(response, add_special_tokens=False))
+        ids, finish = ((*ids, tokenizer.eos_token_id), Finish.STOP) if stopped else (ids, Finish.LENGTH)
+        dialogue.add(seen, "go", ids, finish)
+        messages.append({"role": "assistant", "content": response})
+
+
+def talk(transcript: Transcript, tokenizer: Any, *contents: str) -> list[int | None]:
+    """Ask and answer in turn; which call each one goes on from."""
+    messages: list[dict[str, str]] = []
+    found = []
+    for content in contents:
+        messages.append({"role": "user", "content": "q"})
+        asked = transcript.ask(messages)
+        found.append(asked.follows)
+        ids = (*tokenizer.encode(content, add_special_tokens=False), tokenizer.eos_token_id)
+        messages.append({"role": "assistant", "content": transcript.add(asked, ids, Finish.STOP)})
+    return found
+
+
+def test_rows_fork_where_thoughts_are_dropped_and_nowhere_else() -> None:
+    chats = {name: Chat(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+    thinking = ["<think>\nt\n</think>\n\na"] * 3
+    for name, expected in (("SmolLM2", [None, 0, 1]), ("Qwen3", [None, None, None]), ("Llama 3", [None, 0, 1])):
+        assert talk(Transcript(chats[name]), TOKENIZERS[name], *thinking) == expected
+    assert talk(Transcript(chats["Qwen3"]), TOKENIZERS["Qwen3"], "a", "b", "c") == [None, 0, 1]
+    assert talk(Transcript(chats["Gemma"]), TOKENIZERS["Gemma"], "a", "b ", "c") == [None, 0, None]
+    silent = Chat(TOKENIZERS["Qwen3"], template_kwargs={"enable_thinking": False})
+    assert talk(Transcript(silent), TOKENIZERS["Qwen3"], "a", "b") == [None, None], (
+        "the empty thought is not shown later"
+    )
+
+
+def test_what_goes_on_behind_an_end_token_is_another_row() -> None:
+    tokenizer = TOKENIZERS["SmolLM2"]
+    transcript = Transcript(Chat(tokenizer))
+    question = {"role": "user", "content": "q"}
+    asked = transcript.ask([question])
+    transcript.add(asked, (*tokenizer.encode("ab"), tokenizer.eos_token_id), Finish.STOP)
+    longer = transcript.ask([question, {"role": "assistant", "content": "abc"}, question])
+    assert longer.follows is None, "the model ended its message where this one goes on"
+
+
+def test_room_is_that_of_the_row() -> None:
+    tokenizer = TOKENIZERS["SmolLM2"]
+    transcript = Transcript(Chat(tokenizer), max_prompt_tokens=40, max_row_tokens=60)
+    with pytest.raises(ContextExceededError, match="of at most 40"):
+        transcript.ask([{"role": "user", "content": "x" * 40}])
+    asked = transcript.ask([{"role": "user", "content": "x" * 10}])
+    assert asked.room == 60 and asked.opening == len(asked.ids) <= 40
+    transcript.add(asked, (*tokenizer.encode("y" * 20), tokenizer.eos_token_id), Finish.STOP)
+    forked = transcript.ask([{"role": "user", "content": "z" * 50}])
+    assert forked.follows is None and forked.room == 100 - len(forked.ids)
+    with pytest.raises(ContextExceededError, match="no room for a response"):
+        transcript.ask([{"role": "user", "content": "z" * 100}])

@@ -32,7 +32,8 @@ TEMPLATES = {
     # Thoughts of responses before the last question are dropped, and the rest is stripped.
     "Qwen3": (
         "{% set ns = namespace(last=-1) %}{% for m in messages %}"
-        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.role == 'assistant' and '</think>' in m.content and loop.index0 < ns.last %}"
         "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,7 @@ def open_worker(
     worker._reward = None
     worker.config = OmegaConf.create({"data": {"apply_chat_template_kwargs": template_kwargs or {}}})
     worker._idle = {}
+    worker._agent, worker._play, worker._programs = None, None, AsyncExitStack()
     worker._prompts = None
     worker._reader = None
     worker._replicas = 1
@@ -297,6 +299,31 @@ def test_the_chat_template_gets_the_keywords_of_the_data(queue: FakeQueue) -> No
     worker = open_worker(walk, template_kwargs={"enable_thinking": False})
     with pytest.raises(SpearError, match="enable_thinking: only the chat template of a local model takes keywords"):
         asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=False))
+
+
+def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueue) -> None:
+    pytest.importorskip("fastapi")
+    orders = order_episodes("train")
+    plain = open_worker(walk, layout=Layout.CONVERSATION)
+    asyncio.run(plain.play(orders, Sampling(), "train", keep=True))
+    worker = open_worker(walk, layout=Layout.CONVERSATION)
+    worker._agent = "spear_agents.gateway.loop:play"
+
+    async def play_twice() -> None:
+        for _ in range(2):
+            rollout = await worker.play(orders, Sampling(), "train", keep=True)
+            assert {record.stop for record in rollout.records} == {"won"}
+        await worker._programs.aclose()
+
+    asyncio.run(play_twice())
+    own, first, second = [
+        {
+            key: {name: value.tolist() for name, value in write["fields"][n].items()}
+            for n, key in enumerate(write["keys"])
+        }
+        for write in queue.writes
+    ]
+    assert len(own) == len(orders) and own == first == second
 
 
 def test_validation_writes_nothing(queue: FakeQueue) -> None:

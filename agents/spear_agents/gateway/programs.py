@@ -119,18 +119,23 @@ class AgentTask:
 
 
 def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[..., Any]:
-    def call(**arguments: Any) -> Any:
-        return task.call(tool.name, arguments)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [inspect.Parameter(tool.parameter, kind, annotation=str)],
+        return_annotation=str,
+    )
 
-    async def call_async(**arguments: Any) -> Any:
-        return await task.call(tool.name, arguments)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return task.call(tool.name, signature.bind(*args, **keywords).arguments)
+
+    async def call_async(*args: Any, **keywords: Any) -> Any:
+        return await call(*args, **keywords)
 
     function: Any = call if blocking else call_async
     function.__name__ = function.__qualname__ = tool.name
     function.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.parameter}: {tool.meaning}\n"
     function.__annotations__ = {tool.parameter: str, "return": str}
-    parameter = inspect.Parameter(tool.parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
-    function.__signature__ = inspect.Signature([parameter], return_annotation=str)
+    function.__signature__ = signature
     return function
 
 
@@ -187,10 +192,21 @@ async def open_program(name: str, limits: Limits | None = None) -> AsyncIterator
         raise SpearError(f"an agent needs {error.name}: pip install 'spear-agents[gateway]'") from error
     gateway = Gateway()
     await gateway.start()
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(_pass_over_closed_loops)
     try:
         yield ProgramPlayer(program, gateway, limits)
     finally:
+        loop.set_exception_handler(before)
         await gateway.aclose()
+
+
+def _pass_over_closed_loops(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say nothing of clients that a program left open: they are closed by whatever loop runs then, which fails."""
+    error = context.get("exception")
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        loop.default_exception_handler(context)
 
 
 class ProgramPlayer:
@@ -259,9 +275,10 @@ class ProgramPlayer:
         inner: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
         async def play() -> None:
-            current = asyncio.current_task()
+            current, own = asyncio.current_task(), asyncio.get_running_loop()
             assert current is not None
-            inner.append((asyncio.get_running_loop(), current))
+            own.set_exception_handler(_pass_over_closed_loops)
+            inner.append((own, current))
             await self._program(task)
 
         def run() -> None:

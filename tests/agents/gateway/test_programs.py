@@ -107,7 +107,7 @@ def test_async_programs_and_functions_made_of_tools() -> None:
         assert "_P_" in await act(action="go") and not task.done
         assert await task.call("act", {"wrong": "go"}) == "act takes one argument, the text 'action'."
         assert "There is no tool 'atc'" in await task.call("atc", {"action": "go"})
-        await act(action="go")
+        await act("go")  # as openai-agents calls it
         assert task.done
 
     (played,) = play_program(play, KeepingEngine())

@@ -41,6 +41,8 @@ class Form(str, Enum):
 @click.argument("env_id", metavar="ENV", type=ENV)
 @join_options(*list_playing_options())
 @click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop.")
+@click.option("--agent-timeout", type=click.FloatRange(0, min_open=True), default=3600.0, show_default=True,
+              help="Seconds that it may take for an episode.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
 @click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
 @click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)

@@ -209,7 +209,7 @@ def run_evaluation(
                 if settings.agent is not None:
                     from spear_agents.gateway.programs import open_program  # FastAPI is needed here only
 
-                    player = await closing.enter_async_context(open_program(settings.agent))
+                    player = await closing.enter_async_context(open_program(settings.agent, settings.agent_timeout))
                 await play_many(
                     progress.missing,
                     make_env=lambda: policy.wrap_env(make_env(settings.env_id, settings.split, settings.env_kwargs)),

@@ -24,7 +24,7 @@ from spear_envs.core.errors import SpearError
 MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response where neither settings nor model say."""
-JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype")
+JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype", "agent_timeout")
 """Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
 ``vllm`` changes figures is compared apart, and so is ``dtype``.
 """
@@ -75,6 +75,7 @@ class EvalSettings:
         dtype: of transformers' computation (``hf`` only; vLLM's is in ``vllm``); None for that of the weights.
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
         agent: the program that plays, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop.
+        agent_timeout: seconds that the program may take for an episode.
     """
 
     env_id: str
@@ -102,6 +103,7 @@ class EvalSettings:
     dtype: str | None = None
     vllm: VLLMOptions | None = None
     agent: str | None = None
+    agent_timeout: float = 3600.0
 
     def __post_init__(self) -> None:
         if self.episodes_per_task is not None and not 1 <= self.episodes_per_task <= MAX_SAMPLES:

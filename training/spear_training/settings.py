@@ -31,6 +31,8 @@ class RunSettings(Record):
     """Metric of the validation whose best checkpoint is kept."""
     agent: str | None = None
     """The program that plays the episodes, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop."""
+    agent_timeout: float = number(3600.0, above=0)
+    """Seconds that it may take for an episode."""
     record: RecordSettings = field(default_factory=RecordSettings)
     warm_start: Mapping[str, Any] | None = None
     """Changes to the recipe of the policy that the run makes first; None where it makes none."""

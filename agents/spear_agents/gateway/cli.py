@@ -87,7 +87,7 @@ def gateway(
                 await stop.wait()
             finally:
                 watching.cancel()
-                hosting.close()
+                await hosting.aclose()
                 await server.aclose()
                 await policy.aclose()
 

@@ -26,12 +26,12 @@ LOOK_S = 1.0
 
 
 class BeginRequest(BaseModel):
-    """Which episode: a task's id (else the next one of the split in turn) and the seed of its sampling."""
+    """Which episode: a task's id, else the next one of the split, and the seed of its sampling, else a new one."""
 
     model_config = ConfigDict(extra="forbid")
 
     task: str | None = None
-    seed: int = Field(default=0, ge=0)
+    seed: int | None = Field(default=None, ge=0)
 
 
 class Host:
@@ -86,12 +86,12 @@ class Host:
             await asyncio.sleep(LOOK_S)
             for session, _ in list(self._open.values()):
                 if time.monotonic() - session.touched > self._limits.seconds:
-                    self._finish(session)
+                    await self._finish(session)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """End all episodes, and close the environments."""
         for session, _ in list(self._open.values()):
-            self._finish(session)
+            await self._finish(session)
         for env in self._free:
             env.close()
 
@@ -115,8 +115,12 @@ class Host:
 
     async def _start(self, body: BeginRequest) -> Session | StopReason:
         task = body.task if body.task is not None else self._tasks[self._begun % len(self._tasks)]
+        seed = body.seed if body.seed is not None else self._begun
+        if any((open.world.task_id, open.world.seed) == (task, seed) for open, _ in self._open.values()):
+            told = f"task {task} is being played with seed {seed}: take another seed"
+            raise Refusal(409, "invalid_request_error", "episode_exists", told)
         env = self._free.pop() if self._free else self._make_env()
-        world = World(env, task, body.seed, self._env_id)
+        world = World(env, task, seed, self._env_id)
         try:
             stop = await world.begin(self._policy.prompts.measure)
         except BaseException:
@@ -136,15 +140,19 @@ class Host:
             session = self._gateway.find(request, key)
             if key not in self._open:
                 raise EndedError("this episode has ended")
-            record = self._finish(session)
+            record = await self._finish(session)
             about = {name: getattr(record, name) for name in ("task_id", "won", "score", "reward", "fault")}
             return write_json(200, about | {"stop": record.stop.value, "calls": len(record.turns)})
         return told.response
 
-    def _finish(self, session: Session) -> Trajectory:
+    async def _finish(self, session: Session) -> Trajectory:
         _, env = self._open.pop(session.key)
         self._gateway.remove(session)
+        await session.settle()
         record = session.record()
-        self._free.append(env)
+        if session.broken is None:
+            self._free.append(env)
+        else:
+            env.close()
         self._on_end(record)
         return record

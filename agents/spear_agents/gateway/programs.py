@@ -179,8 +179,12 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextlib.asynccontextmanager
-async def open_program(name: str, limits: Limits | None = None) -> AsyncIterator[ProgramPlayer]:
-    """The player of the program ``MODULE:FUNCTION``, with a gateway of its own in this event loop.
+async def open_program(name: str, seconds: float) -> AsyncIterator[ProgramPlayer]:
+    """The player of the program ``FILE.py:FUNCTION``, with a gateway of its own in this event loop.
+
+    Args:
+        name: see :func:`load_program`.
+        seconds: that it may take for an episode.
 
     Raises:
         SpearError: there is no such program, or FastAPI is not installed.
@@ -196,7 +200,7 @@ async def open_program(name: str, limits: Limits | None = None) -> AsyncIterator
     before = loop.get_exception_handler()
     loop.set_exception_handler(_pass_over_closed_loops)
     try:
-        yield ProgramPlayer(program, gateway, limits)
+        yield ProgramPlayer(program, gateway, Limits(seconds=seconds))
     finally:
         loop.set_exception_handler(before)
         await gateway.aclose()
@@ -261,6 +265,7 @@ class ProgramPlayer:
                 self._tell(f"the agent failed: {type(error).__name__}: {error}")
         finally:
             self._gateway.remove(session)
+            await session.settle()
         if session.broken is not None:
             raise session.broken
         return session.record(fault)

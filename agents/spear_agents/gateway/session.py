@@ -25,6 +25,8 @@ from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTempla
 
 NO_STEP = "(no step)"
 """The action of a call after which the program did nothing in the environment."""
+BROKEN = "broken"
+"""Fault of an episode whose engine or environment has a defect."""
 MODEL_NAME = "policy"
 """What the model is called at every address."""
 
@@ -49,7 +51,7 @@ class Limits:
 
     calls: int | None = None
     parallel: int = 16
-    seconds: float = 600.0
+    seconds: float = 3600.0
 
     def __post_init__(self) -> None:
         if (self.calls is not None and self.calls < 1) or self.parallel < 1 or not self.seconds > 0:
@@ -183,7 +185,7 @@ class Session:
             self._fault = fault.kind.value
             raise
         except SpearError as error:
-            self.broken = error
+            self._break(error)
             raise
         finally:
             self._running -= 1
@@ -254,7 +256,7 @@ class Session:
             try:
                 self.stop = await self.world.step(response)
             except SpearError as error:
-                self.broken = error
+                self._break(error)
                 raise
             info = self.world.info
             if self._calls:
@@ -289,6 +291,15 @@ class Session:
     def close(self) -> None:
         """Refuse whatever comes from now on."""
         self.closed = True
+
+    async def settle(self) -> None:
+        """Close, and wait for a step that is under way: the environment is somebody else's afterwards."""
+        self.close()
+        async with self._stepping:
+            pass
+
+    def _break(self, error: SpearError) -> None:
+        self.broken, self._fault = error, BROKEN
 
     def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
         """The episode as it stands; ``fault`` is the program's, and counts only if the environment had not ended."""

@@ -31,7 +31,10 @@ def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
         url = ready.split()[-1]
         assert ready.startswith("ready: spear/Sokoban-v0, 2 episodes at a time, at http://127.0.0.1:")
         with httpx.Client(verify=False, timeout=20) as client:
-            opened = [client.post(f"{url}/episodes", json={"seed": 7}).json() for _ in range(2)]
+            opened = [client.post(f"{url}/episodes", json={"seed": 7}).json()]
+            again = {"task": opened[0]["task"], "seed": 7}
+            assert client.post(f"{url}/episodes", json=again).status_code == 409
+            opened.append(client.post(f"{url}/episodes", json={}).json())
             assert client.post(f"{url}/episodes", json={}).status_code == 429
             assert client.post(f"{url}/episodes", json={"task": 3}).status_code == 400
             first = opened[0]

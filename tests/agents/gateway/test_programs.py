@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -163,6 +163,22 @@ def test_an_async_program_that_waits_is_woken_and_one_that_hangs_holds_up_no_oth
     played = play_program(play, KeepingEngine(), limits=Limits(seconds=0.7), episodes=4)
     assert time.monotonic() - start < 4
     assert [one.fault for one in played] == ["agent_timeout"] * 4
+
+
+def test_a_step_under_way_is_waited_for_before_the_environment_is_somebody_else_s() -> None:
+    class Slow(CorridorEnv):
+        metadata: ClassVar[dict[str, Any]] = {**CorridorEnv.metadata, "blocking": True}
+        busy = False
+
+        def _act(self, action: str) -> Any:
+            self.busy = True
+            time.sleep(0.8)
+            self.busy = False
+            return super()._act(action)
+
+    env = Slow(response_format="plain")
+    (played,) = play_program(lambda task: task.step("go"), KeepingEngine(), env=env, limits=Limits(seconds=0.2))
+    assert played.fault == "agent_timeout" and not env.busy
 
 
 def test_an_error_after_the_end_costs_nothing() -> None:

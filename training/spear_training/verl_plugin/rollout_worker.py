@@ -175,7 +175,7 @@ class RolloutWorker(AgentLoopWorker):
         self._settings = run.env
         self._find_repetition = run.algorithm.filter.repetition
         self._reward = read_custom_reward(config)
-        self._agent = run.agent
+        self._agent, self._agent_timeout = run.agent, run.agent_timeout
         self._play: Play | None = None
         self._programs = AsyncExitStack()
         self._idle: dict[str, list[gym.Env]] = {}
@@ -246,7 +246,7 @@ class RolloutWorker(AgentLoopWorker):
         """Our own loop, or the program; its gateway serves as long as this worker lives."""
         if self._agent is None:
             return play_episode
-        return await self._programs.enter_async_context(open_program(self._agent))
+        return await self._programs.enter_async_context(open_program(self._agent, self._agent_timeout))
 
     def _take_environment(self, split: str) -> gym.Env:
         idle = self._idle.setdefault(split, [])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv-peers: libraries that our adapters are for and whose pins exclude ours, and frameworks of agents, to prove ours
-# with the real other side. About 600 MB; running it again is free when nothing has changed.
+# Make .venv-peers: libraries that our adapters are for and whose pins exclude ours, to prove the adapters with the real
+# other side. About 500 MB; running it again is free when nothing has changed.
 #
 #   PYTHON  interpreter to use (default: the one that .venv was made with, else python3)
 #   PEERS   folder of the environment (default .venv-peers)
@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 peers=${PEERS:-.venv-peers}
 constraints=constraints/peers.txt
 stamp=$peers/.spear-peers
-wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml agents/pyproject.toml | cksum)
+wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml | cksum)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
@@ -18,6 +18,5 @@ python=${PYTHON:-$("${VENV:-.venv}/bin/python" -c 'import sys; print(sys._base_e
 "$python" -m venv --clear "$peers"
 pip() { "$peers/bin/python" -m pip "$@"; }
 # Ours too, to run in one process with GEM.
-PYTHONWARNINGS=ignore pip install -q -c "$constraints" openenv gem-llm openai-agents langgraph langchain-openai \
-    -e ./sandbox -e . -e './agents[gateway]'
+PYTHONWARNINGS=ignore pip install -q -c "$constraints" openenv gem-llm -e ./sandbox -e .
 printf '%s\n' "$wanted" >"$stamp"

@@ -1,4 +1,4 @@
-"""What we offer, with the real other side: OpenEnv's client and validator, GEM's functions, frameworks of agents."""
+"""Our adapters with the real other side: OpenEnv's client and validator, GEM's functions and wrappers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,3 @@ def test_gem(run_peer: RunPeer) -> None:
     report = json.loads(run_peer("gem_plays.py").splitlines()[-1])
     assert all(won and total > 1 for won, total in report["wins"].values()), report
     assert report["episodes"] > 4 and report["untouched"]
-
-
-def test_agents_of_frameworks(run_peer: RunPeer) -> None:
-    """Each wins, and its calls, written as the template writes them, are one row."""
-    report = json.loads(run_peer("frameworks_play.py").splitlines()[-1])
-    assert len(report) == 2
-    assert all(played == [True, None, ["go", "go"], [None, 0], 1] for played in report.values()), report

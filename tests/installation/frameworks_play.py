@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from langchain_core.tools import StructuredTool
@@ -11,6 +12,9 @@ from langgraph.prebuilt import create_react_agent
 from openai import AsyncOpenAI
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+
+sys.path.append(sys.argv[1])  # the checkout, behind what is installed
+
 from tests.agents.gateway.programs import KeepingEngine, Sampling, play_program
 
 CALL = '<tool_call>\n{"name": "act", "arguments": {"action": "go"}}\n</tool_call>'

@@ -16,7 +16,7 @@ from spear_agents.admission import CacheGate
 from spear_agents.engines.base import Engine, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout, StopReason, Trajectory
 
 Env = gym.Env[Any, Any]
 
@@ -45,6 +45,51 @@ class Play(Protocol):
     ) -> Trajectory:
         """Plays the job and returns its last episode."""
         ...
+
+
+class Retrying:
+    """Plays an episode again, with the same seed, where a fault cut it short: most services are back in a moment.
+
+    Args:
+        play: plays it.
+        tries: of an episode, the first one included.
+        wait_s: before the second try; doubled each time.
+
+    Attributes:
+        retried: tries after first ones, so far.
+        discarded: responses in the episodes before them.
+    """
+
+    def __init__(self, play: Play, tries: int, wait_s: float = 1.0) -> None:
+        self._play = play
+        self._tries = tries
+        self._wait_s = wait_s
+        self.retried = 0
+        self.discarded = 0
+
+    async def __call__(
+        self,
+        env: Env,
+        engine: Engine,
+        prompts: PromptBuilder,
+        *,
+        task_id: str,
+        sampling: Sampling,
+        seed: int,
+        env_id: str,
+    ) -> Trajectory:
+        """The first episode without a fault, or the last one."""
+        attempt = 1
+        while True:
+            played = await self._play(
+                env, engine, prompts, task_id=task_id, sampling=sampling, seed=seed, env_id=env_id
+            )
+            if played.stop is not StopReason.FAULT or attempt == self._tries:
+                return played
+            self.retried += 1
+            self.discarded += len(played.turns)
+            await asyncio.sleep(self._wait_s * 2 ** (attempt - 1))
+            attempt += 1
 
 
 async def play_many(

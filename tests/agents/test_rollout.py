@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from spear_agents.engines.base import Finish, Generation, Request, Sampling
 from spear_agents.engines.batching import MicroBatcher
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
+from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
-from spear_agents.rollout import Job, play_many
-from spear_agents.trajectory import Trajectory
+from spear_agents.rollout import Job, Retrying, play_many
+from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 from tests.agents.corridor import CorridorEnv
 
@@ -50,6 +52,24 @@ def play(engine_for: Any, jobs: Sequence[Job] = JOBS, **options: Any) -> list[Tr
             **({"make_env": CorridorEnv, "concurrency": 4} | options),
         )
     )
+
+
+@pytest.mark.parametrize(("tries", "faults"), [(1, 10), (2, 10), (3, 0)])
+def test_faults_are_played_again_with_the_same_seed(tries: int, faults: int) -> None:
+    seeds: list[int] = []
+
+    async def play_third(env: Any, engine: Any, prompts: Any, **job: Any) -> Trajectory:
+        seeds.append(job["seed"])
+        played = await play_episode(env, engine, prompts, **job)
+        broken = seeds.count(job["seed"]) < 3
+        return replace(played, stop=StopReason.FAULT, fault="down") if broken else played
+
+    retrying = Retrying(play_third, tries, wait_s=0.0)
+    played = play(lambda env: ScriptedEngine(lambda *_: TEMPLATE.respond("go")), play=retrying)
+    assert sum(one.stop is StopReason.FAULT for one in played) == faults
+    assert sorted(seeds) == sorted(tries * [job.seed for job in JOBS])
+    assert retrying.retried == 10 * (tries - 1)
+    assert retrying.discarded == (tries - 1) * sum(len(one.turns) for one in played)
 
 
 def test_results_come_in_the_order_of_the_jobs_and_callbacks_in_that_of_the_ends() -> None:

@@ -29,6 +29,8 @@ class RunSettings(Record):
     resume: Resume = Resume.EXACT
     keep_best: str | None = "success/all"
     """Metric of the validation whose best checkpoint is kept."""
+    tries: int = number(3, at_least=1)
+    """Of an episode that a fault cuts short, before it is left out of the loss."""
     agent: str | None = None
     """The program that plays the episodes, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop."""
     agent_timeout: float = number(3600.0, above=0)

@@ -204,6 +204,7 @@ def open_worker(
     worker._reward = None
     worker.config = OmegaConf.create({"data": {"apply_chat_template_kwargs": template_kwargs or {}}})
     worker._idle = {}
+    worker._tries = 1
     worker._agent, worker._agent_timeout, worker._play, worker._programs = None, 60.0, None, AsyncExitStack()
     worker._prompts = None
     worker._reader = None

@@ -150,7 +150,8 @@ class Rollout:
     Attributes:
         records: one an episode.
         rows: of episodes without a fault; their tokens may lie elsewhere.
-        generations: responses that engines were asked for.
+        generations: responses that engines were asked for, but for those of episodes that were played once more.
+        retried: episodes that were played once more since a fault had cut them short.
         episodes: those that were to be recorded, for people to look at.
         prompt_tokens: of all prompts.
         cached_tokens: of these, those that were in the engine's cache of prefixes.
@@ -160,6 +161,7 @@ class Rollout:
     records: tuple[EpisodeRecord, ...]
     rows: RowTable
     generations: int = 0
+    retried: int = 0
     episodes: tuple[Trajectory, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -176,6 +178,7 @@ class Rollout:
             tuple(records),
             rows.take(np.argsort(order, kind="stable")),
             sum(part.generations for part in parts),
+            sum(part.retried for part in parts),
             tuple(episode for part in parts for episode in part.episodes),
             sum(part.prompt_tokens for part in parts),
             sum(part.cached_tokens for part in parts),

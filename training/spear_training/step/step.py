@@ -223,6 +223,7 @@ class SpearStep:
         if state.bounds is not None:
             metrics["cov/lower"], metrics["cov/upper"] = state.bounds
         metrics["rollout/generations"] = float(rollout.generations)
+        metrics["rollout/retried"] = float(rollout.retried)
         if rollout.cached_tokens or rollout.cacheable_tokens:
             metrics["rollout/cached_prompt_share"] = rollout.cached_tokens / rollout.prompt_tokens
         if rollout.cacheable_tokens:

@@ -36,7 +36,7 @@ from spear_agents.engines.vision import ImageReader, has_vision
 from spear_agents.episode import play_episode
 from spear_agents.gateway.programs import open_program
 from spear_agents.prompting import PromptBuilder
-from spear_agents.rollout import Job, Play, open_session, play_many
+from spear_agents.rollout import Job, Play, Retrying, open_session, play_many
 from spear_agents.usage import sum_usage
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
@@ -176,7 +176,8 @@ class RolloutWorker(AgentLoopWorker):
         self._find_repetition = run.algorithm.filter.repetition
         self._reward = read_custom_reward(config)
         self._agent, self._agent_timeout = run.agent, run.agent_timeout
-        self._play: Play | None = None
+        self._tries = run.tries
+        self._play: Retrying | None = None
         self._programs = AsyncExitStack()
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
@@ -259,7 +260,8 @@ class RolloutWorker(AgentLoopWorker):
         if self._shares_cache and engine.cache_tokens is None:
             engine.cache_tokens = await self._ask_cache()
         if self._play is None:
-            self._play = await self._open_player()
+            self._play = Retrying(await self._open_player(), self._tries)
+        retried, discarded = self._play.retried, self._play.discarded
         if self._prompts is None:
             env = self._take_environment(split)
             self._prompts = self._build_prompts(env)
@@ -290,7 +292,8 @@ class RolloutWorker(AgentLoopWorker):
         return Rollout(
             tuple(records),
             rows.drop(*TOKENS),
-            engine.calls - before,
+            engine.calls - before - (self._play.discarded - discarded),
+            self._play.retried - retried,
             episodes,
             usage.prompt_tokens,
             usage.cached_tokens,

@@ -74,7 +74,7 @@ def test_a_won_game() -> None:
         "format": 0.1,
         "native_return": pytest.approx(10.5),
     }
-    assert reward == 1.0 + 0.5 + 0.1
+    assert reward == 1.0 + 0.1
     assert "√" in text_of(observation)
     assert env.expert_plan() == []
 
@@ -255,7 +255,7 @@ def test_a_task_id_and_a_seed_give_a_level() -> None:
         ({"modality": "sound"}, "modality"),
         ({"text_format": "html"}, "choose 'plain' or 'spaced'"),
         ({"moves_per_turn": 0}, "at least 1"),
-        ({"history": -1}, "at least 0"),
+        ({"level": 5}, "rows of the level"),
         ({"max_turns": 0}, "at least 1"),
         ({"moves_per_turn": 2, "on_malformed": "peer"}, "leave moves_per_turn at 1"),
         ({"level": "####\n#P√#\n####"}, "already solved"),

@@ -22,6 +22,7 @@ RESPONSES = [*(f"<think></think><action>{word}</action>" for word in WORDS), "",
 CHANCES = [0.2, 0.2, 0.2, 0.2, 0.03, 0.03, 0.03, 0.04, 0.02, 0.03, 0.02]
 KEYWORDS: list[dict[str, Any]] = [
     {"mu": "cosine:60"},
+    {"mu": "constant", "tool_reward": "distinct", "moves_per_turn": 2},
     {"modality": "text", "reward": "native", "response_format": "plain"},
     {"modality": "image", "moves_per_turn": 2},
     {"on_malformed": "peer", "text_format": "spaced", "diagnostics": True},

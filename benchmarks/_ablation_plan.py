@@ -157,7 +157,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 ),
                 # Made on levels of 3 to 12 moves: it knows the form, and wins one in ten of these.
                 WarmStartSettings(
-                    "spear/Sokoban-v0",
+                    "spear/Sokoban-v1",
                     {"modality": "text"},
                     history=0,
                     episodes=5000,

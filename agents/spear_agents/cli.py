@@ -55,7 +55,7 @@ def evaluate(
     concurrency: int,
     **options: Any,
 ) -> None:
-    """Evaluate a policy on ENV, for instance spear/Sokoban-v0.
+    """Evaluate a policy on ENV, for instance spear/Sokoban-v1.
 
     Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
     command again plays only what is missing, and what a fault cut short.

@@ -55,7 +55,7 @@ class EvalSettings:
     """Everything an evaluation's numbers depend on.
 
     Attributes:
-        env_id: such as ``spear/Sokoban-v0``.
+        env_id: such as ``spear/Sokoban-v1``.
         env_kwargs: keywords of the environment besides ``split``.
         model: folder of the model (``hf``, ``vllm``), or its name at the server (``openai``).
         split: None for the last of the environment's splits.

@@ -140,6 +140,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     tools: ClassVar[tuple[Tool, ...]] = (ACT,)
     """The actions as functions, for models that act by calling tools; a template named ``tools`` may explain them."""
 
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments of the constructor, for copies."""
+
     def __new__(cls, *values: Any, **keywords: Any) -> Self:
         """Refuse keywords that the class does not have before anything is built."""
         refuse_unknown(cls, keywords)
@@ -446,8 +449,8 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             if before is None:
                 self._task, self.episode = None, Episode()
             else:
-                *place, self._result, world = before
-                self._enter(*place, world)
+                former, played, self._result, world = before
+                self._enter(former, played, world)
             if isinstance(error, (SpearError, EnvFault)):
                 raise
             problem = f"{type(error).__name__}: {error}"

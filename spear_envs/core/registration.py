@@ -46,7 +46,7 @@ ENVIRONMENTS: tuple[EnvEntry, ...] = (
         unlocks="the authors' tagger",
     ),
     EnvEntry(
-        "spear/Sokoban-v0",
+        "spear/Sokoban-v1",
         "spear_envs.sokoban.env:SokobanEnv",
         "Push boxes onto targets, seen as a picture and as text.",
         "spear_envs.sokoban.vector:SokobanVectorEnv",

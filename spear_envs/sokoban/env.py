@@ -1,4 +1,4 @@
-"""The environment ``spear/Sokoban-v0``."""
+"""The environment ``spear/Sokoban-v1``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SokobanEnv(SpearEnv[Observation]):
         boxes: 1 to 4.
         shortest, longest: bounds on the optimal number of moves, by default 3 and 12.
         split: ``"train"``, ``"valid"`` or ``"test"``.
-        split_by: ``"level"``, or ``"room"`` for held-out walls and targets.
+        split_by: ``"room"`` (held-out walls and targets) or ``"level"``, see :class:`SplitBy`.
         preset: ``"paper"`` or None; keywords that are given win over the preset.
         level: rows joined by newlines: the task set is exactly this level, its split is ``"level"``, and the keywords
             above are unused.
@@ -89,7 +89,7 @@ class SokobanEnv(SpearEnv[Observation]):
         shortest: int | None = None,
         longest: int | None = None,
         split: str = "train",
-        split_by: str = "level",
+        split_by: str = "room",
         preset: str | None = None,
         level: str | None = None,
         sprites: str | None = None,

@@ -48,7 +48,7 @@ class Recipe:
     boxes: int = 1
     shortest: int = 3
     longest: int = 12
-    split_by: SplitBy = SplitBy.LEVEL
+    split_by: SplitBy = SplitBy.ROOM
 
     def __post_init__(self) -> None:
         if not (5 <= self.height <= 10 and 5 <= self.width <= 10):
@@ -60,9 +60,9 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-room`` where not the default."""
+        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-level`` where not the default."""
         bounds = "" if (self.shortest, self.longest) == (3, 12) else f"-{self.shortest}to{self.longest}"
-        return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-room' if self.split_by is SplitBy.ROOM else ''}"
+        return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-level' if self.split_by is SplitBy.LEVEL else ''}"
 
 
 def parse_room(room: str) -> tuple[int, int]:
@@ -175,7 +175,7 @@ def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -
 
 
 def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
-    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, distinct up to symmetry.
+    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, that :func:`digest_level` tells apart.
 
     Levels are drawn one after another as for training, and each goes where its content puts it.  Small rooms have
     fewer different levels: when 5,000 draws in a row bring nothing new, the lists stay as short as they are.

@@ -248,7 +248,7 @@ def test_curves_are_drawn_for_all_metrics(browser: Chromium, tmp_path: Path) -> 
 
 
 def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path) -> None:
-    stage = Stage(lambda: Game("spear/Sokoban-v0", tmp_path / "out", split="test"))
+    stage = Stage(lambda: Game("spear/Sokoban-v1", tmp_path / "out", split="test"))
     browser.resize(1400, 900)
     browser.console.clear()
     with serve(Run(tmp_path / "out"), stage) as server:
@@ -260,7 +260,7 @@ def test_a_person_wins_sokoban_in_the_browser(browser: Chromium, tmp_path: Path)
         browser.wait("game.now.turn === 1")
         browser.press("u")
         browser.wait("game.now.turn === 0")
-        game = Game("spear/Sokoban-v0", tmp_path / "other", split="test")
+        game = Game("spear/Sokoban-v1", tmp_path / "other", split="test")
         plan = game.core.expert_plan()
         game.close()
         for word in plan:  # as fast as a person cannot: keys do not overtake each other

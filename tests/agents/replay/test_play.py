@@ -125,10 +125,10 @@ def test_two_games_do_not_write_one_file(corridor_id: str, tmp_path: Path) -> No
     ("env", "options", "kind"),
     [
         ("spear/Sokobn-v0", {}, SpearError),
-        ("spear/Sokoban-v0", {"split": "tset"}, SpearError),
-        ("spear/Sokoban-v0", {"template": "none"}, SpearError),
-        ("spear/Sokoban-v0", {"task": "sokoban/none"}, UnknownTaskError),
-        ("spear/Sokoban-v0", {"env_kwargs": {"colour": 1}}, SpearError),
+        ("spear/Sokoban-v1", {"split": "tset"}, SpearError),
+        ("spear/Sokoban-v1", {"template": "none"}, SpearError),
+        ("spear/Sokoban-v1", {"task": "sokoban/none"}, UnknownTaskError),
+        ("spear/Sokoban-v1", {"env_kwargs": {"colour": 1}}, SpearError),
     ],
 )
 def test_errors_are_one_line_with_the_mend(env: str, options: dict, kind: type[Exception], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_code_is_typed_on_several_lines(tmp_path: Path) -> None:
 
 def test_boards_are_painted(tmp_path: Path) -> None:
     said: list[str] = []
-    game = Game("spear/Sokoban-v0", tmp_path)
+    game = Game("spear/Sokoban-v1", tmp_path)
     play_in_terminal(game, said.append, lambda prompt: "/quit")
     game.close()
     assert f"{ESCAPE}[48;5;60m" in "\n".join(said), "walls have a colour"
@@ -136,11 +136,11 @@ def read_until(descriptor: int, words: str, seconds: float = 60) -> None:
 
 def test_the_command_plays_what_is_piped_into_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["spear/Sokoban-v0", "--split", "test", "--out", str(out)]
+    arguments = ["spear/Sokoban-v1", "--split", "test", "--out", str(out)]
     first = CliRunner().invoke(play, arguments, input="/hint\n/quit\n")
     assert first.exit_code == 0, first.output
     assert f"0 recorded in {out}" in first.output
-    game = Game("spear/Sokoban-v0", tmp_path / "other", split="test")
+    game = Game("spear/Sokoban-v1", tmp_path / "other", split="test")
     plan = game.core.expert_plan()
     game.close()
     done = CliRunner().invoke(play, arguments, input="\n".join(plan))

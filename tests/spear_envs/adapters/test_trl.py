@@ -17,7 +17,7 @@ from spear_envs.core.rewards import compose_reward
 from tests.calling_policy import make_policy
 from tests.spear_envs.corridor import CORRIDOR
 
-FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
+FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v1", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
 
 
 def call_expert(made: Any, plain: str) -> Any:
@@ -100,7 +100,7 @@ def test_an_unfinished_episode_is_lost_and_a_fault_is_nobodys(monkeypatch: pytes
 
 
 def test_pictures_stand_where_the_text_has_their_place() -> None:
-    made: Any = make_factory("spear/Sokoban-v0")()
+    made: Any = make_factory("spear/Sokoban-v1")()
     first, second = made.reset(seed=1), made.act(action="up")
     for blocks in (first, second):
         assert [block["type"] for block in blocks[:3]] == ["text", "image", "text"]

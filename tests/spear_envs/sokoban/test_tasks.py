@@ -22,7 +22,7 @@ def test_the_default_splits_never_change(split: str) -> None:
     assert tasks.fingerprint == DEFAULT_FINGERPRINTS[split]
     assert len(tasks) == (1_000_000 if split == "train" else 256)
     task = tasks[17]
-    assert task.id == f"sokoban/6x6-1/{split}/00000017"
+    assert task.id == f"sokoban-v1/6x6-1/{split}/00000017"
     assert tasks.get(task.id) == task
     assert task.subtask == find_band(task.content["optimal"])
 
@@ -66,7 +66,7 @@ def test_an_id_names_one_level_only() -> None:
     with pytest.raises(UnknownTaskError):
         make_task_set(Recipe(), "train").get(ids[1])
     with pytest.raises(UnknownTaskError, match="run from"):
-        make_task_set(Recipe(), "test").get("sokoban/6x6-1/test/00000256")
+        make_task_set(Recipe(), "test").get("sokoban-v1/6x6-1/test/00000256")
 
 
 def test_sets_are_made_once_and_levels_kept() -> None:
@@ -82,7 +82,7 @@ def test_a_level_by_hand_is_a_set_of_one() -> None:
     task = tasks[0]
     assert task.content == {"level": text, "optimal": 5}
     assert task.subtask == "len4-6"
-    assert task.id.startswith("sokoban/5x6-1/level/")
+    assert task.id.startswith("sokoban-v1/5x6-1/level/")
     assert task.id != make_level_set(text.replace("P_", "_P"))[0].id
     assert make_level_set(text + "\n")[0].id == task.id
 

@@ -16,7 +16,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.vector import SpearVectorEnv
 from spear_envs.sokoban.vector import SokobanVectorEnv
 
-ID = "spear_envs:spear/Sokoban-v0"
+ID = "spear_envs:spear/Sokoban-v1"
 WORDS = ("up", "down", "left", "right", "still", "UP.", "jump", "left, up")
 RESPONSES = [*(f"<think></think><action>{word}</action>" for word in WORDS), "", "left", "x" * 400]
 CHANCES = [0.2, 0.2, 0.2, 0.2, 0.03, 0.03, 0.03, 0.04, 0.02, 0.03, 0.02]

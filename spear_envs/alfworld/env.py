@@ -22,7 +22,7 @@ from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -80,8 +80,8 @@ class ALFWorldEnv(SpearEnv[str]):
         max_turns: responses after which the episode is truncated.
         anchor: ``"state"`` or ``"observation"``.
         expert: ``"planner"`` or ``"searching"``: what the expert may know.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
-            the command as it stands; between tags it is played in lower case.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+            response is the command as it stands; between tags it is played in lower case.
 
     Raises:
         SpearError: a keyword without a valid value, no official games, or a game that cannot be read.

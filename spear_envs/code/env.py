@@ -90,9 +90,9 @@ class CodeInterpreterEnv(SpearEnv[str]):
         time_limit: seconds that a run may take; a sandbox in this process allows 30, a service what it was told.
         memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
         observation_chars: longer output is cut in its middle to so many characters.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a text that is no
-            call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the episode, as in the
-            authors' loop.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a
+            text that is no call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
+            episode, as in the authors' loop.
 
     Raises:
         SpearError: a keyword without a valid value, or data that is not there.

@@ -29,7 +29,7 @@ def main() -> None:
         return parse(f"\\boxed{{{text}}}", parsing_timeout=None)
 
     def is_claim(found: list[object]) -> bool:
-        """Whether it says more than a value, or ``name = value``: of ``20=19`` math-verify reads the right side alone."""
+        """Whether it says more than a value or ``name = value``: math-verify reads ``20=19`` as 19."""
         relations = found[0].atoms(Relational) if found and isinstance(found[0], Basic) else set()
         return any(not (isinstance(each, Eq) and isinstance(each.lhs, Symbol)) for each in relations)
 

@@ -431,7 +431,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             UnknownTaskError: the state is of a task that this environment does not have.
             SpearError: the state is damaged, or another environment's; the episode stays as it was.
         """
-        if not isinstance(state, Mapping) or not STATE_KEYS <= state.keys():
+        if not isinstance(state, Mapping) or not state.keys() >= STATE_KEYS:
             raise SpearError(f"set_state() takes what get_state() gave, with the keys {', '.join(sorted(STATE_KEYS))}.")
         state = copy.deepcopy(dict(state))
         task = self.tasks.get(state["task_id"])

@@ -105,8 +105,8 @@ class SearchR1Env(SpearEnv[str]):
         observation_tokens: most tokens of them, where the policy's tokenizer is known (see :meth:`set_text_measure`).
             With the preset the blank lines around them count as well, as in Search-R1's ``max_obs_length=500``.
         outcome: ``"exact_match"`` or ``"graded_format"``.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. ``"plain"`` takes the same tags and
-            asks for no thought.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. ``"plain"`` takes the
+            same tags and asks for no thought.
 
     Raises:
         SpearError: a keyword without a valid value, or data that is not there.

@@ -352,8 +352,8 @@ def check_stock_vectors(subject: Subject) -> str:
             _compare_vector(subject, kind(makers), STOCK_STEPS)
         except (TypeError, ValueError, AttributeError) as error:
             raise ContractError(
-                f"in gymnasium's own vector environments a step fails ({type(error).__name__}: {error}): each value of info must keep its"
-                " type all along, and may be None only where it is a text or a list otherwise"
+                f"in gymnasium's own vector environments a step fails ({type(error).__name__}: {error}): each value of"
+                " info must keep its type all along, and may be None only where it is a text or a list otherwise"
             ) from error
     return f"SyncVectorEnv and AsyncVectorEnv, {STOCK_STEPS} steps"
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -71,8 +71,8 @@ class WebShopEnv(SpearEnv[str]):
         price_seed: of drawn prices and ceilings; by default 42.
         draws: ``"keyed"`` (default) or ``"sequential"``, as the original draws under a seed.
         outcome: ``"won"`` (default) or ``"score"``: what the outcome term is, see :class:`Outcome`.
-        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
-            the action as it stands, blanks included.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+            response is the action as it stands, blanks included.
 
     Raises:
         SpearError: a keyword without a valid value, or a catalogue that cannot be opened.

@@ -41,7 +41,7 @@ def test_the_prefix_registers_without_an_import() -> None:
         "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v1');"
         "env.reset(seed=0); print(env.unwrapped.task.id.split('/')[0])"
     )
-    assert run_python(program).strip() == "sokoban"
+    assert run_python(program).strip() == "sokoban-v1"
 
 
 def test_public_names_exist() -> None:

@@ -209,10 +209,10 @@ class Rooted(CorridorEnv):
 
 def test_what_cannot_be_carried_elsewhere_is_found() -> None:
     register_env("tests/Faulty-v0", "tests.spear_envs.test_testing:Rooted")
-    with pytest.raises(ContractError, match="pickle does not copy it.*stays here"):
+    with pytest.raises(ContractError, match=r"pickle does not copy it.*stays here"):
         CHECKS["portable"](Subject("tests/Faulty-v0"))
     register_env("tests/Faulty-v0", CorridorEnv)
-    with pytest.raises(ContractError, match="JSON.*register names"):
+    with pytest.raises(ContractError, match=r"JSON.*register names"):
         CHECKS["portable"](Subject("tests/Faulty-v0"))
 
 

@@ -32,7 +32,16 @@ def test_splits_are_disjoint_by_content_over_20000_draws() -> None:
     assert check_disjoint(*splits, sample=20_000) == 20_512
 
 
-def test_held_out_levels_differ_up_to_symmetry() -> None:
+def test_held_out_levels_are_new_whatever_the_split_goes_by() -> None:
+    for split_by in SplitBy:
+        train = make_task_set(Recipe(split_by=split_by), "train")
+        seen = {digest_level(train[place].content["level"]) for place in range(5_000)}
+        for split in ("valid", "test"):
+            held_out = make_task_set(Recipe(split_by=split_by), split)
+            assert not seen & {digest_level(task.content["level"]) for task in held_out}
+
+
+def test_held_out_levels_differ() -> None:
     for split in ("valid", "test"):
         tasks = make_task_set(Recipe(), split)
         assert len({digest_level(task.content["level"]) for task in tasks}) == 256
@@ -60,7 +69,7 @@ def test_held_out_lists_are_made_quickly() -> None:
 
 
 def test_an_id_names_one_level_only() -> None:
-    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.ROOM), Recipe(6, 7)]
+    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.LEVEL), Recipe(6, 7)]
     ids = [make_task_set(recipe, "train")[5].id for recipe in recipes]
     assert len(set(ids)) == len(recipes)
     with pytest.raises(UnknownTaskError):

@@ -80,10 +80,14 @@ def test_the_score_as_outcome_and_the_search_that_pays_once() -> None:
     env = make(reward="spear", outcome="score", mu=1.0, tool_reward="distinct")
     env.reset(options={"task": TASK})
     for _ in range(3):
-        info = env.step("search[mug]")[4]
+        info = env.step(f"search[{env.task.instruction}]")[4]
     assert (info["tool_calls"], info["reward_terms"]["tool_call"], info["reward_terms"]["outcome"]) == (3, 0.1, -1.0)
-    rivals = [text for text in info["admissible_actions"] if text.startswith("click[z")]
-    env.step(rivals[-1])
+    rival = next(
+        text
+        for text in info["admissible_actions"]
+        if re.fullmatch(r"click\[\w{10}\]", text) and env.shop.goal.asin.lower() not in text
+    )
+    env.step(rival)
     info = env.step("click[buy now]")[4]
     assert 0 < info["score"] < 1 and not info["won"]
     assert info["reward_terms"]["outcome"] == pytest.approx(2 * info["score"] - 1)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -35,10 +35,8 @@ __all__ = [
     "text_of",
 ]
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 ObsType = TypeVar("ObsType")
+Made = TypeVar("Made", bound="SpearEnv[Any]")
 STATE_KEYS = frozenset({"task_id", "episode", "result", "np_random", "world"})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -143,7 +141,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments of the constructor, for copies."""
 
-    def __new__(cls, *values: Any, **keywords: Any) -> Self:
+    def __new__(cls: type[Made], *values: Any, **keywords: Any) -> Made:
         """Refuse keywords that the class does not have before anything is built."""
         refuse_unknown(cls, keywords)
         env = super().__new__(cls)

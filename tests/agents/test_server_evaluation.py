@@ -160,6 +160,13 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert found["settings"]["engine"] == ["openai", "expert"]
     wrong = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "absent")])
     assert isinstance(wrong.exception, SpearError)
+    pairs = [str(tmp_path / name) for name in ("a", "b", "a", "a")]
+    pairs = [*pairs[:2], "--pair", *pairs[2:]]
+    shown = CliRunner().invoke(compare, pairs)
+    assert shown.exit_code == 0, shown.exception
+    assert "2 seeds × 3 tasks" in shown.output and "over these runs' tasks alone" in shown.output
+    found = json.loads(CliRunner().invoke(compare, [*pairs, "--json"]).output)
+    assert found["by_seed"][1] == 0.0 and len(found["pairs"]) == 2
 
 
 def test_figures_come_as_latex_and_json() -> None:

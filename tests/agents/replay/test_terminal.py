@@ -46,7 +46,7 @@ def run(game: Game, *lines: str) -> str:
 def test_a_game_from_hint_to_record(corridor: Game) -> None:
     shown = run(corridor, "/hint", "back", "/undo", "go", "go", "/next", "/quit", "go")
     assert "go" in shown and "_P_" in shown
-    assert "The end: won. Score 1, reward 1.3" in shown and "Recorded." in shown
+    assert "The end: won. Score 1, reward 1.1" in shown and "Recorded." in shown
     assert "corridor/test/001" in shown
     assert corridor.recorded == 1 and corridor.info["turn"] == 0, "nothing is played after /quit"
 

@@ -40,10 +40,14 @@ SUMMARIES = {
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
     "init": "Write a package with an environment of your own to start from.",
+    "leaderboard": "Write the ledger of results as a page.",
+    "ledger": "Add results to a ledger, and compute all of it anew.",
     "models": "List pretrained models, and bring them here.",
+    "panel": "List, export and verify fixed tasks and how they are played.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
+    "rescore": "Play recorded responses again and compare every reward.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run untrusted Python: service, check-up, single files.",
     "serve": "Serve an environment to clients of OpenEnv.",
@@ -55,7 +59,10 @@ SUMMARIES = {
 
 # Commands of the distributions above this one: what to install in a checkout where they are missing.
 ABSENT = {
-    **dict.fromkeys(("collect", "compare", "eval", "models", "play", "view"), "./agents"),
+    **dict.fromkeys(
+        ("collect", "compare", "eval", "leaderboard", "ledger", "models", "panel", "play", "rescore", "view"),
+        "./agents",
+    ),
     **dict.fromkeys(
         ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
         "./agents ./training",

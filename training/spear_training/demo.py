@@ -38,7 +38,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
 
     Args:
         out: folder of everything.
-        steps: training steps; the schedules of the demo are made for 40.
+        steps: training steps; the schedules of the demo are made for 60.
         seed: of the training.
 
     Raises:

@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import spear_envs
 from spear_agents.evaluate import run_evaluation
 from spear_agents.files import write_json
-from spear_agents.panels.panel import Panel, open_panel, write_panel
+from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
@@ -102,7 +103,6 @@ def add_entry(
     if path.exists():
         raise SpearError(f"{path} exists: an entry is never changed; choose another name.")
     panel, settings = open_panel(panel_name), read_settings(run)
-    written = write_panel(panel)
     engine = str(settings.get("engine"))
     wanted = asdict(panel.make_settings(EvalSettings(panel.env_id, EngineKind.EXPERT)))
     for key in DECIDED:
@@ -113,6 +113,7 @@ def add_entry(
                 f" spear eval --panel {panel.name}."
             )
     outcomes, scores = _collect(read_last(run / EPISODES), panel)
+    written = _write_panel(panel_name)
     if missing := {task["id"] for task in written["tasks"]} ^ outcomes.keys():
         raise SpearError(f"{run} does not hold the tasks of panel {panel.name}: {len(missing)} differ.")
     shown = model or (Path(str(settings["model"])).name if settings.get("model") else None)
@@ -163,7 +164,7 @@ def check_entry(entry: Entry) -> list[str]:
         told.append("the digest is not that of its outcomes")
     if plain_estimate(entry.recompute()) != dict(entry.success):
         told.append(f"its outcomes give {_percent(entry.recompute())}, not what it says")
-    written = write_panel(open_panel(entry.panel))
+    written = _write_panel(entry.panel)
     if written["fingerprint"] != entry.fingerprint:
         told.append(f"panel {entry.panel} has other tasks here (fingerprint {written['fingerprint'][:12]})")
     elif written["digest"] != entry.panel_digest:
@@ -195,6 +196,15 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
         return True, f"{_percent(found)}: the same episodes"
     fits = recorded.low <= found.mean <= recorded.high
     return fits, f"{_percent(found)} {'is within' if fits else 'is outside'} {_percent(recorded)}"
+
+
+def _write_panel(name: str) -> Mapping[str, Any]:
+    return _write_official(name) if name in OFFICIAL else write_panel(open_panel(name))
+
+
+@lru_cache(maxsize=16)
+def _write_official(name: str) -> Mapping[str, Any]:
+    return write_panel(OFFICIAL[name])
 
 
 def _percent(estimate: Estimate) -> str:

@@ -44,7 +44,9 @@ class Form(str, Enum):
 @click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
 @join_options(*list_playing_options())
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
-@click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
+@click.option(
+    "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
+)
 @click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
 @click.option("--row-name", help="Name of the row in LaTeX.")
 @click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
@@ -72,10 +74,12 @@ def evaluate(
     missing: list[str] = []
     with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
         evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
-        for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
+        for kind in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT) if baselines else ():
             try:
                 others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
             except SpearError as error:  # a random policy, say, where actions cannot be listed
+                if kind is EngineKind.SCRIPT:
+                    continue
                 missing.append(f"no baseline {kind.value}: {error}")
     if out is not None and others:
         write_summary(out, evaluation, others)

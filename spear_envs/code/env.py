@@ -76,7 +76,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
     (``NO_CODE`` where there is none).
 
     Args:
-        dataset: ``"mini"`` (embedded), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
+        dataset: ``"mini"`` (embedded), ``"mini-disjoint"`` (its splits share no
+            family of problems), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
             ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
             test), or the path of a file of problems.
         split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.

@@ -233,6 +233,13 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         """
         return ""
 
+    def scripted_action(self) -> str | None:
+        """The next action in plain form of a fixed script that reads only what is shown, and understands none of it.
+
+        What it wins shows how much of a benchmark its wording gives away. None where there is no such script.
+        """
+        return None
+
     def _malformed(self, problem: str) -> ActionResult:
         """Answer a malformed response: the turn counts and nothing is played."""
         return ActionResult(False, message=f"Your response could not be read: {problem}. {self.parser.hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
@@ -21,12 +22,13 @@ from spear_envs.webshop.pages import ObservationMode, add_message, list_item, li
 from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
 from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate, compress_page, compress_task
 from spear_envs.webshop.reward import NOTHING_BOUGHT
-from spear_envs.webshop.shop import Shop, read_action
+from spear_envs.webshop.shop import Page, Shop, read_action
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
 
 __all__ = ["Outcome", "WebShopEnv"]
 
+_CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
 """Products; a larger catalogue has too many words for a word-level tokenizer."""
 _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
@@ -214,6 +216,22 @@ class WebShopEnv(SpearEnv[str]):
     def _score(self) -> float:
         score = self.shop.score
         return 0.0 if score is None else score.reward
+
+    def scripted_action(self) -> str:
+        """Search for the instruction, open the first hit, choose the options whose values it names, buy."""
+        shop, instruction = self.shop, self.task.instruction.lower()
+        shown = [action[6:-1] for action in shop.list_actions() if action.startswith("click[")]
+        if shop.page is Page.RESULTS:
+            first = next((name for name in shown if _CODE.fullmatch(name)), None)
+            return f"click[{first or 'back to search'}]"
+        if shop.page is not Page.ITEM or shop.product is None:
+            words = instruction.removeprefix("find me ").rpartition(", and price lower than ")[0] or instruction
+            return f"search[{words.replace('[', ' ').replace(']', ' ')}]"
+        for group, values in shop.product.options.items():
+            named = [value for value in values if value in instruction and value in shown]
+            if named and group not in shop.options:
+                return f"click[{max(named, key=len)}]"
+        return "click[buy now]"
 
     def expert_plan(self) -> list[str]:
         """Actions that buy a product with score 1 within the turns that are left; empty if there are none."""

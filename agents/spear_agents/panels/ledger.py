@@ -24,7 +24,7 @@ __all__ = ["Entry", "add_entry", "check_again", "check_entry", "check_run", "for
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run that its panel fixes."""
-SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value)
+SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self._result = ActionResult(True, details=self._details())
         self.episode.done = False
         if self._distinct:
-            self.episode.met.add(self._novelty())
+            self.episode.met[self._novelty()] = None
         return self._observe(""), self._info()
 
     def step(self, action: str) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
@@ -368,7 +368,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         if result.terms:
             episode.extra_terms.update(result.terms)
         if self._distinct and result.tool_calls and (found := self._novelty()) not in episode.met:
-            episode.met.add(found)
+            episode.met[found] = None
             episode.distinct_calls += result.tool_calls
         terminated = result.won or result.done
         truncated = not terminated and episode.turn >= self.max_turns

@@ -36,8 +36,8 @@ class Episode:
     """The last response was well formed."""
     distinct_calls: int = 0
     """Tool calls that led to something new, where those are counted."""
-    met: set[Hashable] = field(default_factory=set)
-    """What the episode has led to, where distinct calls are counted."""
+    met: dict[Hashable, None] = field(default_factory=dict)
+    """What the episode has led to, where distinct calls are counted: a set in the order of its making."""
 
     def save(self) -> dict[str, Any]:
         """All fields as plain values."""
@@ -69,5 +69,5 @@ _FITS = {
     "float | None": lambda value: value is None or isinstance(value, (int, float)),
     "str | None": lambda value: value is None or isinstance(value, str),
     "dict[str, float]": lambda value: isinstance(value, dict),
-    "set[Hashable]": lambda value: isinstance(value, set),
+    "dict[Hashable, None]": lambda value: isinstance(value, dict),
 }

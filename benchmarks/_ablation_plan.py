@@ -9,7 +9,7 @@ panel.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from spear_training.warmstart import Answers, WarmStartSettings
@@ -64,6 +64,8 @@ class Scenario:
     arms: tuple[str, ...] = tuple(ARMS)
     rates: tuple[str, ...] = ("1e-4", "3e-4")
     seeds: tuple[int, ...] = (0, 1, 2)
+    closed: bool = False
+    """Recorded in an environment that is there no more: nothing is added to it."""
 
     def list_tuning(self, arm: str) -> list[Trial]:
         """The trials that the learning rate of an arm is chosen by."""
@@ -137,13 +139,13 @@ def list_trials(scenario: Scenario, rates: Mapping[str, str]) -> Iterator[Trial]
 
 FIRST_ARMS = ("grpo", "grpo_sil", "grpo_spear")
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+_RECORDED: Mapping[str, Scenario] = MappingProxyType(
     {
         scenario.name: scenario
         for scenario in (
             Scenario(
                 "sokoban",
-                "Sokoban, 6x6, one box, 6 to 10 moves",
+                "Sokoban (v0), 6x6, one box, 6 to 10 moves",
                 "demo",
                 (
                     "spear.env.kwargs.shortest=6",
@@ -157,7 +159,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 ),
                 # Made on levels of 3 to 12 moves: it knows the form, and wins one in ten of these.
                 WarmStartSettings(
-                    "spear/Sokoban-v0",
+                    "spear/Sokoban-v1",
                     {"modality": "text"},
                     history=0,
                     episodes=5000,
@@ -169,6 +171,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 test_split="test",
                 samples=8,
                 rates=("4e-4",),
+                closed=True,
             ),
             Scenario(
                 "alfworld",
@@ -228,5 +231,17 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
                 rates=("6e-4",),
             ),
         )
+    }
+)
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        **_RECORDED,
+        "sokoban_v1": replace(
+            _RECORDED["sokoban"],
+            name="sokoban_v1",
+            title="Sokoban (v1: rooms held out), 6x6, one box, 6 to 10 moves",
+            closed=False,
+        ),
     }
 )

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from benchmarks._ablation_plan import ARMS, TUNING_SEED, Scenario
 from benchmarks._ablation_plots import plot_curves, plot_overview
-from benchmarks._ablation_results import ArmResult, compare, compare_arms, read_arms
+from benchmarks._ablation_results import ArmResult, compare_arms, compare_with_start, pool_seeds, read_arms
 from benchmarks._ablation_run import WARM_START, choose_rates, read_result
+from spear_agents.crossed import estimate_over_seeds
 from spear_agents.files import write_text
 from spear_agents.statistics import Estimate, estimate_mean
 
@@ -49,23 +50,33 @@ def _make_head(scenario: Scenario, arms: Sequence[ArmResult], panel: Mapping[str
 def _make_success_table(start: Mapping[str, Any], arms: Sequence[ArmResult]) -> str:
     reference = start["test_panel"]["won"]
     rows = [
-        ["arm", "learning rate", "success on test, %", "seeds", "over the warm start", "over the arm without"],
-        ["warm start", "", _percent(estimate_mean(list(reference.values()))), "", "", ""],
+        [
+            "arm",
+            "learning rate",
+            "success on test, %",
+            "seeds",
+            "over the warm start",
+            "over the arm without",
+            "over tasks alone",
+        ],
+        ["warm start", "", _percent(estimate_mean(list(reference.values()))), "", "", "", ""],
     ]
     for result in arms:
-        paired, beside = compare_arms(arms, result), ""
+        paired, beside, alone = compare_arms(arms, result), "", ""
         if paired is not None:
-            base, seeds, difference = paired
+            base, seeds = paired.base, paired.seeds
             of = "" if len(seeds) == len(result.runs) == len(base.runs) else f", seeds {_list(seeds)} of both"
-            beside = f"{_points(difference)} ({ARMS[base.arm]}{of})"
+            beside = f"{_points(paired.difference)} ({ARMS[base.arm]}{of})"
+            alone = _points(paired.tasks_alone)
         rows.append(
             [
                 ARMS[result.arm],
                 result.rate,
                 _percent(result.success),
                 " / ".join(f"{100 * run['test_panel']['mean']:.1f}" for run in result.runs),
-                _points(compare(reference, result.won())),
+                _points(compare_with_start(reference, result)),
                 beside,
+                alone,
             ]
         )
     return _format_table(rows)
@@ -108,6 +119,19 @@ def _make_curve_table(arms: Sequence[ArmResult]) -> str:
     return _format_table(rows)
 
 
+def make_pooled_table(scenarios: Sequence[Scenario], results: Path) -> str:
+    """Self-imitation and SPEAR beside GRPO over all pairs of runs of one seed; Student's interval over the pairs."""
+    every = [read_arms(scenario, results) for scenario in scenarios]
+    rows = [["over GRPO, points", "pairs", "test panels", "second panels", "rollouts of the second half", "above 0"]]
+    for arm in ("grpo_sil", "grpo_spear"):
+        found = [pool_seeds(every, arm, "grpo", panel) for panel in ("test_panel", "valid_panel", None)]
+        if len(found[0]) > 1:
+            shown = [_points(estimate_over_seeds(values)) for values in found]
+            above = " / ".join(str(sum(value > 0 for value in values)) for values in found)
+            rows.append([ARMS[arm], str(len(found[0])), *shown, above])
+    return _format_table(rows) + "\n"
+
+
 def _make_tuning_table(scenario: Scenario, results: Path) -> str:
     rows = [["arm", *(f"valid panel at {rate}, %" for rate in scenario.rates), "chosen", "valid panel, other seeds, %"]]
     for arm, chosen in choose_rates(results, scenario).items():
@@ -140,6 +164,7 @@ def print_report(scenarios: Sequence[Scenario], results: Path, console: Console)
     """Print the tables."""
     for scenario in scenarios:
         console.print(make_tables(scenario, results), markup=False)
+    console.print(make_pooled_table(scenarios, results), markup=False)
 
 
 def write_report(scenarios: Sequence[Scenario], results: Path, page: Path) -> None:
@@ -164,4 +189,6 @@ def write_report(scenarios: Sequence[Scenario], results: Path, page: Path) -> No
             raise ValueError(
                 f"{page} has no place for {scenario.name}: add <!-- ablation {scenario.name} --> and <!-- end -->"
             )
-    write_text(page, text)
+    pooled = re.compile(r"(<!-- ablation pooled -->\n).*?(<!-- end -->)", re.DOTALL)
+    table = make_pooled_table(scenarios, results)
+    write_text(page, pooled.sub(lambda match: match[1] + table + match[2], text))

@@ -69,7 +69,7 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("Sokoban", "spear/Sokoban-v0", "test", 0.5, 160, env_kwargs={"modality": "text"}),
+    Workload("Sokoban", "spear/Sokoban-v1", "test", 0.5, 160, env_kwargs={"modality": "text"}),
     Workload("ALFWorld", "spear/ALFWorld-v0", "valid_unseen", 0.5, 128),
     Workload("WebShop", "spear/WebShop-v0", "test", 0.5, 160),
     # The paper's policy writes 4,855 tokens in 7.18 turns (`tab:contextbudget`, Qwen2.5-32B): 676 a turn, six programs.

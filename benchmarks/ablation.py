@@ -31,7 +31,7 @@ from benchmarks._figures import Bar, Figure, LeftOut, make_parser, run_benchmark
 from spear_agents.statistics import estimate_mean
 
 RESULTS = Path(__file__).parent / "results" / "ablation"
-BARS = (Bar("environments on which SPEAR beats GRPO, 95 % interval above 0", "", at_least=2.0),)
+BARS = (Bar("environments on which SPEAR beats GRPO, interval over seeds and tasks above 0", "", at_least=2.0),)
 BEST, PLAIN = "grpo_spear", "grpo"
 
 
@@ -54,19 +54,20 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
             paired = compare_arms(arms, arm)
             if paired is None:
                 continue
-            base, common, difference = paired
+            difference, alone = paired.difference, paired.tasks_alone
             yield Figure(
-                f"{title}, over {ARMS[base.arm]}",
+                f"{title}, over {ARMS[paired.base.arm]}",
                 100 * difference.mean,
                 "points",
-                note=f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}, {len(common)} seeds of both",
+                note=f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f} over {len(paired.seeds)} seeds and"
+                f" tasks; {100 * alone.low:+.1f} to {100 * alone.high:+.1f} over tasks alone",
             )
             if (arm.arm, BASES[arm.arm]) == (BEST, PLAIN):
                 compared += 1
                 beaten += difference.low > 0
     if not compared:
         raise LeftOut("no result of both arms is recorded: python -m benchmarks.ablation run")
-    yield Figure(BARS[0].name, beaten, "", note=f"of {compared}; paired by task")
+    yield Figure(BARS[0].name, beaten, "", note=f"of {compared}; paired by seed and task")
 
 
 def _choose(options: argparse.Namespace) -> Sequence[Scenario]:
@@ -79,7 +80,8 @@ def _interrupt(*_: Any) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run what is missing, or only show the state; exit code 1 where a run failed, 3 where something is left to do."""
-    ablation = Ablation(options.out, options.results, _choose(options), console)
+    scenarios = [scenario for scenario in _choose(options) if not scenario.closed]
+    ablation = Ablation(options.out, options.results, scenarios, console)
     if options.command == "run":
         signal.signal(signal.SIGTERM, _interrupt)
         try:

@@ -35,7 +35,7 @@ REPEATS = 5
 def measure_page(episodes: int, folder: Path) -> Iterator[Figure]:
     """Figures of a page of so many episodes, in their order."""
     settings = EvalSettings(
-        "spear/Sokoban-v0", EngineKind.RANDOM, split="train", tasks=str(episodes), template="default"
+        "spear/Sokoban-v1", EngineKind.RANDOM, split="train", tasks=str(episodes), template="default"
     )
     run_evaluation(settings, folder / "run")
     yield Figure("episodes.jsonl", (folder / "run" / "episodes.jsonl").stat().st_size / 1e6, "MB")

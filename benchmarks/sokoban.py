@@ -35,7 +35,7 @@ from spear_envs.sokoban.tasks import make_task_set, read_level
 from spear_envs.sokoban.vector import SokobanVectorEnv
 from tests.spear_envs.sokoban.peer import MEND, find_peer, has_imageio, load_peer, open_peer
 
-ID = "spear_envs:spear/Sokoban-v0"
+ID = "spear_envs:spear/Sokoban-v1"
 TURNS = 15
 RESPONSES = [f"<think></think><action>{word}</action>" for word in ("still", "up", "down", "left", "right")]
 
@@ -207,7 +207,7 @@ def measure_levels(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
         env.reset(seed=0)
         ids = [env.unwrapped.tasks[i].id for i in range(256)] if split == "test" else []  # type: ignore[attr-defined]
         numbers = range(500_000, 500_256)
-        ids = ids or [f"sokoban/6x6-1/train/{number:08d}" for number in numbers]
+        ids = ids or [f"sokoban-v1/6x6-1/train/{number:08d}" for number in numbers]
         rate = measure_rate(lambda e=env, k=ids: len([e.reset(options={"task": i}) for i in k]), 1)  # type: ignore[misc]
         yield Figure(f"env.reset with picture and infos, {name}", 1e3 / rate, "ms")
 

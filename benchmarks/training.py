@@ -186,7 +186,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     folder: Path = options.work
     policy = options.policy or folder / "warmstart"
     if not policy.exists():
-        train_policy(WarmStartSettings("spear/Sokoban-v0", env_kwargs={"modality": "text"}, panel_tasks=0), policy)
+        train_policy(WarmStartSettings("spear/Sokoban-v1", env_kwargs={"modality": "text"}, panel_tasks=0), policy)
     yield from compare(train(policy, folder / "run", SETTLE + len(Arm) * CYCLES[options.size]))
 
 

@@ -41,10 +41,14 @@ SUMMARIES = {
     "index": "Plan, build and check the index of a corpus.",
     "gateway": "Serve episodes to programs that speak to a model server.",
     "init": "Write a package with an environment of your own to start from.",
+    "leaderboard": "Write the ledger of results as a page.",
+    "ledger": "Add results to a ledger, and compute all of it anew.",
     "models": "List pretrained models, and bring them here.",
+    "panel": "List, export and verify fixed tasks and how they are played.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
+    "rescore": "Play recorded responses again and compare every reward.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run untrusted Python: service, check-up, single files.",
     "serve": "Serve an environment to clients of OpenEnv.",
@@ -56,7 +60,22 @@ SUMMARIES = {
 
 # Commands of the distributions above this one: what to install in a checkout where they are missing.
 ABSENT = {
-    **dict.fromkeys(("collect", "compare", "eval", "gateway", "models", "play", "view"), "./agents"),
+    **dict.fromkeys(
+        (
+            "collect",
+            "compare",
+            "eval",
+            "gateway",
+            "leaderboard",
+            "ledger",
+            "models",
+            "panel",
+            "play",
+            "rescore",
+            "view",
+        ),
+        "./agents",
+    ),
     **dict.fromkeys(
         ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
         "./agents ./training",
@@ -81,6 +100,7 @@ EXTRAS = {
     "prometheus_client": "spear-envs[search]",
     "pyarrow": "spear-envs[sandbox]",
     "safetensors": "spear-agents[hf]",
+    "scipy": "spear-agents[stats]",
     "sentence_transformers": "spear-envs[search]",
     "spacy": "spear-envs[webshop]",
     "textworld": "spear-envs[alfworld]",

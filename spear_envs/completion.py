@@ -68,7 +68,7 @@ class SplitName(click.ParamType):
 
 
 ENV = EnvId()
-"""Type of an argument that names an environment, such as ``spear/Sokoban-v0``."""
+"""Type of an argument that names an environment, such as ``spear/Sokoban-v1``."""
 SPLIT = SplitName()
 """Type of an option that names a split; the argument with the environment is called ``env_id``."""
 

@@ -65,7 +65,8 @@ BASE = ("spear_envs/*", "spear_agents/*", "spear_training/*")
 COMMANDS = ("spear_sandbox/cli.py", "spear_sandbox/console.py", "spear_sandbox/web/options.py")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "numpy": (*BASE, "spear_sandbox/guest/warmth.py"),
-    "sympy": ("spear_sandbox/guest/warmth.py",),
+    "sympy": ("spear_sandbox/guest/warmth.py", "spear_envs/code/verify_worker.py"),
+    "scipy": ("spear_agents/crossed.py",),
     "gymnasium": BASE,
     "PIL": BASE,
     "cloudpickle": BASE,
@@ -158,7 +159,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "spear_training/algorithms/": ("numpy", "torch", "pydantic"),
 }
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
-HEAVY += ("faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
+HEAVY += ("scipy", "faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
 LIGHT += ("spear_envs.adapters.conversation", "spear_envs.adapters.openenv.cli")
 LIGHT += ("spear_agents", "spear_agents.episode", "spear_agents.cli", "spear_training")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +19,8 @@ from rich.table import Table
 
 from spear_agents.evaluate import SUMMARY, Evaluation, Observer, play_baseline, run_evaluation, write_summary
 from spear_agents.options import join_options, list_playing_options, make_settings
-from spear_agents.settings import EngineKind
+from spear_agents.panels.panel import PROTOCOL_OPTIONS, open_panel
+from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Part
 from spear_agents.tables import format_latex
 from spear_agents.trajectory import StopReason, Trajectory
@@ -38,18 +40,24 @@ class Form(str, Enum):
 
 
 @click.command("eval")
-@click.argument("env_id", metavar="ENV", type=ENV)
+@click.argument("env_id", metavar="[ENV]", type=ENV, required=False)
+@click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
 @join_options(*list_playing_options())
 @click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop.")
 @click.option("--agent-timeout", type=click.FloatRange(0, min_open=True), default=3600.0, show_default=True,
               help="Seconds that it may take for an episode.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
-@click.option("--baselines", is_flag=True, help="Also play the random policy and the expert on the same tasks.")
+@click.option(
+    "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
+)
 @click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
 @click.option("--row-name", help="Name of the row in LaTeX.")
 @click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
+@click.pass_context
 def evaluate(
-    env_id: str,
+    context: click.Context,
+    env_id: str | None,
+    panel_name: str | None,
     out: Path | None,
     baselines: bool,
     form: str,
@@ -58,21 +66,23 @@ def evaluate(
     concurrency: int,
     **options: Any,
 ) -> None:
-    """Evaluate a policy on ENV, for instance spear/Sokoban-v0.
+    """Evaluate a policy on ENV, for instance spear/Sokoban-v1.
 
     Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
     command again plays only what is missing, and what a fault cut short.
     """
-    settings = make_settings(env_id, options)
+    settings = _settle(context, env_id, panel_name, options)
     console = Console()
     others: dict[str, Part] = {}
     missing: list[str] = []
     with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
         evaluation = run_evaluation(settings, out, concurrency=concurrency, observer=observer)
-        for kind in (EngineKind.RANDOM, EngineKind.EXPERT) if baselines else ():
+        for kind in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT) if baselines else ():
             try:
                 others[kind.value] = play_baseline(evaluation.settings, kind, concurrency=concurrency)
             except SpearError as error:  # a random policy, say, where actions cannot be listed
+                if kind is EngineKind.SCRIPT:
+                    continue
                 missing.append(f"no baseline {kind.value}: {error}")
     if out is not None and others:
         write_summary(out, evaluation, others)
@@ -84,6 +94,22 @@ def evaluate(
         show_evaluation(console, evaluation, others, out)
     for sentence in missing:
         click.echo(sentence, err=True)
+
+
+def _settle(
+    context: click.Context, env_id: str | None, panel_name: str | None, options: dict[str, Any]
+) -> EvalSettings:
+    """The settings of an environment and its options, or of a panel and a player."""
+    if panel_name is None:
+        if env_id is None:
+            raise SpearError("which tasks? Name an environment (spear envs) or give --panel (spear panel list).")
+        return make_settings(env_id, options)
+    panel = open_panel(panel_name)
+    given = [name for name in PROTOCOL_OPTIONS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if env_id is not None or given:
+        what = f"--{given[0].replace('_', '-')}" if given else env_id
+        raise SpearError(f"panel {panel.name} decides the tasks and how they are played: leave {what} out.")
+    return panel.make_settings(make_settings(panel.env_id, options))
 
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:

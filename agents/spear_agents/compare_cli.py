@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import click
@@ -11,8 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from spear_agents.crossed import CrossedComparison, compare_pairs, count_pairs
 from spear_agents.evaluate import compare_runs
-from spear_agents.records import read_settings
+from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.significance import Judgement, explain_comparison, judge_comparison
 from spear_agents.statistics import Comparison, Estimate, Metric
 
@@ -22,14 +25,31 @@ _UNCHANGING = ("model_digest", "fingerprint", "tokenizer")
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.option(
+    "--pair",
+    "more",
+    nargs=2,
+    multiple=True,
+    metavar="A2 B2",
+    type=click.Path(path_type=Path),
+    help="One more pair, of runs of another training seed; may be repeated.",
+)
 @click.option("--metric", type=click.Choice([metric.value for metric in Metric]), default="success", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap and of drawn permutations.")
 @click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
-def compare(before: Path, after: Path, metric: str, seed: int, as_json: bool) -> None:
+def compare(
+    before: Path, after: Path, more: Sequence[tuple[Path, Path]], metric: str, seed: int, as_json: bool
+) -> None:
     """Compare two folders of `spear eval --out`, task by task.
 
     Both must be on the same task set (their fingerprints are compared).  Exit code 0 whether they differ or not.
+
+    An interval over tasks speaks of these two runs.  To compare two ways of training, give the runs of several seeds
+    (--pair): the interval over seeds and tasks says what runs of other seeds would give.
     """
+    if more:
+        _compare_seeds([(before, after), *more], Metric(metric), as_json)
+        return
     comparison = compare_runs(before, after, Metric(metric))
     judgement = judge_comparison(comparison, seed)
     changes = list_changes(read_settings(before), read_settings(after))
@@ -45,6 +65,53 @@ def compare(before: Path, after: Path, metric: str, seed: int, as_json: bool) ->
         console.print(f"{key}: {old!r} -> {new!r}", soft_wrap=True, markup=False)
     for sentence in sentences:
         console.print(sentence, soft_wrap=True, markup=False)
+
+
+def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
+    """Several pairs of runs: the interval over seeds and tasks first."""
+    runs = [(read_last(first / EPISODES), read_last(second / EPISODES)) for first, second in folders]
+    found = compare_pairs(runs, metric)
+    sentences = explain_pairs(found)
+    if as_json:
+        click.echo(json.dumps(found.to_json() | {"metric": metric.value, "sentences": sentences}, indent=2))
+        return
+    table = Table(
+        title=f"{metric.value}, {len(folders)} seeds × {found.difference.tasks} tasks", box=SIMPLE_HEAD, min_width=60
+    )
+    for column in ("", "mean", "CI95"):
+        table.add_column(column, justify="right" if column else "left")
+    names = name_runs(*folders[0])
+    for name, estimate in zip(names, (found.before, found.after), strict=True):
+        table.add_row(f"{name} …", f"{100 * estimate.mean:.1f}", _interval(estimate.low, estimate.high))
+    table.add_section()
+    for name, estimate in (("difference", found.difference), ("over these runs' tasks alone", found.tasks_alone)):
+        table.add_row(name, f"{100 * estimate.mean:+.1f}", _interval(estimate.low, estimate.high, "+"))
+    table.add_row("seed by seed", ", ".join(f"{100 * step:+.1f}" for step in found.by_seed), "")
+    console = Console()
+    console.print(table)
+    for sentence in sentences:
+        console.print(sentence, soft_wrap=True, markup=False)
+
+
+def explain_pairs(found: CrossedComparison) -> list[str]:
+    """What the figures of several pairs mean, in sentences."""
+    difference, points = found.difference, 100 * found.difference.mean
+    if difference.low > 0 or difference.high < 0:
+        better = "The second" if points > 0 else "The first"
+        told = f"{better} way of training is better by {abs(points):.1f} points, over seeds and tasks."
+    else:
+        told = f"No difference between the two ways of training is shown: {points:+.1f} points may well be chance."
+        if found.tasks_alone.low > 0 or found.tasks_alone.high < 0:
+            told += " The interval over tasks alone leaves 0 out, but it speaks of these very runs only."
+    sentences = [told]
+    deviation = stdev(found.by_seed)
+    if deviation and points:
+        pairs = count_pairs(deviation, difference.mean)
+        sentences.append(
+            f"The pairs deviate by {100 * deviation:.1f} points; to show a true difference of {abs(points):.1f} points"
+            f" 4 times in 5, about {pairs:,} pairs would be needed."
+        )
+    return sentences
 
 
 def name_runs(before: Path, after: Path) -> tuple[str, str]:

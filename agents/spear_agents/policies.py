@@ -16,7 +16,7 @@ from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Engine
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.engines.openai import OpenAIEngine
-from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy
+from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.prompting import PromptBuilder, find_image_mark
 from spear_agents.settings import DEFAULT_TOKENS, EngineKind, EvalSettings
@@ -132,8 +132,10 @@ def _open_engine(
 
     def engine_for(env: Env) -> Engine:
         assert isinstance(env, InfoWatch)
-        is_random = settings.engine is EngineKind.RANDOM
-        policy = random_policy(env, template) if is_random else NoisyExpert(env, template, thoughts=settings.thoughts)
-        return ScriptedEngine(policy, codec)
+        if settings.engine is EngineKind.RANDOM:
+            return ScriptedEngine(random_policy(env, template), codec)
+        if settings.engine is EngineKind.SCRIPT:
+            return ScriptedEngine(scripted_policy(env, template), codec)
+        return ScriptedEngine(NoisyExpert(env, template, thoughts=settings.thoughts), codec)
 
     return _OpenEngine(engine_for, codec, settings.max_tokens)

@@ -41,6 +41,8 @@ class EngineKind(str, Enum):
     """A model behind a server that speaks OpenAI's chat completions."""
     RANDOM = "random"
     """A uniform choice among the admissible actions, well formed."""
+    SCRIPT = "script"
+    """A fixed script that understands nothing, where the environment has one."""
     EXPERT = "expert"
     """The environment's own oracle."""
 
@@ -55,7 +57,7 @@ class EvalSettings:
     """Everything an evaluation's numbers depend on.
 
     Attributes:
-        env_id: such as ``spear/Sokoban-v0``.
+        env_id: such as ``spear/Sokoban-v1``.
         env_kwargs: keywords of the environment besides ``split``.
         model: folder of the model (``hf``, ``vllm``), or its name at the server (``openai``).
         split: None for the last of the environment's splits.
@@ -116,7 +118,7 @@ class EvalSettings:
             raise SpearError(f"dtype {self.dtype!r}: engine hf alone takes one, of {', '.join(DTYPES)}")
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
-        if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.EXPERT):
+        if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT):
             raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} reads no prompt")
         if self.thoughts and self.engine is not EngineKind.EXPERT:
             raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")

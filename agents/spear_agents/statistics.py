@@ -264,7 +264,7 @@ def compare_trajectories(
     return Comparison(
         before=estimate_mean([old[task] for task in shared]),
         after=estimate_mean([new[task] for task in shared]),
-        difference=_estimate_difference(steps),
+        difference=estimate_difference(steps),
         gained=sum(step > 0 for step in steps),
         lost=sum(step < 0 for step in steps),
         steps=steps,
@@ -272,7 +272,8 @@ def compare_trajectories(
     )
 
 
-def _estimate_difference(steps: Sequence[float]) -> Estimate:
+def estimate_difference(steps: Sequence[float]) -> Estimate:
+    """Mean over tasks of paired differences with the normal interval, of no width where all are equal."""
     count, mean = len(steps), fmean(steps)
     half = _Z95 * stdev(steps) / math.sqrt(count) if count > 1 else math.inf
     return Estimate(mean, mean - half, mean + half, count)

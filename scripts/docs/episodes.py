@@ -36,7 +36,7 @@ PAGES: dict[str, PageSource] = {
     "alfworld.md": PageSource("spear/ALFWorld-v0", "alfworld/embedded/train/00003"),
     "code.md": PageSource("spear/CodeInterpreter-v0", "code/mini/train/00018"),
     "search.md": PageSource("spear/SearchR1-v0", "search/mini/train/00017"),
-    "sokoban.md": PageSource("spear/Sokoban-v0", "sokoban/6x6-1/train/00000017"),
+    "sokoban.md": PageSource("spear/Sokoban-v1", "sokoban-v1/6x6-1/train/00000017"),
     "webshop.md": PageSource("spear/WebShop-v0", "webshop/train/00003"),
 }
 """The five environments, by their page in ``docs/``."""

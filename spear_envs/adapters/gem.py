@@ -1,4 +1,4 @@
-"""Our environments as GEM's (the package ``gem-llm``): ``gem.make("spear:Sokoban-v0")`` after :func:`register_all`."""
+"""Our environments as GEM's (the package ``gem-llm``): ``gem.make("spear:Sokoban-v1")`` after :func:`register_all`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GemEnv(gem.Env):
     No global random state is read or seeded, unlike in GEM's own environments.
 
     Args:
-        spear_id: such as ``spear/Sokoban-v0``.
+        spear_id: such as ``spear/Sokoban-v1``.
         seed: of the first ``reset`` that is given none, as ``gem.make_vec`` hands it over.
         template: name of the prompt template.
         keywords: of the environment.
@@ -82,7 +82,7 @@ def register(gem_id: str, spear_id: str, **keywords: Any) -> None:
 
 
 def register_all() -> None:
-    """Register our environments as ``spear:Sokoban-v0`` and so on; again is no error."""
+    """Register our environments as ``spear:Sokoban-v1`` and so on; again is no error."""
     for entry in ENVIRONMENTS:
         gem_id = entry.id.replace("/", ":")
         if gem_id not in ENV_REGISTRY:

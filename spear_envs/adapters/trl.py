@@ -80,7 +80,7 @@ def make_factory(env_id: str, **keywords: Any) -> Callable[[], TrlEnvironment]:
     """What ``GRPOTrainer(environment_factory=…)`` takes.
 
     Args:
-        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
+        env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
         keywords: of the environment. A model without vision wants ``modality="text"`` of Sokoban.
 
     Raises:

@@ -22,7 +22,7 @@ from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -78,11 +78,10 @@ class ALFWorldEnv(SpearEnv[str]):
         aliases: ``"none"`` or ``"paper"``, see :func:`~spear_envs.alfworld.aliases.rewrite_command`.
         task_text: ``"template"``, or ``"human"`` for sentences that people wrote (official games).
         max_turns: responses after which the episode is truncated.
-        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
         anchor: ``"state"`` or ``"observation"``.
         expert: ``"planner"`` or ``"searching"``: what the expert may know.
-        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
-            the command as it stands; between tags it is played in lower case.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+            response is the command as it stands; between tags it is played in lower case.
 
     Raises:
         SpearError: a keyword without a valid value, no official games, or a game that cannot be read.
@@ -106,17 +105,15 @@ class ALFWorldEnv(SpearEnv[str]):
         aliases: str = "none",
         task_text: str = "template",
         max_turns: int = 50,
-        history: int = 2,
         anchor: str = "state",
         expert: str = "planner",
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        require_whole("history", history, 0)
-        self.history = history
         self.backend = choose_member(BackendName, backend, "backend")
         self.wording = choose_member(WordingChoice, wording, "wording")
         self.aliases = choose_member(Aliases, aliases, "aliases")
@@ -139,6 +136,7 @@ class ALFWorldEnv(SpearEnv[str]):
             reward=reward,
             on_malformed=on_malformed,
             mu=mu,
+            tool_reward=tool_reward,
             render_mode=render_mode,
         )
         if game is not None:
@@ -162,9 +160,9 @@ class ALFWorldEnv(SpearEnv[str]):
 
     def _start(self, task: Task) -> None:
         self._opening = self._said = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
-        self._won = self._game.won
+        self.episode.won = self._game.won
         self._shown = set()
-        self._extra_terms["admissible_commands"] = 0.0
+        self.episode.extra_terms["admissible_commands"] = 0.0
         self._count_conditions()
 
     def _act(self, action: str) -> ActionResult:
@@ -185,7 +183,7 @@ class ALFWorldEnv(SpearEnv[str]):
             message=self._said,
             tool_calls=1,
             details=self._details(),
-            terms={"admissible_commands": self._extra_terms["admissible_commands"] + accepted},
+            terms={"admissible_commands": self.episode.extra_terms["admissible_commands"] + accepted},
             action=command,
         )
 
@@ -211,20 +209,15 @@ class ALFWorldEnv(SpearEnv[str]):
     def _observe(self, message: str) -> str:
         return message or self._opening
 
-    def set_state(self, state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """As ``SpearEnv.set_state``; SpearError for a state that was saved with another ``backend``."""
-        saved = state["world"].get("backend", self.backend.value)  # none: of another environment, refused below
-        if saved != self.backend.value:
-            raise SpearError(
-                f"The state was saved with backend={saved!r}, and this environment has backend={self.backend.value!r}:"
-                " restore it where it came from."
-            )
-        return super().set_state(state)
-
     def _world(self) -> dict[str, Any]:
         return {"backend": self.backend.value, "said": self._said, "shown": sorted(self._shown), **self._game.save()}
 
     def _restore_world(self, state: Mapping[str, Any]) -> None:
+        if state["backend"] != self.backend.value:
+            raise SpearError(
+                f"The state was saved with backend={state['backend']!r}, and this environment has"
+                f" backend={self.backend.value!r}: restore it where it came from."
+            )
         self._said = state["said"]
         self._shown = set(state["shown"])
         self._game.restore(state)

@@ -43,6 +43,8 @@ __all__ = ["CodeInterpreterEnv", "Preset"]
 
 TIME_LIMIT = 30.0
 MEMORY_MB = 1_024
+NO_CODE = 256
+"""``info["return_code"]`` where no program has ended by itself in this turn; no process can return it."""
 NOT_RUN = "This was the last turn, so the code was not run."
 
 
@@ -70,10 +72,12 @@ class CodeInterpreterEnv(SpearEnv[str]):
     ``tool_calls`` counts programs that were run, also those that failed. ``won``, ``score`` and the native reward are
     whether the answer is right. The first observation is the problem. The anchor digests the task and what came back so
     far. ``info`` has the keys of ``StepInfo``, ``answer`` (what the grader looks at; None until the end), ``grader``,
-    ``run`` (how the program of this turn ended: ``Finished``, ``TimeLimitExceeded``, or None) and ``return_code``.
+    ``run`` (how the program of this turn ended: ``Finished``, ``TimeLimitExceeded``, or None) and ``return_code``
+    (``NO_CODE`` where there is none).
 
     Args:
-        dataset: ``"mini"`` (embedded), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
+        dataset: ``"mini"`` (embedded), ``"mini-disjoint"`` (its splits share no
+            family of problems), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
             ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
             test), or the path of a file of problems.
         split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
@@ -87,10 +91,9 @@ class CodeInterpreterEnv(SpearEnv[str]):
         time_limit: seconds that a run may take; a sandbox in this process allows 30, a service what it was told.
         memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
         observation_chars: longer output is cut in its middle to so many characters.
-        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
-        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` a text that is no
-            call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the episode, as in the
-            authors' loop.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a
+            text that is no call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
+            episode, as in the authors' loop.
 
     Raises:
         SpearError: a keyword without a valid value, or data that is not there.
@@ -114,14 +117,13 @@ class CodeInterpreterEnv(SpearEnv[str]):
         time_limit: float = TIME_LIMIT,
         memory_mb: int = MEMORY_MB,
         observation_chars: int = OBSERVATION_CHARS,
-        history: int = 2,
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        require_whole("history", history, 0)
         require_whole("observation_chars", observation_chars, 16)
         chosen = Preset.SHORT if preset is None else choose_member(Preset, preset, "preset")
         self.grader = choose_member(Grader, grader, "grader")
@@ -129,7 +131,6 @@ class CodeInterpreterEnv(SpearEnv[str]):
         self.prelude = choose_member(Prelude, prelude, "prelude")
         self.limits = open_limits(time_limit, memory_mb, sandbox)
         self.observation_chars = observation_chars
-        self.history = history
         self.dataset = os.fspath(dataset)
         self.splits = find_splits(self.dataset)
         tasks = open_tasks(self.dataset, split)
@@ -144,6 +145,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
             reward=reward,
             on_malformed=on_malformed,
             mu=mu,
+            tool_reward=tool_reward,
             render_mode=render_mode,
         )
         self.metadata = {**self.metadata, "blocking": True}
@@ -172,7 +174,11 @@ class CodeInterpreterEnv(SpearEnv[str]):
             True,
             message=told,
             tool_calls=1,
-            details={**self._details(), "run": outcome.status.value, "return_code": outcome.return_code},
+            details={
+                **self._details(),
+                "run": outcome.status.value,
+                "return_code": NO_CODE if outcome.return_code is None else outcome.return_code,
+            },
             action=write_call(code),
         )
 
@@ -203,7 +209,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         return ""
 
     def _details(self) -> dict[str, Any]:
-        return {"answer": self._answer, "grader": self.grader.value, "run": None, "return_code": None}
+        return {"answer": self._answer, "grader": self.grader.value, "run": None, "return_code": NO_CODE}
 
     def _observe(self, message: str) -> str:
         # What code printed may be empty, so the turn tells whether there is something to be told.
@@ -219,6 +225,9 @@ class CodeInterpreterEnv(SpearEnv[str]):
     def _anchor(self) -> str:
         seen = [self.task.id, [told for _, told in self._calls]]
         return hashlib.sha256(canonical_json(seen).encode()).hexdigest()[:32]
+
+    def _novelty(self) -> str:
+        return self._calls[-1][1] if self._calls else ""  # the anchor, a digest of all output, is new after every run
 
     def expert_plan(self) -> list[str]:
         """The next action: the reference code, then what it printed as the answer; empty at the end.

@@ -14,7 +14,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.core.episode import Episode
+from spear_envs.core.errors import SpearError, choose_member, refuse_unknown, require_whole
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat, ResponseParser, make_parser
 from spear_envs.core.prompts import CompactTemplate, DefaultTemplate, PromptTemplate
@@ -23,9 +24,20 @@ from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
 from spear_envs.core.tools import ACT, Tool
 
-__all__ = ["ActionResult", "OnMalformed", "RewardMode", "SpearEnv", "image_of", "set_training_step", "text_of"]
+__all__ = [
+    "ActionResult",
+    "OnMalformed",
+    "RewardMode",
+    "SpearEnv",
+    "ToolReward",
+    "image_of",
+    "set_training_step",
+    "text_of",
+]
 
 ObsType = TypeVar("ObsType")
+Made = TypeVar("Made", bound="SpearEnv[Any]")
+STATE_KEYS = frozenset({"task_id", "episode", "result", "np_random", "world"})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -45,6 +57,15 @@ class OnMalformed(str, Enum):
     """Nothing is played and the observation says what was wrong."""
     PEER = "peer"
     """What verl-agent would play is played, for comparison with published numbers."""
+
+
+class ToolReward(str, Enum):
+    """Which tool calls the tool-call term counts."""
+
+    PAPER = "paper"
+    """All of them (``eq:actionreward``)."""
+    DISTINCT = "distinct"
+    """Those of turns that led to something the episode had not met: a loop earns nothing after its first round."""
 
 
 class ActionResult(NamedTuple):
@@ -96,14 +117,18 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         response_format: ``"tags"`` or ``"plain"``, see :class:`ResponseFormat`.
         reward: ``"spear"`` or ``"native"``, see :class:`RewardMode`.
         on_malformed: ``"explain"`` or ``"peer"``, see :class:`OnMalformed`.
-        mu: weight of the tool-call term over the training steps, see ``make_schedule``.
+        mu: weight of the tool-call term over the training steps, see ``make_schedule``; by default none, since a weight
+            that nothing takes away pays for calls that do not help. A training weighs the terms itself.
+        tool_reward: which tool calls that term counts, ``"paper"`` or ``"distinct"``, see :class:`ToolReward`.
         render_mode: one of ``metadata["render_modes"]``, or None.
 
     Raises:
         SpearError: a keyword has no valid value; the message lists the valid ones.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # type: ignore[misc]
+    draws: ClassVar[bool] = False
+    """Whether ``rgb_array`` shows a picture of the world, and not one of the observation's text."""
     templates: ClassVar[Mapping[str, PromptTemplate]] = MappingProxyType(
         {"default": DefaultTemplate(), "compact": CompactTemplate()}
     )
@@ -113,18 +138,20 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     tools: ClassVar[tuple[Tool, ...]] = (ACT,)
     """The actions as functions, for models that act by calling tools; a template named ``tools`` may explain them."""
 
-    # The episode so far; set by _begin_episode().
-    turn: int
-    """Responses taken in this episode."""
-    _won: bool
-    _outcome: float | None
-    _well_formed: bool
-    _tool_calls: int
-    _native_return: float
-    _extra_terms: dict[str, float]
-    _fault: str | None
-    _action: str
-    _format_ok: bool
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments of the constructor, for copies."""
+
+    def __new__(cls: type[Made], *values: Any, **keywords: Any) -> Made:
+        """Refuse keywords that the class does not have before anything is built."""
+        refuse_unknown(cls, keywords)
+        env = super().__new__(cls)
+        env._made_with = values, keywords
+        return env
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made anew with the same keywords and set to the same state: an engine need not be picklable."""
+        state = None if self._task is None else self.get_state()
+        return _make_copy, (type(self), *self._made_with, self.spec, self.training_step, state)
 
     def __init__(
         self,
@@ -136,10 +163,11 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        require_whole("max_turns", max_turns, 1)
+        self.max_turns = require_whole("max_turns", max_turns, 1)
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
             raise SpearError(f"render_mode={render_mode!r} is not valid: choose one of {modes} or None.")
@@ -148,10 +176,10 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         except ValueError as error:
             raise SpearError(f"mu: {error}") from None
         self.tasks = tasks
-        self.max_turns = max_turns
         self.response_format = choose_member(ResponseFormat, response_format, "response_format")
         self.reward_mode = choose_member(RewardMode, reward, "reward")
         self.on_malformed = choose_member(OnMalformed, on_malformed, "on_malformed")
+        self.tool_reward = choose_member(ToolReward, tool_reward, "tool_reward")
         self.parser = parser or make_parser(self.response_format)
         self.render_mode = render_mode
         self.action_space = PermissiveText(ACTION_LENGTH)
@@ -159,12 +187,12 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         self.training_step = 1
         self.parsed = ParsedResponse(None, True)  # the response being played, for hooks that need more than the action
         self.response = ""  # and its whole text
-        self._done = True
+        self.episode = Episode()
         self._task: Task | None = None
         self._result = ActionResult(True)
         self._spear = self.reward_mode is RewardMode.SPEAR
         self._peer = self.on_malformed is OnMalformed.PEER
-        self._begin_episode()
+        self._distinct = self.tool_reward is ToolReward.DISTINCT
 
     # ---------------------------------------------------------------- hooks
 
@@ -205,6 +233,13 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         """
         return ""
 
+    def scripted_action(self) -> str | None:
+        """The next action in plain form of a fixed script that reads only what is shown, and understands none of it.
+
+        What it wins shows how much of a benchmark its wording gives away. None where there is no such script.
+        """
+        return None
+
     def _malformed(self, problem: str) -> ActionResult:
         """Answer a malformed response: the turn counts and nothing is played."""
         return ActionResult(False, message=f"Your response could not be read: {problem}. {self.parser.hint}")
@@ -213,6 +248,10 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         """Key of the state, the same in every process; the default digests the task id and :meth:`_world`."""
         assert self._task is not None
         return hashlib.sha256(canonical_json([self._task.id, self._world()]).encode()).hexdigest()[:32]
+
+    def _novelty(self) -> Hashable:
+        """What the last turn led to: a tool call is distinct if the episode has not met it; by default the anchor."""
+        return self._anchor()
 
     def _admissible(self) -> list[str] | None:
         """Actions that would be accepted now, in a new list, or None where they cannot be listed."""
@@ -228,7 +267,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
     def _score(self) -> float:
         """The benchmark's own score of the episode so far, in [0, 1]."""
-        return 1.0 if self._won else 0.0
+        return 1.0 if self.episode.won else 0.0
 
     def _details(self) -> Mapping[str, Any]:
         """The environment's own keys of ``info`` right after ``reset``; the same that its ``ActionResult`` give."""
@@ -252,9 +291,14 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return self._task
 
     @property
+    def turn(self) -> int:
+        """Responses taken in this episode."""
+        return self.episode.turn
+
+    @property
     def done(self) -> bool:
         """Whether the episode has ended, or none has begun."""
-        return self._done
+        return self.episode.done
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -273,16 +317,16 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         super().reset(seed=seed)
         task_id = self._read_options(options)
         task = self.tasks.draw(self.np_random) if task_id is None else self.tasks.get(task_id)
-        self._done, self._task = True, None  # and so it stays if _start raises
-        self._begin_episode()
-        self._task = task
+        self.episode, self._task = Episode(), task
         try:
             self._start(task)
         except BaseException:
             self._task = None
             raise
         self._result = ActionResult(True, details=self._details())
-        self._done = False
+        self.episode.done = False
+        if self._distinct:
+            self.episode.met[self._novelty()] = None
         return self._observe(""), self._info()
 
     def step(self, action: str) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
@@ -296,47 +340,55 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
             ResetNeeded: the episode is over.
             TypeError: the action is not a string.
         """
-        if self._done:
+        episode = self.episode
+        if episode.done:
             state = "has ended" if self._task is not None else "has not begun"
             raise ResetNeeded(f"The episode {state}: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"step() takes the text of a response (str), not {type(action).__name__}.")
-        self.turn += 1
+        episode.turn += 1
         self.response = action
         self.parsed = parsed = self.parser.parse(action)
-        self._format_ok = parsed.format_ok
-        self._well_formed = self._well_formed and parsed.format_ok
+        episode.format_ok = parsed.format_ok
+        episode.well_formed = episode.well_formed and parsed.format_ok
         try:
             played = parsed.action
             if played is None and self._peer:
                 played = self.peer_action(action)
             result = self._malformed(parsed.problem) if played is None else self._act(played)
-            self._action = (played or "") if result.action is None else result.action
+            episode.action = (played or "") if result.action is None else result.action
         except EnvFault as fault:
             return self._stop_on_fault(fault)
         self._result = result
-        self._tool_calls += result.tool_calls
-        self._native_return += result.native_reward
-        self._won = result.won
+        episode.tool_calls += result.tool_calls
+        episode.native_return += result.native_reward
+        episode.won = result.won
         if result.outcome is not None:
-            self._outcome = result.outcome
+            episode.outcome = result.outcome
         if result.terms:
-            self._extra_terms.update(result.terms)
+            episode.extra_terms.update(result.terms)
+        if self._distinct and result.tool_calls and (found := self._novelty()) not in episode.met:
+            episode.met[found] = None
+            episode.distinct_calls += result.tool_calls
         terminated = result.won or result.done
-        truncated = not terminated and self.turn >= self.max_turns
-        self._done = terminated or truncated
+        truncated = not terminated and episode.turn >= self.max_turns
+        episode.done = terminated or truncated
         info = self._info()
         if not self._spear:
             reward = float(result.native_reward)
-        elif self._done:
+        elif episode.done:
             reward = compose_reward(info["reward_terms"], self.mu(self.training_step))
         else:
             reward = 0.0
         return self._observe(result.message), reward, terminated, truncated, info
 
     def set_training_step(self, step: int) -> None:
-        """Tell the schedule of mu the global training step, which starts at 1."""
-        self.training_step = int(step)
+        """Tell the schedule of mu the global training step, which starts at 1.
+
+        Raises:
+            SpearError: not a whole number of at least 0.
+        """
+        self.training_step = require_whole("set_training_step: step", step, 0)
 
     def set_text_measure(self, measure: Callable[[str], int] | None) -> None:
         """Tell how long a text is for the policy that plays, in its tokens; None if that is not known.
@@ -346,12 +398,17 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         """
 
     def render(self) -> Any:
-        """The text of the present observation (``render_mode="ansi"``); None without a render mode."""
+        """The present observation as text (``"ansi"``) or as a picture of it (``"rgb_array"``); None without a mode."""
         if self.render_mode is None:
             gym.logger.warn("render() without a render mode: pass render_mode='ansi' to gym.make().")
             return None
         self.task  # noqa: B018 - raises ResetNeeded before the first episode
-        return text_of(self._observe(self._result.message))
+        text = text_of(self._observe(self._result.message))
+        if self.render_mode == "ansi":
+            return text
+        from spear_envs.core.drawing import draw_text  # late: Pillow's fonts are for those who record
+
+        return draw_text(f"{self.task.id}   turn {self.turn} of {self.max_turns}", text)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the rest of the episode hangs on, as plain values that can be pickled.
@@ -362,17 +419,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return copy.deepcopy(
             {
                 "task_id": self.task.id,
-                "turn": self.turn,
-                "done": self._done,
-                "won": self._won,
-                "outcome": self._outcome,
-                "well_formed": self._well_formed,
-                "tool_calls": self._tool_calls,
-                "native_return": self._native_return,
-                "extra_terms": self._extra_terms,
-                "fault": self._fault,
-                "action": self._action,
-                "format_ok": self._format_ok,
+                "episode": self.episode.save(),
                 "result": {"ok": result.ok, "message": result.message, "details": dict(result.details)},
                 "np_random": self.np_random.bit_generator.state,
                 "world": self._world(),
@@ -387,41 +434,42 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
 
         Raises:
             UnknownTaskError: the state is of a task that this environment does not have.
+            SpearError: the state is damaged, or another environment's; the episode stays as it was.
         """
+        if not isinstance(state, Mapping) or not state.keys() >= STATE_KEYS:
+            raise SpearError(f"set_state() takes what get_state() gave, with the keys {', '.join(sorted(STATE_KEYS))}.")
         state = copy.deepcopy(dict(state))
         task = self.tasks.get(state["task_id"])
-        if self._task is not task:
-            self._task = task
-            self._start(task)
-        self._restore_world(state["world"])
-        self.np_random.bit_generator.state = state["np_random"]
-        self.turn = state["turn"]
-        self._done = state["done"]
-        self._won = state["won"]
-        self._outcome = state["outcome"]
-        self._well_formed = state["well_formed"]
-        self._tool_calls = state["tool_calls"]
-        self._native_return = state["native_return"]
-        self._extra_terms = state["extra_terms"]
-        self._fault = state["fault"]
-        self._action = state["action"]
-        self._format_ok = state["format_ok"]
-        self._result = ActionResult(**state["result"])
-        return self._observe(self._result.message), self._info()
+        episode = Episode.load(state["episode"])
+        generator = self.np_random.bit_generator.state
+        before = None if self._task is None else (self._task, self.episode, self._result, self._world())
+        try:
+            self.np_random.bit_generator.state = state["np_random"]
+            result = ActionResult(**state["result"])
+            self._enter(task, episode, state["world"])
+            self._result = result
+            return self._observe(result.message), self._info()
+        except Exception as error:
+            self.np_random.bit_generator.state = generator
+            if before is None:
+                self._task, self.episode = None, Episode()
+            else:
+                former, played, self._result, world = before
+                self._enter(former, played, world)
+            if isinstance(error, (SpearError, EnvFault)):
+                raise
+            problem = f"{type(error).__name__}: {error}"
+            raise SpearError(f"the state is damaged ({problem}): give set_state() what get_state() gave.") from error
 
     # ---------------------------------------------------------------- inside
 
-    def _begin_episode(self) -> None:
-        self.turn = 0
-        self._won = False
-        self._outcome = None
-        self._well_formed = True
-        self._tool_calls = 0
-        self._native_return = 0.0
-        self._extra_terms = {}
-        self._fault = None
-        self._action = ""
-        self._format_ok = True
+    def _enter(self, task: Task, episode: Episode, world: Any) -> None:
+        """Go to a moment of an episode of ``task``."""
+        if self._task is not task:
+            self._task, self.episode = task, Episode()
+            self._start(task)
+        self._restore_world(world)
+        self.episode = episode
 
     def _read_options(self, options: Mapping[str, Any] | None) -> str | None:
         if not options:
@@ -432,46 +480,56 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return options["task"]
 
     def _reward_terms(self) -> dict[str, float]:
-        outcome = self._outcome
+        episode = self.episode
+        outcome = episode.outcome
         if outcome is None:
-            outcome = 1.0 if self._won else -1.0
+            outcome = 1.0 if episode.won else -1.0
         return {
             "outcome": outcome,
-            "tool_call": tool_call_reward(self._tool_calls),
-            "format": FORMAT_BONUS if self._well_formed and self.turn else 0.0,
-            "native_return": self._native_return,
-            **self._extra_terms,
+            "tool_call": tool_call_reward(episode.distinct_calls if self._distinct else episode.tool_calls),
+            "format": FORMAT_BONUS if episode.well_formed and episode.turn else 0.0,
+            "native_return": episode.native_return,
+            **episode.extra_terms,
         }
 
     def _info(self) -> dict[str, Any]:
-        task = self._task
+        task, episode, result = self._task, self.episode, self._result
         assert task is not None
-        result = self._result
         return {
             "task_id": task.id,
             "task_fingerprint": self.tasks.fingerprint,
             "subtask": task.subtask,
             "instruction": task.instruction,
-            "turn": self.turn,
+            "turn": episode.turn,
             "admissible_actions": self._admissible(),
             "anchor": self._anchor(),
-            "action": self._action,
-            "format_ok": self._format_ok,
+            "action": episode.action,
+            "format_ok": episode.format_ok,
             "action_ok": result.ok,
-            "tool_calls": self._tool_calls,
-            "won": self._won,
+            "tool_calls": episode.tool_calls,
+            "won": episode.won,
             "score": self._score(),
             "reward_terms": self._reward_terms(),
-            "fault": self._fault,
+            "fault": episode.fault,
             **result.details,
         }
 
     def _stop_on_fault(self, fault: EnvFault) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
-        self._fault = fault.kind
-        self._done = True
-        self._action = self.parsed.action or ""
+        episode = self.episode
+        episode.fault, episode.done, episode.action = fault.kind, True, self.parsed.action or ""
         self._result = ActionResult(False, message=f"The environment failed ({fault}).", details=self._result.details)
         return self._observe(self._result.message), 0.0, False, True, self._info()
+
+
+def _make_copy(
+    cls: type[SpearEnv[Any]], values: Any, keywords: Any, spec: Any, step: int, state: Mapping[str, Any] | None
+) -> SpearEnv[Any]:
+    env = cls(*values, **keywords)
+    env.spec = spec
+    env.training_step = step
+    if state is not None:
+        env.set_state(state)
+    return env
 
 
 def set_training_step(env: Any, step: int) -> None:

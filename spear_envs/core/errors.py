@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import operator
 from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["SpearError", "UnknownTaskError", "choose_member", "require_whole", "suggest_name"]
+__all__ = ["SpearError", "UnknownTaskError", "choose_member", "refuse_unknown", "require_whole", "suggest_name"]
 
 E = TypeVar("E", bound=Enum)
 
@@ -47,7 +49,32 @@ def require_whole(keyword: str, value: object, least: int, most: int | None = No
     Raises:
         SpearError: it is not, or is a bool; the message names the keyword and the limits.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # NumPy's whole numbers too
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
         limits = f"of at least {least}" if most is None else f"from {least} to {most:,}"
         raise SpearError(f"{keyword}={value!r} is not valid: give a whole number {limits}.")
-    return value
+    return number
+
+
+def refuse_unknown(cls: type, keywords: Iterable[str]) -> None:
+    """Do nothing if the constructor of ``cls`` takes all these keywords.
+
+    Raises:
+        SpearError: it does not; the message names one that it lacks, and those that it has.
+    """
+    known: dict[str, None] = {}
+    for kind in cls.__mro__:  # a subclass that takes **more hands them to the next
+        if "__init__" in vars(kind):
+            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            known.update((parameter.name, None) for parameter in parameters if parameter.kind in kinds)
+            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    known.pop("self", None)
+    for name in keywords:
+        if name not in known:
+            has = ", ".join(known)
+            raise SpearError(f"{cls.__name__} has no keyword {name!r}.{suggest_name(name, known)} It has {has}.")

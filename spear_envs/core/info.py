@@ -28,7 +28,7 @@ class StepInfo(TypedDict):
     """Keys of ``info``. Environments may add their own behind these."""
 
     task_id: str
-    """Stable id of the task, such as ``sokoban/6x6-1/train/00000017``."""
+    """Stable id of the task, such as ``sokoban-v1/6x6-1/train/00000017``."""
     task_fingerprint: str
     """SHA-256 (hex) of the task set the task comes from: equal fingerprints, same tasks."""
     subtask: str

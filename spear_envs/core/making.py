@@ -22,7 +22,7 @@ def make_env(
     """The environment behind an id, without gymnasium's wrappers.
 
     Args:
-        env_id: such as ``spear/Sokoban-v0``, or ``my_package.module:mine/Corridor-v0``.
+        env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
         split: of its tasks; None for its own default.
         keywords: all others of the environment.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -47,7 +46,7 @@ ENVIRONMENTS: tuple[EnvEntry, ...] = (
         unlocks="the authors' tagger",
     ),
     EnvEntry(
-        "spear/Sokoban-v0",
+        "spear/Sokoban-v1",
         "spear_envs.sokoban.env:SokobanEnv",
         "Push boxes onto targets, seen as a picture and as text.",
         "spear_envs.sokoban.vector:SokobanVectorEnv",
@@ -91,16 +90,10 @@ def register_env(
     gym.register(
         id,
         entry_point=entry_point,
-        vector_entry_point=vector_entry_point or partial(_make_vector_env, id),
+        # A name, and no function: gymnasium writes the specification of an environment as JSON.
+        vector_entry_point=vector_entry_point or f"spear_envs.core.vector.by_id:{id}",
         kwargs=dict(kwargs or {}),
     )
-
-
-def _make_vector_env(id: str, num_envs: int = 1, **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
-    # Imported late: most uses of the package need no vector environment, and importing it should stay quick.
-    from spear_envs.core.vector import make_vector_env
-
-    return make_vector_env(id, num_envs=num_envs, **kwargs)
 
 
 def register_builtin() -> None:

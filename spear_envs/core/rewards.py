@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 __all__ = [
@@ -128,7 +129,13 @@ class CosineDecay:
 
 
 def constant(value: float = 1.0) -> Constant:
-    """The same weight at every step."""
+    """The same weight at every step.
+
+    Raises:
+        ValueError: ``value`` is infinite or no number at all.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"a weight must be a finite number, not {value}")
     return Constant(float(value))
 
 
@@ -163,8 +170,8 @@ def make_schedule(spec: str | float | Schedule) -> Schedule:
     """
     if callable(spec):
         return spec
-    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
-        return constant(spec)
+    if isinstance(spec, Real) and not isinstance(spec, bool):
+        return constant(float(spec))
     if isinstance(spec, str):
         name, _, argument = spec.partition(":")
         try:

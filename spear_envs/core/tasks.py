@@ -50,7 +50,7 @@ class Task:
     """One task: what an environment needs to start the same episode anywhere, any time."""
 
     id: str
-    """Stable id ``<name>/<split>/<number>``, such as ``sokoban/6x6-1/train/00000017``."""
+    """Stable id ``<name>/<split>/<number>``, such as ``sokoban-v1/6x6-1/train/00000017``."""
     split: str
     """The split it belongs to."""
     subtask: str
@@ -75,7 +75,7 @@ class TaskSet(Sequence[Task]):
     """An ordered set of tasks of one split.
 
     Args:
-        name: what the ids begin with, such as ``sokoban/6x6-1``.
+        name: what the ids begin with, such as ``sokoban-v1/6x6-1``.
         split: the split, the second part of the ids.
         digest: key of a task's content, for telling whether two splits share a task; by default the SHA-256 of the
             content's canonical JSON. Pass another where different content is the same task (a mirrored board).

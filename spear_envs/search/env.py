@@ -105,9 +105,8 @@ class SearchR1Env(SpearEnv[str]):
         observation_tokens: most tokens of them, where the policy's tokenizer is known (see :meth:`set_text_measure`).
             With the preset the blank lines around them count as well, as in Search-R1's ``max_obs_length=500``.
         outcome: ``"exact_match"`` or ``"graded_format"``.
-        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
-        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. ``"plain"`` takes the same tags and
-            asks for no thought.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. ``"plain"`` takes the
+            same tags and asks for no thought.
 
     Raises:
         SpearError: a keyword without a valid value, or data that is not there.
@@ -132,14 +131,13 @@ class SearchR1Env(SpearEnv[str]):
         observation_chars: int | None = None,
         observation_tokens: int = 500,
         outcome: str = "exact_match",
-        history: int = 2,
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        require_whole("history", history, 0)
         require_whole("topk", topk, 1, MAX_TOPK)
         self._published = preset is not None and choose_member(Preset, preset, "preset") is Preset.SEARCH_R1
         if observation_chars is None:
@@ -151,7 +149,6 @@ class SearchR1Env(SpearEnv[str]):
         name = read_path("dataset", dataset)
         parser = SearchParser(choose_member(ResponseFormat, response_format, "response_format"))
         self.outcome = choose_member(Outcome, outcome, "outcome")
-        self.history = history
         self.topk = topk
         self.dataset = name
         self.splits = find_splits(name)
@@ -170,6 +167,7 @@ class SearchR1Env(SpearEnv[str]):
             reward=reward,
             on_malformed=on_malformed,
             mu=mu,
+            tool_reward=tool_reward,
             render_mode=render_mode,
         )
         self.templates = make_templates(parser, topk, SEARCH_R1 if self._published else "default")
@@ -191,9 +189,9 @@ class SearchR1Env(SpearEnv[str]):
 
     def _start(self, task: Task) -> None:
         self._seen, self._asked, self._found, self._answer, self._retriever = {}, [], [], None, None
-        self._extra_terms["f1"] = 0.0
+        self.episode.extra_terms["f1"] = 0.0
         if self.outcome is Outcome.GRADED_FORMAT:
-            self._outcome = 0.0
+            self.episode.outcome = 0.0
 
     def _act(self, action: str) -> ActionResult:
         kind, content = read_action(action)
@@ -221,7 +219,7 @@ class SearchR1Env(SpearEnv[str]):
         self._found, self._answer = [], answer
         graded = None
         if self.outcome is Outcome.GRADED_FORMAT:
-            right, wrong = (1.0, 0.2) if self._well_formed else (0.8, 0.1)
+            right, wrong = (1.0, 0.2) if self.episode.well_formed else (0.8, 0.1)
             graded = right if score else wrong
         return ActionResult(
             True,

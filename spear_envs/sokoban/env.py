@@ -1,4 +1,4 @@
-"""The environment ``spear/Sokoban-v0``."""
+"""The environment ``spear/Sokoban-v1``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SokobanEnv(SpearEnv[Observation]):
         boxes: 1 to 4.
         shortest, longest: bounds on the optimal number of moves, by default 3 and 12.
         split: ``"train"``, ``"valid"`` or ``"test"``.
-        split_by: ``"level"``, or ``"room"`` for held-out walls and targets.
+        split_by: ``"room"`` (held-out walls and targets) or ``"level"``, see :class:`SplitBy`.
         preset: ``"paper"`` or None; keywords that are given win over the preset.
         level: rows joined by newlines: the task set is exactly this level, its split is ``"level"``, and the keywords
             above are unused.
@@ -63,15 +63,15 @@ class SokobanEnv(SpearEnv[Observation]):
         modality: ``"both"`` (default), ``"image"`` or ``"text"``.
         max_turns: responses after which the episode is truncated.
         moves_per_turn: most moves of one response.
-        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
         diagnostics: put ``solvable`` into ``info`` (a search at every step).
-        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``.
 
     Raises:
         SpearError: a keyword without a valid value, or sprites that are not installed.
         LevelError: a level or bounds that cannot be played.
     """
 
+    draws = True
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "render_modes": ["rgb_array", "ansi", "human"],
         "render_fps": 4,
@@ -89,7 +89,7 @@ class SokobanEnv(SpearEnv[Observation]):
         shortest: int | None = None,
         longest: int | None = None,
         split: str = "train",
-        split_by: str = "level",
+        split_by: str = "room",
         preset: str | None = None,
         level: str | None = None,
         sprites: str | None = None,
@@ -97,12 +97,12 @@ class SokobanEnv(SpearEnv[Observation]):
         modality: str | None = None,
         max_turns: int = 15,
         moves_per_turn: int = 1,
-        history: int = 2,
         diagnostics: bool = False,
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
         values = _read_preset(preset)
@@ -111,8 +111,9 @@ class SokobanEnv(SpearEnv[Observation]):
         if text_format not in ("plain", "spaced"):
             raise SpearError(f"text_format={text_format!r} is not valid: choose 'plain' or 'spaced'.")
         self.text_format = text_format
+        if level is not None and not isinstance(level, str):
+            raise SpearError(f"level={level!r} is not valid: give the rows of the level as one text.")
         self.moves_per_turn = require_whole("moves_per_turn", moves_per_turn, 1)
-        self.history = require_whole("history", history, 0)
         self.diagnostics = bool(diagnostics)
         if on_malformed == "peer" and moves_per_turn != 1:
             raise SpearError("on_malformed='peer' plays one move a turn: leave moves_per_turn at 1.")
@@ -144,6 +145,7 @@ class SokobanEnv(SpearEnv[Observation]):
             reward=reward,
             on_malformed=on_malformed,
             mu=mu,
+            tool_reward=tool_reward,
             render_mode=render_mode,
         )
         self.templates = MappingProxyType(

@@ -48,7 +48,7 @@ class Recipe:
     boxes: int = 1
     shortest: int = 3
     longest: int = 12
-    split_by: SplitBy = SplitBy.LEVEL
+    split_by: SplitBy = SplitBy.ROOM
 
     def __post_init__(self) -> None:
         if not (5 <= self.height <= 10 and 5 <= self.width <= 10):
@@ -60,9 +60,9 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-room`` where not the default."""
+        """Stable short name, unique to the recipe: ``6x6-1``, with ``-1to15`` and ``-level`` where not the default."""
         bounds = "" if (self.shortest, self.longest) == (3, 12) else f"-{self.shortest}to{self.longest}"
-        return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-room' if self.split_by is SplitBy.ROOM else ''}"
+        return f"{self.height}x{self.width}-{self.boxes}{bounds}{'-level' if self.split_by is SplitBy.LEVEL else ''}"
 
 
 def parse_room(room: str) -> tuple[int, int]:
@@ -103,24 +103,24 @@ def draw_room(dice: Callable[[], float], height: int, width: int) -> bytearray:
 
 def make_level(recipe: Recipe, *key: object, split: str | None = None, budget: int = STATE_BUDGET) -> Level:
     """The level that ``key`` and the recipe decide; see :func:`draw_level`."""
-    return draw_level(recipe, make_dice("sokoban", recipe.name, *key), split, budget)
+    return draw_level(recipe, make_dice("sokoban", recipe.name, *key), () if split is None else (split,), budget)
 
 
 def draw_level(
-    recipe: Recipe, dice: Callable[[], float], split: str | None = None, budget: int = STATE_BUDGET
+    recipe: Recipe, dice: Callable[[], float], splits: tuple[str, ...] = (), budget: int = STATE_BUDGET
 ) -> Level:
     """Draw one level, with its optimal number of moves.
 
     A room is drawn and its targets placed; one backward search gives the solution length of all its start positions;
     one of those within the bounds, with no box on a target and the player beside the boxes, is taken at random.  Rooms
-    without any are drawn again, and so are levels outside ``split`` where it is given.
+    without any are drawn again, and so are levels outside ``splits`` where some are given.
 
     Raises:
         LevelError: when ``budget`` states have been searched without finding a level.
     """
     height, width, boxes = recipe.height, recipe.width, recipe.boxes
     searched = 0
-    by_room = split is not None and recipe.split_by is SplitBy.ROOM
+    by_room = bool(splits) and recipe.split_by is SplitBy.ROOM
     while searched < budget:
         grid = draw_room(dice, height, width)
         pool = [cell for cell, floor in enumerate(grid) if floor]
@@ -128,7 +128,7 @@ def draw_level(
         if len(pool) < boxes + 2:
             continue
         targets = [pool.pop(int(dice() * len(pool))) for _ in range(boxes)]
-        if by_room and find_split(_format_state(grid, width, targets, 0), recipe.split_by) != split:
+        if by_room and find_split(_format_state(grid, width, targets, 0), recipe.split_by) not in splits:
             continue
         layers = measure_backward(grid, width, targets, recipe.longest, budget)
         searched += sum(map(len, layers))
@@ -146,7 +146,7 @@ def draw_level(
             moves += 1
         state = layer[choice]
         text = _format_state(grid, width, targets, state)
-        if split is None or by_room or find_split(text) == split:
+        if not splits or by_room or find_split(text, recipe.split_by) in splits:
             codes = tuple(_place(grid, targets, state))
             return Level(text, height, width, codes, moves)
     raise LevelError(
@@ -175,7 +175,7 @@ def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -
 
 
 def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
-    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, distinct up to symmetry.
+    """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, told apart by their digests.
 
     Levels are drawn one after another as for training, and each goes where its content puts it.  Small rooms have
     fewer different levels: when 5,000 draws in a row bring nothing new, the lists stay as short as they are.
@@ -188,10 +188,10 @@ def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dic
     dice = make_dice("sokoban", recipe.name, "held-out")
     idle = 0
     while idle < 5_000 and any(len(levels) < count for levels in lists.values()):
-        level = draw_level(recipe, dice, budget=budget)
+        level = draw_level(recipe, dice, tuple(lists), budget)
         idle += 1
-        wanted = lists.get(find_split(level.text, recipe.split_by))
-        if wanted is None or len(wanted) == count:
+        wanted = lists[find_split(level.text, recipe.split_by)]
+        if len(wanted) == count:
             continue
         digest = digest_level(level.text)
         if digest not in seen:
@@ -199,5 +199,8 @@ def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dic
             seen.add(digest)
             idle = 0
     if not all(lists.values()):
-        raise LevelError(f"{recipe.name} has no held-out levels: widen the bounds on the moves or take a larger room")
+        raise LevelError(
+            f"{recipe.name} has too few rooms for held-out levels: widen the bounds on the moves, take a larger"
+            " room, or split_by='level'"
+        )
     return lists

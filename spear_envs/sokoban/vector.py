@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from spear_envs.core.env import OnMalformed, RewardMode
+from spear_envs.core.env import OnMalformed, RewardMode, ToolReward
+from spear_envs.core.episode import Episode
 from spear_envs.core.errors import SpearError
 from spear_envs.core.rewards import FORMAT_BONUS, compose_reward, tool_call_reward
 from spear_envs.core.tasks import Task
@@ -82,12 +83,15 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(env.action_space, num_envs)
         self._read_short = lru_cache(maxsize=4_096)(self._read)
         self._batch: Batch | None = None
+        self._counts_distinct = env.tool_reward is ToolReward.DISTINCT
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._tasks: list[Task | None] = [None] * num_envs
         self._begun = np.zeros(num_envs, np.bool_)
         self._ended = np.zeros(num_envs, np.bool_)
         self._turn = np.zeros(num_envs, np.int64)
         self._tool_calls = np.zeros(num_envs, np.int64)
+        self._distinct_calls = np.zeros(num_envs, np.int64)
+        self._met: list[dict[Hashable, None]] = [{} for _ in range(num_envs)]
         self._optimal = np.zeros(num_envs, np.int64)
         self._native_return = np.zeros(num_envs)
         self._won = np.zeros(num_envs, np.bool_)
@@ -260,6 +264,8 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self._turn[rows] += 1
         self._tool_calls[rows] += moves
         self._native_return[rows] += native
+        if self._counts_distinct:
+            self._count_distinct(rows[moves > 0], moves[moves > 0])
         self._moved[rows] = self._action_ok[rows] = moves > 0
         self._pushed[rows] = pushes > 0
         self._format_ok[rows] = format_ok = np.array([reading.format_ok for reading in readings])
@@ -275,6 +281,15 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         for place in np.flatnonzero(self._ended[rows]).tolist():
             rewards[place] = compose_reward(self._reward_terms(int(rows[place])), mu)
         return rewards
+
+    def _count_distinct(self, rows: np.ndarray, moves: np.ndarray) -> None:
+        """Count the moves of turns that led to a board which the episode had not met."""
+        assert self._batch is not None
+        for row, made in zip(rows.tolist(), moves.tolist(), strict=True):
+            board = digest_board(self._batch.read_board(row))
+            if board not in self._met[row]:
+                self._met[row][board] = None
+                self._distinct_calls[row] += made
 
     def _read(self, response: str) -> Reading:
         env = self._env
@@ -304,7 +319,9 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             self._tasks[row] = task
             self._names[:, row] = task.id, task.subtask, task.instruction
             self._optimal[row] = task.content["optimal"]
-        for numbers in (self._turn, self._tool_calls, self._native_return):
+        for row in rows.tolist() if self._counts_distinct else ():
+            self._met[row] = {digest_board(self._batch.read_board(row)): None}
+        for numbers in (self._turn, self._tool_calls, self._distinct_calls, self._native_return):
             numbers[rows] = 0
         for flags in (self._ended, self._won, self._moved, self._pushed):
             flags[rows] = False
@@ -346,10 +363,11 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         assert batch is not None
         ids, subtasks, instructions = self._names[:, rows]
         calls = self._tool_calls[rows]
+        paid = self._paid_calls[rows]
         won = self._won[rows]
         terms = {
             "outcome": np.where(won, 1.0, -1.0),
-            "tool_call": self._tool_call_table(int(calls.max(initial=0)))[calls],
+            "tool_call": self._tool_call_table(int(paid.max(initial=0)))[paid],
             "format": np.where(self._well_formed[rows] & (self._turn[rows] > 0), FORMAT_BONUS, 0.0),
             "native_return": self._native_return[rows],
         }
@@ -420,10 +438,14 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     def _reward_terms(self, row: int) -> dict[str, float]:
         return {
             "outcome": 1.0 if self._won[row] else -1.0,
-            "tool_call": tool_call_reward(int(self._tool_calls[row])),
+            "tool_call": tool_call_reward(int(self._paid_calls[row])),
             "format": FORMAT_BONUS if self._well_formed[row] and self._turn[row] else 0.0,
             "native_return": float(self._native_return[row]),
         }
+
+    @property
+    def _paid_calls(self) -> np.ndarray:
+        return self._distinct_calls if self._counts_distinct else self._tool_calls
 
     def _tool_call_table(self, most: int) -> np.ndarray:
         return np.array([tool_call_reward(n) for n in range(most + 1)])
@@ -437,20 +459,22 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         generator = self._generators[row]
         if generator is None:
             generator = self._generators[row] = seeding.np_random(None)[0]
+        episode = Episode(
+            turn=int(self._turn[row]),
+            done=bool(self._ended[row]),
+            won=bool(self._won[row]),
+            well_formed=bool(self._well_formed[row]),
+            tool_calls=int(self._tool_calls[row]),
+            native_return=float(self._native_return[row]),
+            action=self._action[row],
+            format_ok=bool(self._format_ok[row]),
+            distinct_calls=int(self._distinct_calls[row]),
+            met=self._met[row],
+        )
         result = {"ok": bool(self._action_ok[row]), "message": self._message[row], "details": self._details(row)}
         return {
             "task_id": task.id,
-            "turn": int(self._turn[row]),
-            "done": bool(self._ended[row]),
-            "won": bool(self._won[row]),
-            "outcome": None,
-            "well_formed": bool(self._well_formed[row]),
-            "tool_calls": int(self._tool_calls[row]),
-            "native_return": float(self._native_return[row]),
-            "extra_terms": {},
-            "fault": None,
-            "action": self._action[row],
-            "format_ok": bool(self._format_ok[row]),
+            "episode": episode.save(),
             "result": result,
             "np_random": generator.bit_generator.state,
             "world": {"board": batch.read_board(row)},
@@ -462,14 +486,17 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         assert batch is not None
         self._begin(np.array([row]), [self._env.tasks.get(state["task_id"])])
         batch.load(np.array([row]), [read_level(state["world"]["board"])])
-        self._turn[row] = state["turn"]
-        self._ended[row] = state["done"]
-        self._won[row] = state["won"]
-        self._well_formed[row] = state["well_formed"]
-        self._tool_calls[row] = state["tool_calls"]
-        self._native_return[row] = state["native_return"]
-        self._action[row] = state["action"]
-        self._format_ok[row] = state["format_ok"]
+        episode = Episode.load(state["episode"])
+        self._turn[row] = episode.turn
+        self._ended[row] = episode.done
+        self._won[row] = episode.won
+        self._well_formed[row] = episode.well_formed
+        self._tool_calls[row] = episode.tool_calls
+        self._native_return[row] = episode.native_return
+        self._action[row] = episode.action
+        self._format_ok[row] = episode.format_ok
+        self._distinct_calls[row] = episode.distinct_calls
+        self._met[row] = episode.met
         self._action_ok[row] = state["result"]["ok"]
         self._message[row] = state["result"]["message"]
         self._moved[row] = state["result"]["details"]["moved"]

@@ -10,13 +10,17 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]  # comes with gymnasium
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from spear_envs.core.env import SpearEnv, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError
@@ -39,6 +43,8 @@ TRACE_EPISODES = 4
 GROUP_SIZE = 4
 VECTOR_SIZE = 3
 VECTOR_STEPS = 40
+STOCK_STEPS = 24
+"""Enough for episodes of different ends; gymnasium batches the infos of a step by the type of the first."""
 WARM_UP_RESETS = 256
 MEMORY_TOLERANCE = 128 * 1024
 """Bytes by which Python's own memory may have grown after many resets: noise of caches and of the interpreter."""
@@ -334,8 +340,27 @@ def check_splits(subject: Subject) -> str:
 
 def check_vector(subject: Subject) -> str:
     """``gym.make_vec`` gives the same episodes as single environments with seeds s, s + 1, …, autoresets included."""
+    steps = _compare_vector(subject, gym.make_vec(subject.id, num_envs=VECTOR_SIZE, **subject.kwargs), VECTOR_STEPS)
+    return f"{VECTOR_SIZE} environments, {steps} steps"
+
+
+def check_stock_vectors(subject: Subject) -> str:
+    """gymnasium's own vector environments give the same; they refuse infos whose values change their type."""
+    makers = [subject.make] * VECTOR_SIZE
+    for kind in (SyncVectorEnv, partial(AsyncVectorEnv, shared_memory=False)):
+        try:
+            _compare_vector(subject, kind(makers), STOCK_STEPS)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ContractError(
+                f"in gymnasium's own vector environments a step fails ({type(error).__name__}: {error}): each value of"
+                " info must keep its type all along, and may be None only where it is a text or a list otherwise"
+            ) from error
+    return f"SyncVectorEnv and AsyncVectorEnv, {STOCK_STEPS} steps"
+
+
+def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any], steps: int) -> int:
+    """Step a vector environment beside single ones, the second of which the expert plays; closes it."""
     envs = [subject.make() for _ in range(VECTOR_SIZE)]
-    vector = gym.make_vec(subject.id, num_envs=VECTOR_SIZE, **subject.kwargs)
     mode = vector.metadata.get("autoreset_mode")
     try:
         _require(mode is AutoresetMode.NEXT_STEP, f"the autoreset mode is {mode} unasked: it must be NEXT_STEP")
@@ -343,13 +368,15 @@ def check_vector(subject: Subject) -> str:
         results = [_spread(env.reset(seed=7 + i)) for i, env in enumerate(envs)]
         flags: tuple[Any, ...] = ([0.0] * VECTOR_SIZE, [False] * VECTOR_SIZE, [False] * VECTOR_SIZE)
         rng = random.Random(7)
-        for step in range(VECTOR_STEPS + 1):
+        for step in range(steps + 1):
             for i, result in enumerate(results):
                 batched = (_pick(observations, i), *(column[i] for column in flags), _pick_info(infos, i))
                 difference = find_difference(describe_step(*result), describe_step(*batched))
                 _require(not difference, f"environment {i} and the single one differ at step {step}: {difference}")
             bases: list[Any] = [env.unwrapped for env in envs]
             responses = ["" if base.done else choose_response(base, rng) for base in bases]
+            if not bases[1].done and (plan := bases[1].expert_plan()):
+                responses[1] = bases[1].parser.respond(plan[0])  # so that episodes end in different ways
             observations, *flags, infos = vector.step(responses)  # type: ignore[assignment]
             results = [
                 _spread(env.reset()) if base.done else env.step(response)  # type: ignore[misc]
@@ -359,7 +386,7 @@ def check_vector(subject: Subject) -> str:
         vector.close()
         for env in envs:
             env.close()
-    return f"{VECTOR_SIZE} environments, {VECTOR_STEPS} steps"
+    return steps
 
 
 def _pick(batch: Any, i: int) -> Any:
@@ -376,6 +403,41 @@ def _pick_info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
             else:
                 picked[key] = value[i].item() if isinstance(value[i], np.generic) else value[i]
     return picked
+
+
+def check_portable(subject: Subject) -> str:
+    """Environments and their specification can be pickled, the latter be written as JSON; wrappers record episodes."""
+    with subject.opened() as env:
+        try:
+            spec = EnvSpec.from_json(env.spec.to_json())  # type: ignore[union-attr]
+        except (TypeError, ValueError) as error:
+            raise ContractError(
+                f"its EnvSpec cannot be written as JSON ({error}): register names, not functions"
+            ) from error
+        env.reset(seed=4)
+        env.step(env.parser.respond("nothing of the kind"))
+        for library in (pickle, cloudpickle):
+            try:
+                copied = library.loads(library.dumps(env))
+            except Exception as error:
+                raise ContractError(f"{library.__name__} does not copy it ({type(error).__name__}: {error})") from error
+            difference = find_difference(freeze(env.get_state()), freeze(copied.get_state()))
+            _require(not difference, f"a copy by {library.__name__} is in another state: {difference}")
+            copied.close()
+    recorded = RecordEpisodeStatistics(gym.make(spec, disable_env_checker=True, **subject.kwargs))
+    try:
+        recorded.reset(seed=4)
+        base: SpearEnv[Any] = recorded.unwrapped  # type: ignore[assignment]
+        paid, rng = 0.0, random.Random(4)
+        info: dict[str, Any] = {}
+        while not base.done:
+            _, reward, _, _, info = recorded.step(choose_response(base, rng))
+            paid += float(reward)
+        found = float(info["episode"]["r"])
+        _require(abs(found - paid) < 1e-6, f"RecordEpisodeStatistics counts {found} of {paid}")
+    finally:
+        recorded.close()
+    return "pickle, cloudpickle, EnvSpec.to_json, RecordEpisodeStatistics"
 
 
 def check_memory(subject: Subject) -> str:
@@ -417,6 +479,8 @@ CHECKS: Mapping[str, Callable[[Subject], str]] = {
     "splits": check_splits,
     "oracle": check_oracle,
     "vector": check_vector,
+    "stock vectors": check_stock_vectors,
+    "portable": check_portable,
     "memory": check_memory,
 }
 """All checks by name, in the order they run."""

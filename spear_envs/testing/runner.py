@@ -29,7 +29,8 @@ def check_spear_env(
     It passes gymnasium's checker; finds tasks by id; has all keys of info; takes any response without raising; ends
     once; shows one thing to all members of a group; gives the same trace in processes with different
     ``PYTHONHASHSEED``; goes back to any state; keeps its splits apart by content; is won by its own expert, on every
-    task of a bounded split; is the same in a vector environment; and does not leak memory.
+    task of a bounded split; is the same in vector environments, gymnasium's own included; can be
+    pickled, and specified as JSON; and does not leak memory.
 
     Args:
         id: registered id, ``"module:id"`` included.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
 from spear_envs.core.env import ActionResult, SpearEnv
-from spear_envs.core.errors import SpearError, choose_member, require_whole
+from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
@@ -19,12 +21,14 @@ from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
 from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
 from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate, compress_page, compress_task
-from spear_envs.webshop.shop import Shop, read_action
+from spear_envs.webshop.reward import NOTHING_BOUGHT
+from spear_envs.webshop.shop import Page, Shop, read_action
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
 
-__all__ = ["WebShopEnv"]
+__all__ = ["Outcome", "WebShopEnv"]
 
+_CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
 """Products; a larger catalogue has too many words for a word-level tokenizer."""
 _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
@@ -33,14 +37,25 @@ _PARSERS: Mapping[ResponseFormat, ResponseParser] = {
 }
 
 
+class Outcome(str, Enum):
+    """What the outcome term of the reward is."""
+
+    WON = "won"
+    """+1 for a purchase with score 1, -1 for all else, as in the paper."""
+    SCORE = "score"
+    """The score of the purchase, from -1 (nothing bought, or 0) to +1 (score 1): a purchase that is nearly right earns
+    more than one that is all wrong."""
+
+
 class WebShopEnv(SpearEnv[str]):
     """WebShop: read what is wanted, search, open a product, choose options, buy; one response is one action.
 
     Actions are ``search[words]`` and ``click[name]``, in the original's grammar; whatever else does nothing and costs
     a turn. The native reward is the score on the purchase and 0 on every other turn; ``won`` is a score of exactly 1.
     ``action_ok`` says that the action was a search or a click on something that was there, and ``tool_calls`` counts
-    those. ``info`` has the keys of ``StepInfo`` and ``purchase``: None, and after the purchase a dictionary of the
-    ASIN, the chosen options and all terms of the score (see :class:`~spear_envs.webshop.reward.Score`). The subtask is
+    those. ``info`` has the keys of ``StepInfo`` and ``purchase``, a dictionary of what was bought: its ASIN (empty
+    before the purchase), the chosen options, and all terms of the score (see
+    :class:`~spear_envs.webshop.reward.Score`; ``NOTHING_BOUGHT`` before). The subtask is
     the product's category, the anchor a tuple of page, keywords, page number, ASIN, sub page and chosen options.
 
     Args:
@@ -57,9 +72,9 @@ class WebShopEnv(SpearEnv[str]):
             nouns of its own.
         price_seed: of drawn prices and ceilings; by default 42.
         draws: ``"keyed"`` (default) or ``"sequential"``, as the original draws under a seed.
-        history: turns of history that prompts should show; kept as an attribute for those who build prompts.
-        response_format, reward, on_malformed, mu, render_mode: as in ``SpearEnv``. With ``"plain"`` the response is
-            the action as it stands, blanks included.
+        outcome: ``"won"`` (default) or ``"score"``: what the outcome term is, see :class:`Outcome`.
+        response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` the
+            response is the action as it stands, blanks included.
 
     Raises:
         SpearError: a keyword without a valid value, or a catalogue that cannot be opened.
@@ -82,17 +97,17 @@ class WebShopEnv(SpearEnv[str]):
         title_nouns: str | Callable[[str], Sequence[str]] | None = None,
         price_seed: int | None = None,
         draws: str | None = None,
-        history: int = 2,
+        outcome: str = "won",
         response_format: str = "tags",
         reward: str = "spear",
         on_malformed: str = "explain",
-        mu: str | float | Schedule = "constant",
+        mu: str | float | Schedule = "none",
+        tool_reward: str = "paper",
         render_mode: str | None = None,
     ) -> None:
-        require_whole("history", history, 0)
         if goals is not None and split not in (None, ALL):
             raise SpearError(f"split={split!r}: a goals file is one list; leave split out, or give {ALL!r}.")
-        self.history = history
+        self.outcome = choose_member(Outcome, outcome, "outcome")
         self.observation_mode = choose_member(ObservationMode, observation_mode, "observation_mode")
         parser = _PARSERS[choose_member(ResponseFormat, response_format, "response_format")]
         self.catalog = open_catalog(catalog, goals=goals, title_nouns=title_nouns, price_seed=price_seed, draws=draws)
@@ -104,6 +119,7 @@ class WebShopEnv(SpearEnv[str]):
             reward=reward,
             on_malformed=on_malformed,
             mu=mu,
+            tool_reward=tool_reward,
             render_mode=render_mode,
         )
         if goals is not None:
@@ -146,6 +162,7 @@ class WebShopEnv(SpearEnv[str]):
             done=score is not None,
             tool_calls=int(played.ok),
             details=self._details(),
+            outcome=2.0 * score.reward - 1.0 if score is not None and self.outcome is Outcome.SCORE else None,
             action="" if read is None else f"{read[0]}[{read[1]}]",
         )
 
@@ -158,8 +175,9 @@ class WebShopEnv(SpearEnv[str]):
 
     def _details(self) -> dict[str, Any]:
         shop = self.shop
+        # The same keys and types all along: gymnasium's vector environments refuse a None that becomes a dictionary.
         if shop.score is None:
-            return {"purchase": None}
+            return {"purchase": {"asin": "", "options": {}, **NOTHING_BOUGHT._asdict()}}
         product = shop.product
         assert product is not None
         return {"purchase": {"asin": product.asin, "options": dict(shop.options), **shop.score._asdict()}}
@@ -198,6 +216,22 @@ class WebShopEnv(SpearEnv[str]):
     def _score(self) -> float:
         score = self.shop.score
         return 0.0 if score is None else score.reward
+
+    def scripted_action(self) -> str:
+        """Search for the instruction, open the first hit, choose the options whose values it names, buy."""
+        shop, instruction = self.shop, self.task.instruction.lower()
+        shown = [action[6:-1] for action in shop.list_actions() if action.startswith("click[")]
+        if shop.page is Page.RESULTS:
+            first = next((name for name in shown if _CODE.fullmatch(name)), None)
+            return f"click[{first or 'back to search'}]"
+        if shop.page is not Page.ITEM or shop.product is None:
+            words = instruction.removeprefix("find me ").rpartition(", and price lower than ")[0] or instruction
+            return f"search[{words.replace('[', ' ').replace(']', ' ')}]"
+        for group, values in shop.product.options.items():
+            named = [value for value in values if value in instruction and value in shown]
+            if named and group not in shop.options:
+                return f"click[{max(named, key=len)}]"
+        return "click[buy now]"
 
     def expert_plan(self) -> list[str]:
         """Actions that buy a product with score 1 within the turns that are left; empty if there are none."""

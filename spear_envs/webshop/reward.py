@@ -9,7 +9,7 @@ from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.matching import COLOURS, fold_colour, matches
 from spear_envs.webshop.products import Product
 
-__all__ = ["Score", "compare_titles", "score_purchase"]
+__all__ = ["NOTHING_BOUGHT", "Score", "compare_titles", "score_purchase"]
 
 NO_NOUNS_SCORE = 0.2
 """Likeness of titles where the goal's has no nouns."""
@@ -34,6 +34,10 @@ class Score(NamedTuple):
     """Product and goal were collected by the same query."""
     category_match: bool
     """At least two levels of the product category are shared."""
+
+
+NOTHING_BOUGHT = Score(0.0, 0, 0, False, 0.0, 0.0, False, False)
+"""What stands for the score until something is bought."""
 
 
 def score_purchase(

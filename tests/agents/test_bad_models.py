@@ -67,7 +67,7 @@ def test_a_model_that_closes_no_tag_loses_its_episodes_and_no_more(
 
 def test_history_that_does_not_fit_is_left_out_and_the_record_says_so(tiny_model: Path) -> None:
     settings = EvalSettings(
-        "spear/Sokoban-v0",
+        "spear/Sokoban-v1",
         model=str(tiny_model),
         env_kwargs={"modality": "text", "max_turns": 5},
         template="default",
@@ -111,13 +111,13 @@ def test_memory_that_runs_out_is_one_clear_error_and_the_run_goes_on_later(tiny_
     tokenizer.save_pretrained(tmp_path / "wide")
 
     keywords, out = {"modality": "text", "max_turns": 1}, tmp_path / "out"
-    wide = EvalSettings("spear/Sokoban-v0", model=str(tmp_path / "wide"), env_kwargs=keywords, max_tokens=2, tasks="4")
+    wide = EvalSettings("spear/Sokoban-v1", model=str(tmp_path / "wide"), env_kwargs=keywords, max_tokens=2, tasks="4")
     run_evaluation(wide, out, concurrency=2)
 
     def evaluate(concurrency: int) -> subprocess.CompletedProcess[str]:
         options = ["--env", "modality=text", "--env", "max_turns=1", "--max-tokens", "2", "--tasks", "32"]
         options += ["--model", str(wide.model), "--out", str(out), "--concurrency", str(concurrency)]
-        command = [sys.executable, "-c", LIMITED, "eval", "spear/Sokoban-v0", *options]
+        command = [sys.executable, "-c", LIMITED, "eval", "spear/Sokoban-v1", *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     before = (out / EPISODES).read_bytes()

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from spear_agents.cli import evaluate
 from spear_envs.core.errors import SpearError
 
-SOKOBAN = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
+SOKOBAN = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
 
 
 def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
 
 def test_a_model_is_evaluated(tiny_model: Path) -> None:
     # The corridor's words are unknown to Sokoban: every response is malformed, and that is a result, not an error.
-    arguments = ["spear/Sokoban-v0", "--model", str(tiny_model), "--env", "modality=text", "--tasks", "2"]
+    arguments = ["spear/Sokoban-v1", "--model", str(tiny_model), "--env", "modality=text", "--tasks", "2"]
     result = CliRunner().invoke(evaluate, arguments)
     assert result.exit_code == 0, result.output
     assert "0.0" in result.output
@@ -41,7 +41,7 @@ def test_a_baseline_that_there_is_not_does_not_take_the_figures_along() -> None:
     ("arguments", "words"),
     [
         (["spear/Sokobn-v0", "--engine", "random"], "Sokoban"),
-        (["spear/Sokoban-v0"], "--model"),
+        (["spear/Sokoban-v1"], "--model"),
         ([*SOKOBAN, "--split", "tset"], "'test'"),
         ([*SOKOBAN, "--tasks", "sokoban/none"], "Unknown task"),
         ([*SOKOBAN, "--out", "/proc/nowhere"], "cannot be written"),

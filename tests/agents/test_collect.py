@@ -141,7 +141,7 @@ def test_what_cannot_be_collected_is_said(settings: EvalSettings, tmp_path: Path
     hopeless = replace(settings, env_kwargs={"max_turns": 1})
     with pytest.raises(SpearError, match="none of 3 episodes was won"):
         collect_episodes(hopeless, tmp_path / "none.jsonl")
-    pictures = EvalSettings("spear/Sokoban-v0", EngineKind.EXPERT, split="test", tasks="1")
+    pictures = EvalSettings("spear/Sokoban-v1", EngineKind.EXPERT, split="test", tasks="1")
     with pytest.raises(SpearError, match="modality=text"):
         collect_episodes(pictures, tmp_path / "pictures.jsonl")
     with pytest.raises(SpearError, match="cannot be written"):

@@ -14,7 +14,7 @@ from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
-ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
+ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 
 
 @pytest.fixture(scope="module")

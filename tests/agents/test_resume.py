@@ -42,7 +42,7 @@ def settings(corridor_id: str) -> EvalSettings:
 def eval_command(out: Path) -> list[str]:
     code = "from spear_envs.cli import main; main()"
     options = ["--engine", "random", "--env", "modality=text", "--tasks", "20", "--episodes-per-task", "12"]
-    return [sys.executable, "-c", code, "eval", "spear/Sokoban-v0", *options, "--out", str(out), "--concurrency", "4"]
+    return [sys.executable, "-c", code, "eval", "spear/Sokoban-v1", *options, "--out", str(out), "--concurrency", "4"]
 
 
 def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice(root: Path, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice
     assert Counter((t.task_id, t.seed) for t in played).most_common(1)[0][1] == 1
     assert len(played) == 20 * 12
     whole = EvalSettings(
-        "spear/Sokoban-v0", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="20", episodes_per_task=12
+        "spear/Sokoban-v1", EngineKind.RANDOM, env_kwargs={"modality": "text"}, tasks="20", episodes_per_task=12
     )
     assert run_evaluation(whole).overall.to_json() == json.loads((out / SUMMARY).read_text())["overall"]
 

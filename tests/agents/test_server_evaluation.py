@@ -16,7 +16,7 @@ from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
 from tests.agents.chat_server import Handler, Script, complete, say
 
-SOKOBAN = ["spear/Sokoban-v0", "--engine", "openai", "--env", "modality=text", "--tasks", "3", "--concurrency", "2"]
+SOKOBAN = ["spear/Sokoban-v1", "--engine", "openai", "--env", "modality=text", "--tasks", "3", "--concurrency", "2"]
 
 
 def run(script: Script, *options: str) -> Result:
@@ -148,7 +148,7 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
 
     script.answers = [win]
     assert run(script, "--out", str(tmp_path / "a"), "--temperature", "0.4").exit_code == 0
-    expert = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "12"]
+    expert = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "12"]
     assert CliRunner().invoke(evaluate, [*expert, "--out", str(tmp_path / "b")]).exit_code == 0
     shown = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "b")])
     assert shown.exit_code == 0, shown.exception
@@ -160,6 +160,13 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
     assert found["settings"]["engine"] == ["openai", "expert"]
     wrong = CliRunner().invoke(compare, [str(tmp_path / "a"), str(tmp_path / "absent")])
     assert isinstance(wrong.exception, SpearError)
+    pairs = [str(tmp_path / name) for name in ("a", "b", "a", "a")]
+    pairs = [*pairs[:2], "--pair", *pairs[2:]]
+    shown = CliRunner().invoke(compare, pairs)
+    assert shown.exit_code == 0, shown.exception
+    assert "2 seeds × 3 tasks" in shown.output and "over these runs' tasks alone" in shown.output
+    found = json.loads(CliRunner().invoke(compare, [*pairs, "--json"]).output)
+    assert found["by_seed"][1] == 0.0 and len(found["pairs"]) == 2
 
 
 def test_figures_come_as_latex_and_json() -> None:

@@ -108,7 +108,7 @@ def test_the_sandboxs_image_says_how_it_fares(engine: Engine, sandbox_image: str
 
 
 def test_an_environment_keeps_the_contract_in_the_image(engine: Engine, envs_image: str) -> None:
-    done = engine.run(HARDENED, envs_image, "check", "spear/Sokoban-v0", timeout=600)
+    done = engine.run(HARDENED, envs_image, "check", "spear/Sokoban-v1", timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 

@@ -75,8 +75,8 @@ def test_every_command_has_its_help(crowded: Environment) -> None:
 
 
 def test_commands_work(crowded: Environment) -> None:
-    crowded.call("spear", "check", "spear/Sokoban-v0")
-    played = crowded.call("spear", "eval", "spear/Sokoban-v0", "--engine", "expert", "--tasks", "4", "--form", "json")
+    crowded.call("spear", "check", "spear/Sokoban-v1")
+    played = crowded.call("spear", "eval", "spear/Sokoban-v1", "--engine", "expert", "--tasks", "4", "--form", "json")
     assert json.loads(played.stdout)
     printed = crowded.call("spear", "train", "--print-config").stdout
     assert "spear:" in printed

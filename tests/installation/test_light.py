@@ -60,7 +60,7 @@ def run(code: str) -> str:
 
 try:
     register_env("mine/Corridor-v0", "mine:CorridorEnv")
-    play("spear_envs:spear/Sokoban-v0")
+    play("spear_envs:spear/Sokoban-v1")
 except SpearError as error:
     raise SystemExit(str(error)) from None
 '''

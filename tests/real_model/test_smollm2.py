@@ -32,7 +32,7 @@ for cell in json.loads(sys.argv[1]):
 ENVIRONMENTS = {
     "spear/ALFWorld-v0": ("rooms=small", "max_turns=3"),
     "spear/WebShop-v0": ("max_turns=3",),
-    "spear/Sokoban-v0": ("modality=text", "max_turns=3"),
+    "spear/Sokoban-v1": ("modality=text", "max_turns=3"),
     "spear/CodeInterpreter-v0": ("max_turns=2",),
     SEARCH: ("max_turns=2",),
 }

@@ -51,7 +51,7 @@ def try_twice(disk: Path, scenario: str, arguments: Sequence[str], find: Callabl
 
 
 def play_scenario(disk: Path, scenario: str) -> dict[str, Any]:
-    sokoban = ["spear/Sokoban-v0", "--engine", "expert", "--env", "modality=text", "--tasks", "24", "--split", "test"]
+    sokoban = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "24", "--split", "test"]
     if scenario == "eval":
         out = disk / "out"
         return try_twice(

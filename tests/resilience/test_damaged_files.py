@@ -52,7 +52,7 @@ class Loader:
 def write_run(folder: Path) -> None:
     with TrajectoryWriter(folder / EPISODES) as writer:
         for seed in range(2):
-            turns = make_trajectory(count=2, tokens=TokenKind.BYTES, seed=seed, env_id="spear/Sokoban-v0")
+            turns = make_trajectory(count=2, tokens=TokenKind.BYTES, seed=seed, env_id="spear/Sokoban-v1")
             writer.write(turns)
     (folder / SETTINGS).write_text(
         json.dumps({"engine": "expert", "env_kwargs": {"modality": "text"}, "split": "test"})

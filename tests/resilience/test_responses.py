@@ -31,7 +31,7 @@ PIECES = (
 )
 responses = st.lists(st.sampled_from(PIECES) | st.text(max_size=12), max_size=8).map("".join)
 KEYWORDS: dict[str, dict[str, Any]] = {
-    "spear/Sokoban-v0": {"modality": "text"},
+    "spear/Sokoban-v1": {"modality": "text"},
     "spear/ALFWorld-v0": {},
     "spear/WebShop-v0": {},
     "spear/SearchR1-v0": {},
@@ -87,7 +87,7 @@ def test_a_server_of_environments_that_dies_takes_no_task_along() -> None:
                 seen.append(player.ask("step", response=response))
         return seen
 
-    arguments = ("spear/Sokoban-v0", "--env", "modality=text")
+    arguments = ("spear/Sokoban-v1", "--env", "modality=text")
     with run_command("serve", *arguments) as first:
         whole = play(first.url)
         with pytest.raises((WebSocketException, ConnectionError, TimeoutError)):

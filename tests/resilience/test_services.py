@@ -118,12 +118,12 @@ SERVICES: dict[str, Service] = {
         "SPEAR_RETRIEVER_TOKEN", 64 << 20,
     ),
     "environment": Service(
-        lambda _, **more: run_command("serve", "spear/Sokoban-v0", "--env", "modality=text", **more), "/reset",
+        lambda _, **more: run_command("serve", "spear/Sokoban-v1", "--env", "modality=text", **more), "/reset",
         {"seed": 1}, "SPEAR_ENV_TOKEN", 64 << 10, need_websockets,
     ),
     "view": Service(lambda folder, **more: run_page("view", str(folder), **more), "/api/run"),
     "play": Service(
-        lambda folder, **more: run_page("play", "spear/Sokoban-v0", "--browser", "--out", str(folder / "new"), **more),
+        lambda folder, **more: run_page("play", "spear/Sokoban-v1", "--browser", "--out", str(folder / "new"), **more),
         "/api/play/look", {}, None, 1_000_000,
     ),
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_the_protocol() -> None:
 def test_other_shells_hear_what_each_is() -> None:
     assert ask("spear chec", shell="zsh") == ["plain", "check", "Prove that an environment keeps the contract."]
     found = ask("spear check spear/Sok", shell="zsh")
-    assert found == ["plain", "spear/Sokoban-v0", next(one.summary for one in ENVIRONMENTS if "Sokoban" in one.id)]
+    assert found == ["plain", "spear/Sokoban-v1", next(one.summary for one in ENVIRONMENTS if "Sokoban" in one.id)]
 
 
 @pytest.mark.parametrize("command", ["check", "serve", "eval", "collect", "play", "warmstart"])
@@ -103,13 +103,13 @@ def test_what_is_offered_for_an_environment() -> None:
     assert complete("") == complete("spear") == complete("spear/") == IDS
     assert complete("spear/w") == complete("webs") == ["spear/WebShop-v0"]
     assert complete("spear_") == [f"spear_envs:{id}" for id in IDS]
-    assert complete("spear_envs:spear/Sok") == ["spear_envs:spear/Sokoban-v0"]
+    assert complete("spear_envs:spear/Sok") == ["spear_envs:spear/Sokoban-v1"]
     assert complete("mine/") == []
 
 
 def test_an_environment_arrives_as_it_is_registered() -> None:
-    for given in ("spear/Sokoban-v0", "spear_envs:spear/Sokoban-v0"):
-        assert ENV.convert(given, None, None) == "spear/Sokoban-v0"
+    for given in ("spear/Sokoban-v1", "spear_envs:spear/Sokoban-v1"):
+        assert ENV.convert(given, None, None) == "spear/Sokoban-v1"
     assert ENV.convert("mine:mine/X-v0", None, None) == "mine:mine/X-v0"
 
 
@@ -123,8 +123,8 @@ def test_splits_are_those_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("spear check spear/Sok", ["spear/Sokoban-v0"]),
-        ("spear check spear_envs:spear/Sok", ["spear/Sokoban-v0"]),  # bash keeps what is before the colon
+        ("spear check spear/Sok", ["spear/Sokoban-v1"]),
+        ("spear check spear_envs:spear/Sok", ["spear/Sokoban-v1"]),  # bash keeps what is before the colon
         ("spear eval spear/WebShop-v0 --split=te", ["test"]),
         ("spear eval spear/WebShop-v0 --split=", ["train", "eval", "test"]),
         ("spear check --mod", ["--module"]),
@@ -220,10 +220,10 @@ def test_bash_knows_the_function(command_folder: Path) -> None:
     ("typed", "becomes"),
     [
         ("spear chec", "spear check "),
-        ("spear check spear/Sok", "spear check spear/Sokoban-v0 "),
-        ("spear check spear_envs:spear/Sok", "spear check spear_envs:spear/Sokoban-v0 "),
+        ("spear check spear/Sok", "spear check spear/Sokoban-v1 "),
+        ("spear check spear_envs:spear/Sok", "spear check spear_envs:spear/Sokoban-v1 "),
         ("spear eval spear/WebShop-v0 --split=te", "spear eval spear/WebShop-v0 --split=test "),
-        ("true; spear check spear/Sok", "true; spear check spear/Sokoban-v0 "),
+        ("true; spear check spear/Sok", "true; spear check spear/Sokoban-v1 "),
     ],
 )
 def test_a_bash_completes_the_word(terminal: Terminal, typed: str, becomes: str) -> None:

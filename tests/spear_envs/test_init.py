@@ -38,12 +38,12 @@ def test_importing_changes_no_global_state() -> None:
 
 def test_the_prefix_registers_without_an_import() -> None:
     program = (
-        "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v0');"
+        "import gymnasium; env = gymnasium.make('spear_envs:spear/Sokoban-v1');"
         "env.reset(seed=0); print(env.unwrapped.task.id.split('/')[0])"
     )
-    assert run_python(program).strip() == "sokoban"
+    assert run_python(program).strip() == "sokoban-v1"
 
 
 def test_public_names_exist() -> None:
     assert all(hasattr(spear_envs, name) for name in spear_envs.__all__)
-    assert "spear/Sokoban-v0" in gym.registry
+    assert "spear/Sokoban-v1" in gym.registry

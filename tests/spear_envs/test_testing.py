@@ -73,7 +73,7 @@ class Aliased(CorridorEnv):
         return {}
 
     def _score(self) -> float:
-        return 1.0 if self._won else len(self.steps) / 100  # steps is no part of _world()
+        return 1.0 if self.episode.won else len(self.steps) / 100  # steps is no part of _world()
 
 
 class Lost(CorridorEnv):
@@ -93,7 +93,7 @@ class HalfHearted(CorridorEnv):
 
 class Overdone(CorridorEnv):
     def _score(self) -> float:
-        return 2.0 if self.turn == 1 else float(self._won)
+        return 2.0 if self.turn == 1 else float(self.episode.won)
 
 
 class Moody(CorridorEnv):
@@ -136,7 +136,7 @@ class Overlapping(CorridorEnv):
 class Endless(CorridorEnv):
     def step(self, action: str) -> Any:
         observation, reward, terminated, _, info = super().step(action)
-        self._done = terminated
+        self.episode.done = terminated
         return observation, reward, terminated, False, info
 
 
@@ -155,6 +155,11 @@ class Secretive(CorridorEnv):
 class Blurred(CorridorEnv):
     def render(self) -> Any:
         return None
+
+
+class Shifty(CorridorEnv):
+    def _info(self) -> dict[str, Any]:
+        return {**super()._info(), "prize": {"gold": 1.0} if self.episode.won else None}
 
 
 FAULTS = {
@@ -177,6 +182,7 @@ FAULTS = {
     Unseen: "gymnasium",
     Secretive: "info",
     Blurred: "gymnasium",
+    Shifty: "stock vectors",
 }
 
 
@@ -194,6 +200,20 @@ def test_a_vector_that_differs_is_found() -> None:
     register_env("tests/Faulty-v0", CorridorEnv, vector_entry_point=make_other)
     with pytest.raises(ContractError, match="environment 0 and the single one differ"):
         CHECKS["vector"](Subject("tests/Faulty-v0"))
+
+
+class Rooted(CorridorEnv):
+    def __reduce__(self) -> Any:
+        raise TypeError("stays here")
+
+
+def test_what_cannot_be_carried_elsewhere_is_found() -> None:
+    register_env("tests/Faulty-v0", "tests.spear_envs.test_testing:Rooted")
+    with pytest.raises(ContractError, match=r"pickle does not copy it.*stays here"):
+        CHECKS["portable"](Subject("tests/Faulty-v0"))
+    register_env("tests/Faulty-v0", CorridorEnv)
+    with pytest.raises(ContractError, match=r"JSON.*register names"):
+        CHECKS["portable"](Subject("tests/Faulty-v0"))
 
 
 def test_a_faulty_environment_is_reported_or_raised() -> None:

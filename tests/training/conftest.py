@@ -38,7 +38,7 @@ def sokoban_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy") / "warmstart"
     sokoban = {"modality": "text"}
     train_policy(
-        WarmStartSettings("spear/Sokoban-v0", env_kwargs=sokoban, episodes=600, epochs=1, panel_tasks=0), folder
+        WarmStartSettings("spear/Sokoban-v1", env_kwargs=sokoban, episodes=600, epochs=1, panel_tasks=0), folder
     )
     return folder
 

@@ -11,10 +11,10 @@ from spear_training.environments import EnvironmentSettings, make_environment
 
 def test_settings_come_from_a_plain_mapping() -> None:
     settings = EnvironmentSettings.from_mapping(
-        {"id": "spear/Sokoban-v0", "kwargs": {"modality": "text"}, "layout": "conversation", "history": 0}
+        {"id": "spear/Sokoban-v1", "kwargs": {"modality": "text"}, "layout": "conversation", "history": 0}
     )
     assert settings == EnvironmentSettings(
-        "spear/Sokoban-v0", kwargs={"modality": "text"}, layout=Layout.CONVERSATION, history=0
+        "spear/Sokoban-v1", kwargs={"modality": "text"}, layout=Layout.CONVERSATION, history=0
     )
     assert EnvironmentSettings.from_mapping({}) == EnvironmentSettings()
 
@@ -37,7 +37,7 @@ def test_a_wrong_key_or_layout_is_told(mapping: dict[Any, Any], expected: str) -
 
 
 def test_an_environment_of_a_split_is_made_without_the_checker() -> None:
-    settings = EnvironmentSettings("spear/Sokoban-v0", kwargs={"modality": "text"})
+    settings = EnvironmentSettings("spear/Sokoban-v1", kwargs={"modality": "text"})
     env = make_environment(settings, split="valid")
     core: Any = env.unwrapped
     assert core.tasks.split == "valid"
@@ -52,9 +52,9 @@ def test_an_environment_of_a_split_is_made_without_the_checker() -> None:
     [
         (EnvironmentSettings("spear/Sokobann-v0"), "train", "Sokobann"),
         (EnvironmentSettings("not an id"), "train", "not an id"),
-        (EnvironmentSettings("spear/Sokoban-v0"), "trian", "trian"),
-        (EnvironmentSettings("spear/Sokoban-v0", kwargs={"boxen": 2}), "train", "boxen"),
-        (EnvironmentSettings("spear/Sokoban-v0", kwargs={"modality": "smell"}), "train", "smell"),
+        (EnvironmentSettings("spear/Sokoban-v1"), "trian", "trian"),
+        (EnvironmentSettings("spear/Sokoban-v1", kwargs={"boxen": 2}), "train", "boxen"),
+        (EnvironmentSettings("spear/Sokoban-v1", kwargs={"modality": "smell"}), "train", "smell"),
     ],
 )
 def test_what_cannot_be_made_is_told(settings: EnvironmentSettings, split: str, expected: str) -> None:

@@ -147,7 +147,7 @@ DRAWS = ("replay/drawn", "replay/considered", "replay/eligible", "clip/cov_fract
 HISTORY_CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "covariance clip": (run(clip__cov_fraction=0.0), "spear.cov.lower_top"),
     "equal advantages": (run(groups__equal=0.95), "rollout.n"),
-    "empty buffer": (run(without=DRAWS), "spear.replay.capacity=400"),
+    "empty buffer": (run(without=DRAWS), "spear.replay.max_age=26"),
     "recalibration": (run(replay__eligible=0.5), "spear.replay.max_age"),
     "masks": (run(mask__void=0.6), "spear.filter.void=off"),
     "idle steps": (run(rows__trained=0.0), "switch off the filter"),

@@ -302,7 +302,7 @@ def test_a_new_run_gets_its_folder_and_its_configuration(tmp_path: Path, compose
     names = {path.name for path in out.iterdir()}
     assert names == {CONFIG_FILE, TASKS_FILE, LOCK_FILE}, "nothing else, no test file, no temporary one"
     tasks = json.loads((out / TASKS_FILE).read_text())
-    assert tasks["environment"] == "spear/Sokoban-v0"
+    assert tasks["environment"] == "spear/Sokoban-v1"
     assert (tasks["train"]["tasks"], tasks["valid"]["tasks"]) == (1_000_000, 256)
     assert tasks["train"]["fingerprint"] != tasks["valid"]["fingerprint"]
 

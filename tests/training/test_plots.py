@@ -33,7 +33,7 @@ def write_run(out: Path, steps: int = 12) -> None:
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_a_picture_of_all_curves(tmp_path: Path, suffix: str) -> None:
     write_run(tmp_path)
-    path = plot_curves(tmp_path, tmp_path / f"curves.{suffix}", title="a run: spear/Sokoban-v0")
+    path = plot_curves(tmp_path, tmp_path / f"curves.{suffix}", title="a run: spear/Sokoban-v1")
     assert path == tmp_path / f"curves.{suffix}"
     if suffix == "png":
         with Image.open(path) as picture:

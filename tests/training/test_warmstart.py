@@ -48,7 +48,7 @@ from spear_training.warmstart.policy import (  # noqa: E402
 from spear_training.warmstart.rows import ExpertRow  # noqa: E402
 from spear_training.warmstart_cli import warmstart  # noqa: E402
 
-ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
+ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 BOARD = sokoban.CompactBoardTemplate()
 BOARD_WORDS = ["<think></think><action>", "</action>", "up", "down", "left", "right", *"#_O√XPS"]
 SMALL = WarmStartSettings(

@@ -25,7 +25,7 @@ def model(tiny_vision_policy: Path) -> HFModel:
 
 def show(model: HFModel, seeds: range, *, lengthen: bool = False) -> list[Request]:
     """First prompts of some levels, each with its picture."""
-    env: Any = make_env("spear/Sokoban-v0", "train", {"modality": "image"})
+    env: Any = make_env("spear/Sokoban-v1", "train", {"modality": "image"})
     builder = PromptBuilder(load_tokenizer(model.path), choose_template(env, "default"), mark_image=model.reader.mark)
     requests = []
     for seed in seeds:

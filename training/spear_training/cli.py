@@ -64,7 +64,7 @@ def _print_choices(console: Console, config_dir: Path | None) -> None:
 @click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True)
 @click.option(
-    "--steps", type=click.IntRange(1), default=40, show_default=True, envvar="SPEAR_DEMO_STEPS", help="Training steps."
+    "--steps", type=click.IntRange(1), default=60, show_default=True, envvar="SPEAR_DEMO_STEPS", help="Training steps."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the training.")
 def demo(out: Path, steps: int, seed: int) -> None:

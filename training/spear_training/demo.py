@@ -25,7 +25,7 @@ from spear_envs.core.making import make_env
 from spear_training.launch import quote_value
 from spear_training.runs import make_policy, run_training
 
-ENV_ID = "spear/Sokoban-v0"
+ENV_ID = "spear/Sokoban-v1"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
 TEMPERATURES = (1.0, 0.4)
 """The first is the one the result is stated at; the second, the paper's, stands beside it."""
@@ -38,7 +38,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
 
     Args:
         out: folder of everything.
-        steps: training steps; the schedules of the demo are made for 40.
+        steps: training steps; the schedules of the demo are made for 60.
         seed: of the training.
 
     Raises:

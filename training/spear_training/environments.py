@@ -26,7 +26,7 @@ class EnvironmentSettings(Record):
 
     PATH: ClassVar[str] = "spear.env"
 
-    id: str = "spear/Sokoban-v0"
+    id: str = "spear/Sokoban-v1"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of ``gym.make`` besides ``split``."""
     train_split: str = "train"

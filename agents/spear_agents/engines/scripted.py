@@ -77,6 +77,23 @@ def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
     return lambda prompt, dice: template.respond(dice.choice(env.admissible_actions()))
 
 
+def scripted_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
+    """Plays the environment's script.
+
+    Raises:
+        SpearError: the environment has none.
+    """
+    core: Any = env.unwrapped
+
+    def respond(prompt: str, dice: random.Random) -> str:
+        action = core.scripted_action()
+        if action is None:
+            raise SpearError(f"{env} has no script: it is there where the wording of a task gives something away")
+        return template.respond(action)
+
+    return respond
+
+
 class NoisyExpert:
     """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans anew.
 

@@ -62,7 +62,7 @@ def play(
     port: int,
     open_browser: bool,
 ) -> None:
-    """Play ENV yourself, for instance spear/Sokoban-v0; finished episodes are recorded."""
+    """Play ENV yourself, for instance spear/Sokoban-v1; finished episodes are recorded."""
     keywords = read_keywords(env_keywords)
     name = re.sub(r"[^a-z0-9]+", "-", env_id.rpartition("/")[2].lower()).strip("-")
     folder = out or Path("runs") / f"play-{name}"

@@ -17,7 +17,7 @@ from spear_agents.trajectory import Trajectory
 
 
 def draws_pictures(env_id: str) -> bool:
-    """Whether an environment has pictures.
+    """Whether an environment has pictures of its world.
 
     Only names that are registered already count: a file of episodes must not make this process import anything.
     """
@@ -25,7 +25,7 @@ def draws_pictures(env_id: str) -> bool:
     if spec is None or spec.entry_point is None:
         return False
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    return "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
+    return bool(getattr(creator, "draws", False))
 
 
 def draw_episode(trajectory: Trajectory, env_kwargs: Mapping[str, Any], split: str | None) -> list[str]:

@@ -45,7 +45,7 @@ class Game:
     end once more; what was taken back leaves no trace.  Only episodes that came to their end are recorded.
 
     Args:
-        env_id: such as ``spear/Sokoban-v0``.
+        env_id: such as ``spear/Sokoban-v1``.
         out: folder for ``episodes.jsonl``; later games of the same settings are added to it.
         env_kwargs: keywords of the environment besides ``split``.
         split: None for the last of the environment's splits.

@@ -27,6 +27,14 @@ class Size:
     """Problems of each family in each split."""
     distinct_answers: bool
     """Whether the answers of a family differ within a split, so that no constant is right more often than once."""
+    homes: Mapping[str, str] | None = None
+    """The one split of each family that is not for training; None where families are in all splits."""
+
+    def has(self, family: Family, split: str) -> bool:
+        """Whether a split has problems of a family."""
+        if self.homes is not None:
+            return self.homes.get(family.name, "train") == split
+        return split == "test" or not family.only_test
 
 
 SIZES: Mapping[str, Size] = MappingProxyType(
@@ -36,10 +44,22 @@ SIZES: Mapping[str, Size] = MappingProxyType(
             MappingProxyType({"train": 40, "valid": 20, "test": 20}),
             True,
         ),
+        "mini-disjoint": Size(
+            (*number_theory.FAMILIES, *counting.FAMILIES, *structures.FAMILIES),
+            MappingProxyType({"train": 60, "valid": 40, "test": 20}),
+            True,
+            MappingProxyType(
+                {
+                    **dict.fromkeys(("digit_sums", "lattice_points", "linear_equations"), "valid"),
+                    **dict.fromkeys(("triangles", "walks", "last_in_circle", "necklaces"), "test"),
+                }
+            ),
+        ),
         "mini-small": Size(small.FAMILIES, MappingProxyType({"train": 72, "valid": 12, "test": 24}), False),
     }
 )
-"""By the name of the data set: ``mini``, and ``mini-small`` for tiny word-level policies."""
+"""By the name of the data set: ``mini``; ``mini-disjoint``, whose splits share no family and so no wording; and
+``mini-small`` for tiny word-level policies."""
 
 
 @lru_cache(maxsize=4)
@@ -71,7 +91,7 @@ def list_parameters(dataset: str) -> Mapping[str, Mapping[str, Sequence[tuple[in
     for family in size.families:
         taken: set[Parameters] = set()
         for split in SPLITS:
-            if family.only_test and split != "test":
+            if not size.has(family, split):
                 continue
             dice = Dice(dataset, family.name, split)
             answers: set[int] = set()

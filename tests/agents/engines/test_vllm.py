@@ -143,7 +143,7 @@ def read_options(*words: str) -> EvalSettings:
     @click.command()
     def command(**options: Any) -> None:
         options.pop("concurrency")
-        found.append(make_settings("spear/Sokoban-v0", options))
+        found.append(make_settings("spear/Sokoban-v1", options))
 
     for option in list_playing_options():
         command = option(command)

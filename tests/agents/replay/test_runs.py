@@ -29,7 +29,7 @@ def test_episodes_of_a_folder_and_of_those_below_are_listed(sokoban_run: Path) -
     won = [row for row in rows if row["source"] == "won"]
     assert [row["won"] for row in won] == [True, True, True, False]
     assert [row["stop"] for row in won] == ["won", "won", "won", "turn_limit"]
-    assert won[0]["env"] == "spear/Sokoban-v0" and won[3]["turns"] == 15
+    assert won[0]["env"] == "spear/Sokoban-v1" and won[3]["turns"] == 15
 
 
 def test_an_episode_has_prompt_thought_action_and_a_picture_of_each_turn(sokoban_run: Path) -> None:
@@ -55,7 +55,7 @@ def test_texts_and_numbers_of_a_hostile_episode_are_data(sokoban_run: Path) -> N
 
 def test_a_name_with_a_module_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
-    write(tmp_path / "episodes.jsonl", make_trajectory(env_id="trap:spear/Sokoban-v0"))
+    write(tmp_path / "episodes.jsonl", make_trajectory(env_id="trap:spear/Sokoban-v1"))
     assert Run(tmp_path).read_episode(0)["final_image"] is None
 
 

@@ -46,7 +46,7 @@ def run(game: Game, *lines: str) -> str:
 def test_a_game_from_hint_to_record(corridor: Game) -> None:
     shown = run(corridor, "/hint", "back", "/undo", "go", "go", "/next", "/quit", "go")
     assert "go" in shown and "_P_" in shown
-    assert "The end: won. Score 1, reward 1.3" in shown and "Recorded." in shown
+    assert "The end: won. Score 1, reward 1.1" in shown and "Recorded." in shown
     assert "corridor/test/001" in shown
     assert corridor.recorded == 1 and corridor.info["turn"] == 0, "nothing is played after /quit"
 
@@ -83,7 +83,7 @@ def test_code_is_typed_on_several_lines(tmp_path: Path) -> None:
 
 def test_boards_are_painted(tmp_path: Path) -> None:
     said: list[str] = []
-    game = Game("spear/Sokoban-v0", tmp_path)
+    game = Game("spear/Sokoban-v1", tmp_path)
     play_in_terminal(game, said.append, lambda prompt: "/quit")
     game.close()
     assert f"{ESCAPE}[48;5;60m" in "\n".join(said), "walls have a colour"
@@ -136,11 +136,11 @@ def read_until(descriptor: int, words: str, seconds: float = 60) -> None:
 
 def test_the_command_plays_what_is_piped_into_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["spear/Sokoban-v0", "--split", "test", "--out", str(out)]
+    arguments = ["spear/Sokoban-v1", "--split", "test", "--out", str(out)]
     first = CliRunner().invoke(play, arguments, input="/hint\n/quit\n")
     assert first.exit_code == 0, first.output
     assert f"0 recorded in {out}" in first.output
-    game = Game("spear/Sokoban-v0", tmp_path / "other", split="test")
+    game = Game("spear/Sokoban-v1", tmp_path / "other", split="test")
     plan = game.core.expert_plan()
     game.close()
     done = CliRunner().invoke(play, arguments, input="\n".join(plan))

@@ -30,7 +30,7 @@ from tests.commands import run_command
 from tests.spear_envs.adapters.service import Player, Running, run_service
 from tests.spear_envs.corridor import CORRIDOR
 
-FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v0", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
+FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v1", "spear/SearchR1-v0", "spear/CodeInterpreter-v0")
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +64,10 @@ def test_any_of_the_five_is_played_and_won(env_id: str) -> None:
 
 
 def test_a_picture(running: Running) -> None:
-    with run_service("spear/Sokoban-v0") as sokoban, sokoban.connect() as player:
+    with run_service("spear/Sokoban-v1") as sokoban, sokoban.connect() as player:
         found = player.ask("reset", seed=1)
     picture = Image.open(io.BytesIO(base64.b64decode(found["observation"]["image"])))
-    twin = make_env("spear/Sokoban-v0")
+    twin = make_env("spear/Sokoban-v1")
     observation, _ = twin.reset(seed=1)
     assert np.array_equal(np.asarray(picture), observation["image"])
 

@@ -15,8 +15,8 @@ def test_openenv(run_peer: RunPeer, token: str) -> None:
     from spear_envs.adapters.openenv.server import ServiceSettings
     from tests.spear_envs.adapters.service import run_service
 
-    with run_service("spear/Sokoban-v0", settings=ServiceSettings(max_sessions=8, token=token or None)) as running:
-        report = json.loads(run_peer("openenv_client.py", running.url, "spear/Sokoban-v0", token).splitlines()[-1])
+    with run_service("spear/Sokoban-v1", settings=ServiceSettings(max_sessions=8, token=token or None)) as running:
+        report = json.loads(run_peer("openenv_client.py", running.url, "spear/Sokoban-v1", token).splitlines()[-1])
         running.wait_for_sessions(0)
     assert all(one["won"] and one["total"] > 1 for one in report["played"])
     assert len(set(report["tasks"])) == 8

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from spear_envs.code.env import NOT_RUN
+from spear_envs.code.env import NO_CODE, NOT_RUN
 from spear_envs.core.errors import SpearError, UnknownTaskError
 from spear_envs.core.info import INFO_KEYS
 from spear_envs.testing import check_spear_env
@@ -43,7 +43,7 @@ def test_the_first_observation_is_the_problem() -> None:
     observation, info = env.reset(options={"task": "code/mini/train/00000"})
     assert observation == info["instruction"] == env.task.content["problem"]
     assert info.keys() == INFO_KEYS | {"answer", "grader", "run", "return_code"}
-    assert (info["answer"], info["grader"], info["run"], info["return_code"]) == (None, "integer", None, None)
+    assert (info["answer"], info["grader"], info["run"], info["return_code"]) == (None, "integer", None, NO_CODE)
     assert (info["subtask"], info["admissible_actions"], env.max_turns) == ("modular_powers", None, 8)
 
 
@@ -57,7 +57,7 @@ def test_code_is_run_and_its_output_comes_back(tmp_path: Path) -> None:
     observation, reward, terminated, truncated, info = env.step("So it is \\boxed{42}.")
     assert terminated and not truncated and info["won"] and info["score"] == 1.0
     assert (info["answer"], info["action"], info["run"]) == ("42", "\\boxed{42}", None)
-    assert reward == pytest.approx(1.0 + 0.1 + 0.1)
+    assert reward == pytest.approx(1.0 + 0.1)
     with pytest.raises(gym.error.ResetNeeded):
         env.step("\\boxed{42}")
 
@@ -131,7 +131,7 @@ def test_the_call_of_the_last_turn_is_not_run(tmp_path: Path) -> None:
     observation, reward, terminated, truncated, info = env.step(call("print(2)"))
     assert observation == NOT_RUN and truncated and not terminated
     assert (info["tool_calls"], len(runner.programs)) == (1, 1)
-    assert info["action"] and reward == pytest.approx(-1.0 + 0.1 + 0.1)
+    assert info["action"] and reward == pytest.approx(-1.0 + 0.1)
 
 
 def test_blank_output_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_run_that_takes_too_long_is_the_policy_s_doing(tmp_path: Path, feedbac
     env = make_asking(tmp_path, sandbox=runner, feedback=feedback, time_limit=2.5, memory_mb=64)
     observation, *_, truncated, info = env.step(call("while True: pass"))
     assert observation == told and not truncated and info["fault"] is None
-    assert (info["tool_calls"], info["run"], info["return_code"]) == (1, "TimeLimitExceeded", None)
+    assert (info["tool_calls"], info["run"], info["return_code"]) == (1, "TimeLimitExceeded", NO_CODE)
     assert runner.limits == [Limits(wall_s=2.5, memory_mb=64)]
 
 
@@ -312,7 +312,7 @@ def test_presets_and_limits() -> None:
         ({"prelude": "numpy"}, "'retool', 'none'"),
         ({"preset": "8k"}, "'16k', '32k'"),
         ({"max_turns": 0}, "max_turns=0"),
-        ({"history": -1}, "history=-1"),
+        ({"histroy": 2}, "has no keyword 'histroy'"),
         ({"observation_chars": 3}, "observation_chars=3"),
         ({"memory_mb": 0}, "memory_mb=0"),
         ({"memory_mb": 0.5}, "memory_mb=0.5"),

@@ -183,14 +183,23 @@ class TestMathVerify:
             verifier.close()
         assert verifier._process is None
 
-    def test_a_process_that_was_killed_is_started_again(self) -> None:
+    def test_a_process_that_was_killed_is_started_again_and_claims_are_no_values(self) -> None:
         verifier = Verifier()
         try:
             assert verifier.verify("42", "42")
             assert verifier._process is not None
             os.kill(verifier._process.pid, 9)
             verifier._process.wait()
-            assert verifier.verify("42", "42")
+            for gold, answer, right in (
+                ("19", "20=19", False),
+                ("19", "19", True),
+                ("19", "x=19", True),
+                ("19", "x=20", False),
+                ("20=19", "20=19", True),
+                ("x=19", "19", True),
+                (r"\{1,2\}", r"x=1 \text{ or } x=2", True),
+            ):
+                assert verifier.verify(gold, answer) is right, (gold, answer)
         finally:
             verifier.close()
 

@@ -59,7 +59,7 @@ def play(env: CorridorEnv, actions: list[str]) -> list[Any]:
 
 
 def test_an_episode_won_pays_the_paper_reward_at_its_end() -> None:
-    env = CorridorEnv()
+    env = CorridorEnv(mu="constant")
     env.reset(seed=3)
     plan = env.expert_plan()
     *before, last = play(env, plan)
@@ -151,7 +151,7 @@ def test_extras_of_an_environment() -> None:
     _, reward, terminated, truncated, info = play(env, ["grade"])[0]
     assert terminated and not truncated and not info["won"]
     assert info["reward_terms"]["outcome"] == 0.8 and info["reward_terms"]["f1"] == 0.5
-    assert reward == pytest.approx(0.8 + info["reward_terms"]["tool_call"] + 0.1)
+    assert reward == pytest.approx(0.8 + 0.1)
 
 
 @pytest.mark.parametrize("reward", ["spear", "native"])
@@ -231,6 +231,10 @@ def test_the_seed_draws_the_task() -> None:
         ({"reward": "big"}, "'spear', 'native'"),
         ({"on_malformed": "cry"}, "'explain', 'peer'"),
         ({"mu": "linear"}, "mu: .*'cosine:200'"),
+        ({"mu": float("nan")}, "mu: a weight must be a finite number"),
+        ({"mu": "constant:inf"}, "finite"),
+        ({"tool_reward": "new"}, "'paper', 'distinct'"),
+        ({"spilt": "test"}, "no keyword 'spilt'. Did you mean 'split'"),
         ({"render_mode": "3d"}, "ansi"),
         ({"split": "dev"}, "'train', 'valid', 'test'"),
     ],
@@ -312,6 +316,74 @@ def test_a_state_of_another_split_is_refused() -> None:
     other.reset(seed=1)
     with pytest.raises(UnknownTaskError):
         other.set_state(env.get_state())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state["episode"].update(turn=-1),
+        lambda state: state["episode"].update(won="yes"),
+        lambda state: state["episode"].pop("fault"),
+        lambda state: state.update(episode=None),
+        lambda state: state.pop("world"),
+        lambda state: state.update(world={"no": "place"}),
+        lambda state: state.update(np_random="x"),
+        lambda state: state["result"].update(strange=1),
+        lambda state: state.update(task_id=["a"]),
+    ],
+)
+def test_a_damaged_state_is_refused_and_nothing_is_lost(damage: Any) -> None:
+    env = CorridorEnv()
+    env.reset(seed=1)
+    state = env.get_state()
+    env.reset(seed=2)
+    env.step("nonsense")
+    kept = freeze(env.get_state())
+    damage(state)
+    with pytest.raises(SpearError) as refused:
+        env.set_state(state)
+    assert "\n" not in str(refused.value) and freeze(env.get_state()) == kept
+    env.step(LEFT)  # the episode goes on
+    fresh = CorridorEnv()
+    with pytest.raises(SpearError):
+        fresh.set_state(state)
+    with pytest.raises(ResetNeeded):
+        fresh.step(LEFT)
+
+
+def test_a_copy_goes_on_where_the_environment_stands() -> None:
+    env = gym.make("tests/Corridor-v0", max_turns=np.int64(7), disable_env_checker=True).unwrapped
+    assert type(env.max_turns) is int  # type: ignore[attr-defined]
+    env.reset(seed=1)
+    env.step(LEFT)
+    env.set_training_step(3)  # type: ignore[attr-defined]
+    copied = pickle.loads(pickle.dumps(env))
+    assert freeze(copied.get_state()) == freeze(env.get_state())  # type: ignore[attr-defined]
+    assert (copied.training_step, copied.max_turns, copied.spec) == (3, 7, env.spec)
+    assert freeze(copied.step(RIGHT)) == freeze(env.step(RIGHT))
+    with pytest.raises(SpearError, match="whole number"):
+        copied.set_training_step("a")
+
+
+def test_distinct_tool_calls_pay_for_what_is_new() -> None:
+    rewards = {}
+    for kind in ("paper", "distinct"):
+        env = CorridorEnv(mu="constant", tool_reward=kind, max_turns=8)
+        env.reset(seed=3)
+        state = None
+        for turn in range(8):
+            step = env.step(LEFT if turn % 2 else RIGHT)
+            state = env.get_state()
+            if env.done:
+                break
+        assert state is not None and not step[4]["won"]
+        copied = CorridorEnv(mu="constant", tool_reward=kind, max_turns=8)
+        assert copied.set_state(state)[1]["reward_terms"] == step[4]["reward_terms"]
+        rewards[kind] = step[1]
+    assert rewards["distinct"] == pytest.approx(-1 + 0.1 + 0.1), (
+        "one step led to a new place, the others back and forth"
+    )
+    assert rewards["paper"] == pytest.approx(-1 + 0.8 + 0.1)
 
 
 def test_a_step_is_cheap() -> None:

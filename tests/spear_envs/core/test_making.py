@@ -13,7 +13,7 @@ from spear_envs.core.making import find_splits, make_env
 CORRIDOR = "tests.spear_envs.corridor:tests/Corridor-v0"
 
 
-@pytest.mark.parametrize("env_id", ["spear/Sokoban-v0", CORRIDOR])
+@pytest.mark.parametrize("env_id", ["spear/Sokoban-v1", CORRIDOR])
 def test_an_environment_of_a_split(env_id: str) -> None:
     splits = find_splits(env_id)
     for split in splits:
@@ -30,11 +30,11 @@ def test_keywords() -> None:
 @pytest.mark.parametrize(
     ("env_id", "split", "keywords", "words"),
     [
-        ("spear/Sokobann-v0", None, {}, "Did you mean 'spear/Sokoban-v0'"),
-        ("no_module:spear/Sokoban-v0", None, {}, "no_module"),
-        ("spear/Sokoban-v0", None, {"boxen": 2}, "boxen"),
-        ("spear/Sokoban-v0", "test", {"split": "train"}, "split"),
-        ("spear/Sokoban-v0", "tests", {}, "Did you mean 'test'"),
+        ("spear/Sokobann-v0", None, {}, "Did you mean 'spear/Sokoban-v1'"),
+        ("no_module:spear/Sokoban-v1", None, {}, "no_module"),
+        ("spear/Sokoban-v1", None, {"boxen": 2}, "boxen"),
+        ("spear/Sokoban-v1", "test", {"split": "train"}, "split"),
+        ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
         ("CartPole-v1", None, {}, "no SpearEnv"),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: d
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("env_id", ["spear/Sokobann-v0", "no_module:spear/Sokoban-v0", "not an id"])
+@pytest.mark.parametrize("env_id", ["spear/Sokobann-v0", "no_module:spear/Sokoban-v1", "not an id"])
 def test_splits_of_nothing(env_id: str) -> None:
     with pytest.raises(SpearError, match="Environments of this package"):
         find_splits(env_id)

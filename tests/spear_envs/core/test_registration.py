@@ -6,6 +6,7 @@ import warnings
 import gymnasium as gym
 import pytest
 
+from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import ENVIRONMENTS, register_builtin, register_env
 from spear_envs.core.vector import SpearVectorEnv
 from tests.spear_envs.corridor import CorridorEnv
@@ -45,5 +46,5 @@ def test_specs_can_be_pickled_and_made_from() -> None:
 
 
 def test_a_keyword_that_does_not_exist() -> None:
-    with pytest.raises(TypeError, match="no_such_keyword"):
+    with pytest.raises(SpearError, match="no keyword 'no_such_keyword'"):
         gym.make("tests/Corridor-v0", no_such_keyword=1)

@@ -150,7 +150,7 @@ def test_the_last_turn_is_told_and_a_search_there_loses(tmp_path: Path) -> None:
     _, reward, terminated, truncated, info = env.step(search("x"))
     assert truncated and not terminated
     assert (info["score"], info["won"], info["answer"]) == (0.0, False, None)
-    assert reward == pytest.approx(-1.0 + 0.2)
+    assert reward == pytest.approx(-1.0)
 
 
 def test_a_single_turn_is_the_last(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_the_expert_ends_with_any_retriever() -> None:
         ({"topk": True}, "topk=True"),
         ({"topk": "3"}, "topk='3'"),
         ({"max_turns": 0}, "max_turns=0"),
-        ({"history": -1}, "history=-1"),
+        ({"histroy": 2}, "has no keyword 'histroy'"),
         ({"observation_chars": 20}, "observation_chars=20"),
         ({"preset": "search-r1"}, "preset"),
         ({"outcome": "em"}, "exact_match"),

@@ -1,4 +1,4 @@
-"""The environment ``spear/Sokoban-v0``."""
+"""The environment ``spear/Sokoban-v1``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spear_envs.sokoban.levels import LevelError, format_spaced
 from spear_envs.testing import check_spear_env
 from tests.spear_envs.sokoban.peer import MEND, find_peer
 
-ID = "spear_envs:spear/Sokoban-v0"
+ID = "spear_envs:spear/Sokoban-v1"
 LEVEL = "######\n#P_O_#\n#_X__#\n#____#\n######"
 PLAN = ["down", "right", "down", "right", "up"]
 
@@ -74,7 +74,7 @@ def test_a_won_game() -> None:
         "format": 0.1,
         "native_return": pytest.approx(10.5),
     }
-    assert reward == 1.0 + 0.5 + 0.1
+    assert reward == 1.0 + 0.1
     assert "√" in text_of(observation)
     assert env.expert_plan() == []
 
@@ -234,7 +234,7 @@ def test_anchors_are_keys_of_the_position() -> None:
 
 def test_a_task_id_and_a_seed_give_a_level() -> None:
     env = make(split="valid")
-    info = env.reset(options={"task": "sokoban/6x6-1/valid/00000031"})[1]
+    info = env.reset(options={"task": "sokoban-v1/6x6-1/valid/00000031"})[1]
     assert info["task_id"].endswith("/valid/00000031")
     drawn = [env.reset(seed=seed)[1]["task_id"] for seed in (4, 5, 4)]
     assert drawn[0] == drawn[2] != drawn[1]
@@ -255,7 +255,7 @@ def test_a_task_id_and_a_seed_give_a_level() -> None:
         ({"modality": "sound"}, "modality"),
         ({"text_format": "html"}, "choose 'plain' or 'spaced'"),
         ({"moves_per_turn": 0}, "at least 1"),
-        ({"history": -1}, "at least 0"),
+        ({"level": 5}, "rows of the level"),
         ({"max_turns": 0}, "at least 1"),
         ({"moves_per_turn": 2, "on_malformed": "peer"}, "leave moves_per_turn at 1"),
         ({"level": "####\n#P√#\n####"}, "already solved"),
@@ -280,16 +280,16 @@ def test_the_papers_preset() -> None:
         pytest.skip(MEND)
     env = make(preset="paper")
     info = env.reset(seed=0)[1]
-    assert info["task_id"].startswith("sokoban/6x6-1-1to15/train/")
+    assert info["task_id"].startswith("sokoban-v1/6x6-1-1to15/train/")
     assert (env.sprites.value, env.modality.value, env.max_turns) == ("gym-sokoban", "image", 15)
     own = make(preset="paper", sprites="drawn", longest=10)
     assert own.sprites.value == "drawn"
-    assert own.tasks.name == "sokoban/6x6-1-1to10"
+    assert own.tasks.name == "sokoban-v1/6x6-1-1to10"
 
 
 def test_neither_torch_nor_gym_is_imported() -> None:
     program = (
-        "import sys, gymnasium as gym; env = gym.make('spear_envs:spear/Sokoban-v0'); env.reset(seed=0);"
+        "import sys, gymnasium as gym; env = gym.make('spear_envs:spear/Sokoban-v1'); env.reset(seed=0);"
         "print([name for name in ('torch', 'gym', 'gym_sokoban', 'transformers') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -51,7 +51,7 @@ def test_levels_are_what_was_asked_for(recipe: Recipe) -> None:
 
 # The first levels of some recipes. They may never change within a version of the environment's id.
 PINNED = {
-    Recipe(): "######\n#__###\n#_O###\n#PX###\n#__###\n######",
+    Recipe(): "######\n#P####\n#__###\n#_X###\n#_O###\n######",
     Recipe(boxes=2, shortest=4, longest=14): "######\n#O####\n#X#_##\n#_P_##\n#_X_O#\n######",
     Recipe(10, 10, 4): (
         "##########\n#####____#\n###___XO_#\n####_P#__#\n#####____#\n#####__X_#\n#####OX__#\n######XO##\n######O_##\n"
@@ -111,7 +111,7 @@ def test_held_out_lists_are_disjoint_and_without_twins() -> None:
 
 
 def test_splitting_by_room_keeps_rooms_apart() -> None:
-    recipe = Recipe(split_by=SplitBy.ROOM)
+    recipe = Recipe()
     lists = draw_held_out(recipe, 64)
     rooms = {split: {digest_room(level.text) for level in levels} for split, levels in lists.items()}
     train = {digest_room(make_level(recipe, "train", number, split="train").text) for number in range(2_000)}
@@ -120,7 +120,9 @@ def test_splitting_by_room_keeps_rooms_apart() -> None:
 
 
 def test_small_rooms_give_shorter_held_out_lists() -> None:
-    lists = draw_held_out(Recipe(5, 5, 1, 6, 8), 256)
+    with pytest.raises(LevelError, match="too few rooms"):
+        draw_held_out(Recipe(5, 5, 1, 6, 8), 256)
+    lists = draw_held_out(Recipe(5, 5, 1, 2, 12), 256)
     assert all(0 < len(levels) < 256 for levels in lists.values())
 
 
@@ -154,7 +156,7 @@ def test_recipes_out_of_range_are_refused(values: dict[str, int], words: str) ->
 
 def test_recipe_names_are_unique_to_what_they_make() -> None:
     assert Recipe().name == "6x6-1"
-    assert Recipe(7, 6, 2, 1, 15, SplitBy.ROOM).name == "7x6-2-1to15-room"
+    assert Recipe(7, 6, 2, 1, 15, SplitBy.LEVEL).name == "7x6-2-1to15-level"
 
 
 def test_room_texts() -> None:

@@ -22,7 +22,7 @@ def test_the_default_splits_never_change(split: str) -> None:
     assert tasks.fingerprint == DEFAULT_FINGERPRINTS[split]
     assert len(tasks) == (1_000_000 if split == "train" else 256)
     task = tasks[17]
-    assert task.id == f"sokoban/6x6-1/{split}/00000017"
+    assert task.id == f"sokoban-v1/6x6-1/{split}/00000017"
     assert tasks.get(task.id) == task
     assert task.subtask == find_band(task.content["optimal"])
 
@@ -32,7 +32,16 @@ def test_splits_are_disjoint_by_content_over_20000_draws() -> None:
     assert check_disjoint(*splits, sample=20_000) == 20_512
 
 
-def test_held_out_levels_differ_up_to_symmetry() -> None:
+def test_held_out_levels_are_new_whatever_the_split_goes_by() -> None:
+    for split_by in SplitBy:
+        train = make_task_set(Recipe(split_by=split_by), "train")
+        seen = {digest_level(train[place].content["level"]) for place in range(5_000)}
+        for split in ("valid", "test"):
+            held_out = make_task_set(Recipe(split_by=split_by), split)
+            assert not seen & {digest_level(task.content["level"]) for task in held_out}
+
+
+def test_held_out_levels_differ() -> None:
     for split in ("valid", "test"):
         tasks = make_task_set(Recipe(), split)
         assert len({digest_level(task.content["level"]) for task in tasks}) == 256
@@ -60,13 +69,13 @@ def test_held_out_lists_are_made_quickly() -> None:
 
 
 def test_an_id_names_one_level_only() -> None:
-    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.ROOM), Recipe(6, 7)]
+    recipes = [Recipe(), Recipe(longest=13), Recipe(boxes=2), Recipe(split_by=SplitBy.LEVEL), Recipe(6, 7)]
     ids = [make_task_set(recipe, "train")[5].id for recipe in recipes]
     assert len(set(ids)) == len(recipes)
     with pytest.raises(UnknownTaskError):
         make_task_set(Recipe(), "train").get(ids[1])
     with pytest.raises(UnknownTaskError, match="run from"):
-        make_task_set(Recipe(), "test").get("sokoban/6x6-1/test/00000256")
+        make_task_set(Recipe(), "test").get("sokoban-v1/6x6-1/test/00000256")
 
 
 def test_sets_are_made_once_and_levels_kept() -> None:
@@ -82,7 +91,7 @@ def test_a_level_by_hand_is_a_set_of_one() -> None:
     task = tasks[0]
     assert task.content == {"level": text, "optimal": 5}
     assert task.subtask == "len4-6"
-    assert task.id.startswith("sokoban/5x6-1/level/")
+    assert task.id.startswith("sokoban-v1/5x6-1/level/")
     assert task.id != make_level_set(text.replace("P_", "_P"))[0].id
     assert make_level_set(text + "\n")[0].id == task.id
 

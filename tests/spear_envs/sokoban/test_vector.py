@@ -16,12 +16,13 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.vector import SpearVectorEnv
 from spear_envs.sokoban.vector import SokobanVectorEnv
 
-ID = "spear_envs:spear/Sokoban-v0"
+ID = "spear_envs:spear/Sokoban-v1"
 WORDS = ("up", "down", "left", "right", "still", "UP.", "jump", "left, up")
 RESPONSES = [*(f"<think></think><action>{word}</action>" for word in WORDS), "", "left", "x" * 400]
 CHANCES = [0.2, 0.2, 0.2, 0.2, 0.03, 0.03, 0.03, 0.04, 0.02, 0.03, 0.02]
 KEYWORDS: list[dict[str, Any]] = [
     {"mu": "cosine:60"},
+    {"mu": "constant", "tool_reward": "distinct", "moves_per_turn": 2},
     {"modality": "text", "reward": "native", "response_format": "plain"},
     {"modality": "image", "moves_per_turn": 2},
     {"on_malformed": "peer", "text_format": "spaced", "diagnostics": True},

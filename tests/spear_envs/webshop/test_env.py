@@ -22,7 +22,7 @@ from spear_envs.core.info import INFO_KEYS
 from spear_envs.core.prompts import PromptContext
 from spear_envs.testing import check_spear_env
 from spear_envs.webshop.env import WebShopEnv
-from spear_envs.webshop.reward import Score
+from spear_envs.webshop.reward import NOTHING_BOUGHT, Score
 from spear_envs.webshop.shop import SEARCH_ACTION, Page
 
 TASK = "webshop/train/00003"
@@ -60,7 +60,8 @@ def test_episode_of_the_expert() -> None:
     assert set(info) == {*INFO_KEYS, "purchase"}
     assert observation == f"WebShop [SEP] Instruction: [SEP] {info['instruction']} [SEP] Search"
     assert info["admissible_actions"] == [SEARCH_ACTION]
-    assert (info["anchor"], info["purchase"]) == (("search", None, 1, None, "", ()), None)
+    nothing = {"asin": "", "options": {}, **NOTHING_BOUGHT._asdict()}
+    assert (info["anchor"], info["purchase"]) == (("search", None, 1, None, "", ()), nothing)
     plan = env.expert_plan()
     *before, (last, reward, terminated, truncated, info) = play_all(env, plan)
     assert all(step[1:4] == (0.0, False, False) and step[4]["score"] == 0.0 for step in before)
@@ -73,6 +74,36 @@ def test_episode_of_the_expert() -> None:
     assert info["subtask"] == goal.category
     with pytest.raises(ResetNeeded):
         env.step("search[x]")
+
+
+def test_the_score_as_outcome_and_the_search_that_pays_once() -> None:
+    env = make(reward="spear", outcome="score", mu=1.0, tool_reward="distinct")
+    env.reset(options={"task": TASK})
+    for _ in range(3):
+        info = env.step(f"search[{env.task.instruction}]")[4]
+    assert (info["tool_calls"], info["reward_terms"]["tool_call"], info["reward_terms"]["outcome"]) == (3, 0.1, -1.0)
+    rival = next(
+        text
+        for text in info["admissible_actions"]
+        if re.fullmatch(r"click\[\w{10}\]", text) and env.shop.goal.asin.lower() not in text
+    )
+    env.step(rival)
+    info = env.step("click[buy now]")[4]
+    assert 0 < info["score"] < 1 and not info["won"]
+    assert info["reward_terms"]["outcome"] == pytest.approx(2 * info["score"] - 1)
+
+
+def test_the_script_reads_only_what_is_shown_and_wins_often() -> None:
+    env = make(split="test")
+    won = 0
+    for task in list(env.tasks)[:40]:
+        env.reset(options={"task": task.id})
+        while not env.done:
+            action = env.scripted_action()
+            assert action.startswith("search[") or action in env._admissible(), action
+            env.step(action)
+        won += env.episode.won
+    assert 10 <= won <= 25
 
 
 def test_score_and_won_are_apart() -> None:
@@ -111,7 +142,7 @@ def test_malformed_responses_are_explained_in_one_more_field() -> None:
     first, _ = env.reset(options={"task": TASK})
     observation, *_, info = env.step("click[x]")
     assert observation.startswith(f"{first} [SEP] Your response could not be read: there is no <action>")
-    assert not info["format_ok"] and info["purchase"] is None
+    assert not info["format_ok"] and not info["purchase"]["asin"]
     rich = make(response_format="tags", observation_mode="text_rich")
     first, _ = rich.reset(options={"task": TASK})
     assert rich.step("")[0].startswith(f"{first}Your response could not be read: it is empty.")
@@ -144,8 +175,7 @@ def test_turn_limit() -> None:
         ({"split": "valid"}, "split='valid' is not valid: choose one of 'train', 'eval', 'test', 'all'"),
         ({"split_scheme": "random"}, "split_scheme='random' is not valid"),
         ({"goal_kind": "robot"}, "goal_kind='robot' is not valid"),
-        ({"history": -1}, "history=-1 is not valid"),
-        ({"history": True}, "history=True is not valid"),
+        ({"histroy": 2}, "has no keyword 'histroy'"),
         ({"response_format": "xml"}, "response_format='xml' is not valid"),
         ({"draws": "often"}, "draws='often' is not valid"),
         ({"title_nouns": "nltk"}, "title_nouns='nltk' is not valid"),

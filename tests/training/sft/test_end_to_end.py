@@ -25,7 +25,7 @@ from spear_training.warmstart import PolicyShape, WarmStartSettings, train_polic
 
 pytestmark = pytest.mark.slow
 
-ENV, KEYWORDS = "spear/Sokoban-v0", {"modality": "text"}
+ENV, KEYWORDS = "spear/Sokoban-v1", {"modality": "text"}
 BATCH, SEED = 64, 5
 
 

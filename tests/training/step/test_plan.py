@@ -81,6 +81,15 @@ def test_the_scale_of_the_outcome_is_the_trainers_own() -> None:
     assert reward_episode(make_episode("g", 0, won=False).record, settings, 0.0).total == 0.0
 
 
+def test_the_environments_own_terms_are_taken_where_they_are_asked_for() -> None:
+    terms = {"outcome": 0.7, "tool_call": 0.2, "format": 0.1}
+    record = make_episode("g", 0, won=False, turns=7, tool_calls=7, terms=terms).record
+    reward = reward_episode(record, choose(reward={"tool_count": "environment"}).reward, 1.0)
+    assert reward.total == pytest.approx(0.7 + 0.2 + 0.1), "a graded outcome stays graded, distinct calls distinct"
+    scaled = reward_episode(record, choose(reward={"success": 10, "failure": 0, "format": "none"}).reward, 0.0)
+    assert scaled.total == pytest.approx(8.5)
+
+
 @pytest.mark.parametrize("won", [True, False])
 def test_the_score_of_a_users_function_is_the_outcome_itself(won: bool) -> None:
     settings = choose(reward={"success": 10, "format": "none"}).reward

@@ -13,7 +13,7 @@ from spear_training.verl_plugin.dataset import TaskDataset
 
 
 def open_tasks(split: str = "valid", *, max_samples: int = -1, **env: Any) -> TaskDataset:
-    node = {"id": "spear/Sokoban-v0", "kwargs": {"modality": "text"}} | env
+    node = {"id": "spear/Sokoban-v1", "kwargs": {"modality": "text"}} | env
     config = OmegaConf.create({"spear": {"env": node}, "data": {"spear_env": "${spear.env}"}})
     return TaskDataset(split, None, config.data, processor=None, max_samples=max_samples)
 
@@ -24,7 +24,7 @@ def test_an_item_names_a_task_and_satisfies_verls_collator() -> None:
     tasks = open_tasks()
     assert len(tasks) == 256
     items = [tasks[0], tasks[255]]
-    assert items[0]["task_id"] == "sokoban/6x6-1/valid/00000000"
+    assert items[0]["task_id"] == "sokoban-v1/6x6-1/valid/00000000"
     assert [item["index"] for item in items] == [0, 255]
     batch = collate_fn(items)
     assert list(batch["task_id"]) == [item["task_id"] for item in items]
@@ -34,7 +34,7 @@ def test_an_item_names_a_task_and_satisfies_verls_collator() -> None:
 def test_a_split_without_end_is_not_built_to_be_counted() -> None:
     tasks = open_tasks("train")
     assert len(tasks) == 1_000_000
-    assert tasks[999_999]["task_id"] == "sokoban/6x6-1/train/00999999"
+    assert tasks[999_999]["task_id"] == "sokoban-v1/6x6-1/train/00999999"
 
 
 @pytest.mark.parametrize(("wanted", "length"), [(-1, 256), (8, 8), (1000, 256), (0, 0)])

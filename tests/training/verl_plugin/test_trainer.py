@@ -400,7 +400,7 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
         {
             "spear": {
                 "seed": 5,
-                "env": {"id": "spear/Sokoban-v0"},
+                "env": {"id": "spear/Sokoban-v1"},
                 "sil": {"warmup_steps": 9},
                 "record": {"every": 7},
             },

@@ -32,6 +32,9 @@ class ToolCount(str, Enum):
     """Turns whose call was valid and executed (``eq:actionreward``)."""
     STEPS = "steps"
     """Every step of the environment, as in the authors' agent code."""
+    ENVIRONMENT = "environment"
+    """What the environment's own term counts, which its keyword ``tool_reward`` chooses: with ``distinct`` calls of
+    turns that led to something new."""
 
 
 class ToolShape(str, Enum):

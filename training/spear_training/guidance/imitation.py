@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from spear_training.algorithms.choices import BoundsMode, FormatMode
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance.advice import PAPER_BOUNDS, Advice
@@ -54,8 +56,9 @@ def _find_empty_buffer(history: History, settings: SpearSettings) -> Advice | No
         return Advice("empty buffer", finding, "no good row called a tool, set spear.replay.require_tool_call=false")
     if largest == 0:
         return Advice("empty buffer", finding, "no row beat its group, take easier tasks or a better warm start")
-    capacity = max(1, int(0.8 * largest / settings.sil.trigger_ratio))
-    return Advice("empty buffer", finding, f"set spear.replay.capacity={capacity} in a new run")
+    # Not a smaller buffer: one that replays from the first steps on, of few rows, did worse than none.
+    longer = math.ceil(1.25 * needed * age / largest)
+    return Advice("empty buffer", finding, f"set spear.replay.max_age={longer} in a new run, so that the buffer fills")
 
 
 def _find_closed_gate(history: History, settings: SpearSettings) -> Advice | None:

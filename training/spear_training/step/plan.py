@@ -45,10 +45,15 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
         form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
     else:
         form = 0.0
-    outcome = settings.success if record.terms.get("outcome", 0.0) > 0 else settings.failure
+    # Linear, so that an environment's graded outcome (from -1 to 1) stays graded at the trainer's own scale.
+    share = (record.terms.get("outcome", -1.0) + 1.0) / 2.0
+    outcome = settings.failure + share * (settings.success - settings.failure)
+    tool_call = tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won)
+    if settings.tool_count is ToolCount.ENVIRONMENT:
+        tool_call = record.terms.get("tool_call", 0.0)
     terms = {
         "outcome": record.terms.get(CUSTOM, outcome),
-        "tool_call": tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won),
+        "tool_call": tool_call,
         "format": form,
     }
     return EpisodeReward(**terms, total=compose_reward(terms, mu))

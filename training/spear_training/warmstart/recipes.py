@@ -16,7 +16,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
         recipe.env_id: recipe
         for recipe in (
             # `spear train preset=demo`
-            WarmStartSettings("spear/Sokoban-v0", {"modality": "text"}, history=0),
+            WarmStartSettings("spear/Sokoban-v1", {"modality": "text"}, history=0),
             # `spear train preset=alfworld_tiny`
             WarmStartSettings(
                 "spear/ALFWorld-v0",

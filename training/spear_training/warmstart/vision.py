@@ -63,7 +63,7 @@ class TinyVisionSettings(Record):
 
     PATH: ClassVar[str] = "spear.vision_start"
 
-    env_id: str = "spear/Sokoban-v0"
+    env_id: str = "spear/Sokoban-v1"
     env_kwargs: Mapping[str, Any] = field(default_factory=lambda: {"modality": "image"})
     template: str = "default"
     episodes: int = number(100, at_least=1)

@@ -205,7 +205,7 @@ def test_calls_and_attributes_reach_every_environment(workers: int) -> None:
     vector.set_attr("max_turns", [5, 6, 7])
     assert vector.get_attr("max_turns") == (5, 6, 7)
     assert vector.render() == observations and vector.render_mode == "ansi"
-    assert [state["turn"] for state in vector.call("get_state")] == [0, 0, 0]
+    assert [state["episode"]["turn"] for state in vector.call("get_state")] == [0, 0, 0]
     assert vector.call("expert_plan")[0]
     vector.close()
     with pytest.raises(SpearError, match="closed"):

@@ -1,0 +1,1 @@
+"""Panels that strangers can play, and a ledger of what was played on them."""

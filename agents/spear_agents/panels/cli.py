@@ -1,0 +1,175 @@
+"""``spear panel``, ``spear rescore``, ``spear ledger`` and ``spear leaderboard``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from spear_agents.files import write_text
+from spear_agents.panels.ledger import (
+    add_entry,
+    check_again,
+    check_entry,
+    check_run,
+    format_leaderboard,
+    read_entries,
+)
+from spear_agents.panels.panel import OFFICIAL, export_panel, find_differences, open_panel, read_panel
+from spear_agents.panels.rescore import rescore_run
+from spear_agents.statistics import Estimate, plain_estimate
+from spear_envs.cli import read_keywords
+from spear_envs.core import SpearError
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+LEDGER = click.option(
+    "--ledger", type=FOLDER, default=Path("results"), show_default=True, help="Folder of the entries."
+)
+MOST_TOLD = 10
+
+
+@click.group()
+def panel() -> None:
+    """Fixed tasks and the way they are played: list, export, verify."""
+
+
+@panel.command("list")
+def list_panels() -> None:
+    """List the official panels; spear eval --panel NAME plays one."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("panel", no_wrap=True)
+    for column in ("what it is", "tasks of", "samples", "data"):
+        table.add_column(column)
+    for each in OFFICIAL.values():
+        data = each.data or "embedded"
+        table.add_row(each.name, each.title, f"{each.env_id} {each.split}", str(each.protocol.samples), data)
+    Console().print(table)
+
+
+@panel.command("export")
+@click.argument("name")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.json.")
+def export(name: str, out: Path | None) -> None:
+    """Write panel NAME with its tasks, fingerprint and protocol as one JSON file."""
+    path = out or Path(f"{name}.json")
+    digest = export_panel(open_panel(name), path)
+    click.echo(f"{path}: panel {digest}")
+
+
+@panel.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def verify_panel(file: Path) -> None:
+    """Tell whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not."""
+    found, written = read_panel(file)
+    told = find_differences(written, found)
+    for line in told:
+        click.echo(line)
+    if told:
+        raise SystemExit(1)
+    click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit are what this code makes.")
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Another keyword, such as another grader.")
+@click.option("--json", "as_json", is_flag=True, help="Figures for programs.")
+def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
+
+    Exit code 1 where one differs. With --env the episodes are scored in another way, and differences are no fault.
+    """
+    changes = read_keywords(pairs)
+    found = rescore_run(run, changes)
+    if as_json:
+        figures = {
+            "episodes": found.episodes,
+            "faults": found.faults,
+            "differences": list(found.differences),
+            "recorded": plain_estimate(found.recorded),
+            "replayed": plain_estimate(found.replayed),
+        }
+        click.echo(json.dumps(figures, indent=2))
+    else:
+        for line in found.differences[:MOST_TOLD]:
+            click.echo(line)
+        if len(found.differences) > MOST_TOLD:
+            click.echo(f"and {len(found.differences) - MOST_TOLD:,} more")
+        left_out = f", {found.faults} left out since a service failed" if found.faults else ""
+        click.echo(
+            f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
+            f" {_percent(found.replayed)}, recorded {_percent(found.recorded)}"
+        )
+    if found.differences and not changes:
+        raise SystemExit(1)
+
+
+@click.group()
+def ledger() -> None:
+    """Results that can be checked: add a run, verify all entries."""
+
+
+@ledger.command("add")
+@click.argument("run", type=FOLDER)
+@click.option("--panel", "panel_name", required=True, help="Official panel, or the file of one.")
+@click.option("--name", required=True, help="Of the entry.")
+@click.option("--model", help="What the model is called; default: the end of its path.")
+@click.option("--notes", default="", help="A sentence for readers.")
+@LEDGER
+def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, ledger: Path) -> None:
+    """Write the entry of RUN, a folder of spear eval --panel … --out."""
+    click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes))
+
+
+@ledger.command("verify")
+@click.argument("names", nargs=-1)
+@LEDGER
+@click.option("--play", is_flag=True, help="Also play scripted players again, and compare every episode.")
+@click.option("--run", type=FOLDER, help="A run of your own of the one entry named: is it within the interval?")
+@click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="A leaderboard that must be the ledger's."
+)
+def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | None, page: Path | None) -> None:
+    """Compute every number of the ledger (or of the entries NAMES) anew; exit code 1 where one does not hold."""
+    every = list(read_entries(ledger))
+    entries = [entry for entry in every if not names or entry.name in names]
+    if unknown := set(names) - {entry.name for entry in entries}:
+        raise SpearError(f"{ledger} has no entry {sorted(unknown)[0]!r}: it has {', '.join(e.name for e in every)}.")
+    if run is not None and len(entries) != 1:
+        raise SpearError("--run belongs to one entry: name it.")
+    failed = 0
+    for entry in entries:
+        told = check_entry(entry)
+        again = check_again(entry) if play else None
+        told += again or []
+        failed += bool(told)
+        how = " (played again)" if again == [] else ""
+        click.echo(f"{entry.name}: " + ("; ".join(told) if told else f"holds, {_percent(entry.recompute())}{how}"))
+    if run is not None:
+        fits, words = check_run(entries[0], run)
+        failed += not fits
+        click.echo(f"{run}: {words}")
+    if page is not None and page.read_text(encoding="utf-8") != format_leaderboard(every):
+        failed += 1
+        click.echo(f"{page} is not made of this ledger: spear leaderboard --out {page}")
+    if failed:
+        raise SystemExit(1)
+
+
+@click.command()
+@LEDGER
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File of the page; default: print it.")
+def leaderboard(ledger: Path, out: Path | None) -> None:
+    """Write the ledger as a page in Markdown, a table for each panel."""
+    text = format_leaderboard(list(read_entries(ledger)))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(out, text)
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

@@ -1,0 +1,237 @@
+"""A ledger of results: one file a run, with all that the figures are computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import spear_envs
+from spear_agents.evaluate import run_evaluation
+from spear_agents.files import write_text
+from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
+from spear_agents.records import EPISODES, read_last, read_settings
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
+from spear_agents.trajectory import StopReason, Trajectory
+from spear_envs.core import SpearError, canonical_json
+
+__all__ = ["Entry", "add_entry", "check_again", "check_entry", "check_run", "format_leaderboard", "read_entries"]
+
+DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
+"""Settings of a run that its panel fixes."""
+SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run on one panel."""
+
+    name: str
+    panel: str
+    panel_digest: str
+    """Of the panel with its tasks and protocol, see ``spear panel export``."""
+    fingerprint: str
+    """Of the task set."""
+    engine: str
+    model: str | None
+    """Name of the model; None for a scripted player."""
+    model_digest: str | None
+    """Of its weights, where they were at hand."""
+    code: str
+    """Version that played it."""
+    command: str
+    """What plays it again."""
+    outcomes: Mapping[str, Sequence[float]]
+    """By task 1 or 0 for each sample, in the order of their seeds."""
+    scores: Mapping[str, float]
+    """By task the benchmark's own score, its mean over the samples."""
+    digest: str
+    """SHA-256 of outcomes and scores."""
+    success: Mapping[str, Any]
+    """Mean over tasks with its interval, computed from the outcomes."""
+    notes: str = ""
+
+    def recompute(self) -> Estimate:
+        """The success from the outcomes."""
+        return estimate_mean([sum(wins) / len(wins) for wins in self.outcomes.values()])
+
+
+def digest_outcomes(outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> str:
+    """SHA-256 of what the episodes of a run came to."""
+    return hashlib.sha256(canonical_json([dict(outcomes), dict(scores)]).encode()).hexdigest()
+
+
+def _collect(episodes: Sequence[Trajectory], panel: Panel) -> tuple[dict[str, list[float]], dict[str, float]]:
+    by_task: dict[str, list[Trajectory]] = {}
+    for episode in sorted(episodes, key=lambda each: (each.task_id, each.seed)):
+        if episode.stop is StopReason.FAULT:
+            raise SpearError(f"{episode.task_id} was cut short by a fault: play the same command again until none is.")
+        by_task.setdefault(episode.task_id, []).append(episode)
+    short = [task for task, found in by_task.items() if len(found) != panel.protocol.samples]
+    if short:
+        raise SpearError(
+            f"{len(short)} tasks have another number of samples than the {panel.protocol.samples} of panel"
+            f" {panel.name}, the first {short[0]}: play the whole panel with spear eval --panel."
+        )
+    outcomes = {task: [float(each.won) for each in found] for task, found in by_task.items()}
+    scores = {task: round(sum(each.score for each in found) / len(found), 9) for task, found in by_task.items()}
+    return outcomes, scores
+
+
+def add_entry(
+    run: Path, panel_name: str, name: str, folder: Path, *, model: str | None = None, notes: str = ""
+) -> Path:
+    """Write the entry of a finished run; returns its file.
+
+    Args:
+        run: folder of ``spear eval --panel NAME --out``.
+        panel_name: official panel, or the file of one.
+        name: of the entry, and of its file.
+        folder: the ledger.
+        model: what the model is called; by default the end of its path.
+        notes: a sentence for readers.
+
+    Raises:
+        SpearError: the run is not on that panel, is not whole, or the entry exists.
+    """
+    path = folder / f"{name}.json"
+    if path.exists():
+        raise SpearError(f"{path} exists: an entry is never changed; choose another name.")
+    panel, settings = open_panel(panel_name), read_settings(run)
+    engine = str(settings.get("engine"))
+    wanted = asdict(panel.make_settings(EvalSettings(panel.env_id, EngineKind.EXPERT)))
+    for key in DECIDED:
+        value = json.loads(json.dumps(wanted[key]))
+        if settings.get(key) != value:
+            raise SpearError(
+                f"{run} was played with {key}={settings.get(key)!r} and panel {panel.name} says {value!r}: play it with"
+                f" spear eval --panel {panel.name}."
+            )
+    outcomes, scores = _collect(read_last(run / EPISODES), panel)
+    written = _write_panel(panel_name)
+    if missing := {task["id"] for task in written["tasks"]} ^ outcomes.keys():
+        raise SpearError(f"{run} does not hold the tasks of panel {panel.name}: {len(missing)} differ.")
+    shown = model or (Path(str(settings["model"])).name if settings.get("model") else None)
+    player = f"--engine {engine}" + (f" --model {shown}" if shown else "")
+    entry = Entry(
+        name=name,
+        panel=panel.name,
+        panel_digest=written["digest"],
+        fingerprint=written["fingerprint"],
+        engine=engine,
+        model=shown,
+        model_digest=settings.get("model_digest"),
+        code=spear_envs.__version__,
+        command=f"spear eval --panel {panel.name} {player}",
+        outcomes=outcomes,
+        scores=scores,
+        digest=digest_outcomes(outcomes, scores),
+        success=plain_estimate(estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])),
+        notes=notes,
+    )
+    write_text(path, json.dumps(asdict(entry)) + "\n")
+    return path
+
+
+def read_entries(folder: Path) -> Iterator[Entry]:
+    """The entries of a ledger, by name.
+
+    Raises:
+        SpearError: there is none, or a file is no entry.
+    """
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise SpearError(f"{folder} holds no entry: spear ledger add writes one.")
+    for path in paths:
+        try:
+            entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise SpearError(f"{path} is no entry of a ledger ({type(error).__name__}): {error}") from error
+        if entry.name != path.stem:
+            raise SpearError(f"{path} holds the entry {entry.name!r}: a file has the name of its entry.")
+        yield entry
+
+
+def check_entry(entry: Entry) -> list[str]:
+    """What does not hold of an entry: its figures, its digest, or the panel as the installed code makes it."""
+    told = []
+    if digest_outcomes(entry.outcomes, entry.scores) != entry.digest:
+        told.append("the digest is not that of its outcomes")
+    if plain_estimate(entry.recompute()) != dict(entry.success):
+        told.append(f"its outcomes give {_percent(entry.recompute())}, not what it says")
+    written = _write_panel(entry.panel)
+    if written["fingerprint"] != entry.fingerprint:
+        told.append(f"panel {entry.panel} has other tasks here (fingerprint {written['fingerprint'][:12]})")
+    elif written["digest"] != entry.panel_digest:
+        told.append(f"panel {entry.panel} is played in another way here (digest {written['digest'][:12]})")
+    return told
+
+
+def check_again(entry: Entry) -> list[str] | None:
+    """Play an entry of a scripted player once more; what differs, or None where a model is needed."""
+    if entry.engine not in SCRIPTED:
+        return None
+    panel = open_panel(entry.panel)
+    settings = panel.make_settings(EvalSettings(panel.env_id, EngineKind(entry.engine)))
+    outcomes, scores = _collect(run_evaluation(settings).trajectories, panel)
+    return [] if digest_outcomes(outcomes, scores) == entry.digest else ["played again, episodes end differently"]
+
+
+def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
+    """A run of one's own beside an entry: whether its number lies within the entry's interval, in words.
+
+    Raises:
+        SpearError: the run is not whole, or not on the panel's tasks.
+    """
+    outcomes, scores = _collect(read_last(run / EPISODES), open_panel(entry.panel))
+    if outcomes.keys() != entry.outcomes.keys():
+        raise SpearError(f"{run} is on other tasks than {entry.name}: play panel {entry.panel}.")
+    found, recorded = estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()]), entry.recompute()
+    if digest_outcomes(outcomes, scores) == entry.digest:
+        return True, f"{_percent(found)}: the same episodes"
+    fits = recorded.low <= found.mean <= recorded.high
+    return fits, f"{_percent(found)} {'is within' if fits else 'is outside'} {_percent(recorded)}"
+
+
+def _write_panel(name: str) -> Mapping[str, Any]:
+    return _write_official(name) if name in OFFICIAL else write_panel(open_panel(name))
+
+
+@lru_cache(maxsize=16)
+def _write_official(name: str) -> Mapping[str, Any]:
+    return write_panel(OFFICIAL[name])
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def format_leaderboard(entries: Sequence[Entry]) -> str:
+    """The ledger as a page in Markdown: a table for each panel, the best first."""
+    parts = [
+        "# Leaderboard",
+        "Made of the files in `results/` by `spear leaderboard`; `spear ledger verify` computes every number anew."
+        " Intervals are 95 %, over tasks: they do not tell how much another training of the same kind would differ.",
+    ]
+    for name in dict.fromkeys(entry.panel for entry in entries):
+        panel = open_panel(name)
+        rows = sorted((e for e in entries if e.panel == name), key=lambda entry: -entry.recompute().mean)
+        first = rows[0]
+        parts.append(f"## {name}")
+        parts.append(
+            f"{panel.title.capitalize()}: `{panel.env_id}`, split `{panel.split}`, {len(first.outcomes)} tasks ×"
+            f" {panel.protocol.samples} samples at temperature {panel.protocol.temperature:g}, prompt"
+            f" `{panel.protocol.template}`; tasks `{first.fingerprint[:12]}`, panel `{first.panel_digest[:12]}`."
+        )
+        lines = ["| player | success, % | weights | entry | notes |", "|---|---|---|---|---|"]
+        for entry in rows:
+            weights = f"`{entry.model_digest[:12]}`" if entry.model_digest else ""
+            shown = _percent(entry.recompute()).replace(" %", "")
+            lines.append(f"| {entry.model or entry.engine} | {shown} | {weights} | `{entry.name}` | {entry.notes} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,279 @@
+"""A panel: tasks as data, and the protocol that makes two numbers on them comparable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from spear_agents.files import write_json
+from spear_agents.settings import EvalSettings
+from spear_agents.trajectory import Layout
+from spear_envs.core import PromptContext, SpearEnv, SpearError, canonical_json
+from spear_envs.core.errors import suggest_name
+from spear_envs.core.making import make_env
+
+__all__ = ["OFFICIAL", "PROTOCOL_OPTIONS", "Panel", "Protocol", "export_panel", "open_panel", "read_panel"]
+
+FORMAT = 1
+SCORING = (
+    "success: share of episodes won, the samples of a task averaged first, the mean over tasks; episodes that a fault"
+    " of the machinery cut short count as missing and are played again"
+)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the tasks of a panel are played."""
+
+    samples: int = 1
+    """Episodes of each task."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    """Longest response; None leaves it to the model."""
+    template: str = "default"
+    """Prompt template of the environment."""
+    layout: str = Layout.PER_TURN.value
+    history: int = 2
+    """Earlier turns that a prompt shows."""
+    scoring: str = SCORING
+
+
+PROTOCOL_OPTIONS = (
+    *("split", "tasks", "episodes_per_task", "temperature", "top_p", "top_k", "max_tokens", "template", "layout"),
+    *("history", "seed", "env_keywords", "method", "trials", "overlong"),
+)
+"""Options of the command line that a panel decides."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A list of tasks and how it is played; :func:`export_panel` writes it with the tasks themselves."""
+
+    name: str
+    title: str
+    """What a number on it says, in a line."""
+    env_id: str
+    split: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Protocol = field(default_factory=Protocol)
+    data: str = ""
+    """What has to be fetched first; empty where everything is embedded."""
+
+    def make_settings(self, settings: EvalSettings) -> EvalSettings:
+        """The settings of a player, with everything that the panel decides."""
+        how = self.protocol
+        return replace(
+            settings,
+            env_id=self.env_id,
+            split=self.split,
+            env_kwargs=self.env_kwargs,
+            tasks="all",
+            episodes_per_task=how.samples,
+            temperature=how.temperature,
+            top_p=how.top_p,
+            top_k=how.top_k,
+            max_tokens=how.max_tokens or settings.max_tokens,
+            template=how.template,
+            layout=Layout(how.layout),
+            history=how.history,
+            seed=0,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """All of the panel but its tasks, as plain values."""
+        return asdict(self) | {"env_kwargs": dict(self.env_kwargs)}
+
+    def describe_tasks(self) -> dict[str, Any]:
+        """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
+
+        Raises:
+            SpearError: the data of the tasks is not here.
+        """
+        env = make_env(self.env_id, self.split, self.env_kwargs)
+        try:
+            tasks = [task.definition() for task in env.tasks]
+            return {
+                "fingerprint": env.tasks.fingerprint,
+                "max_turns": env.max_turns,
+                "prompt_digest": self._digest_prompts(env),
+                "tasks": tasks,
+            }
+        finally:
+            env.close()
+
+    def _digest_prompts(self, env: SpearEnv[Any]) -> str:
+        """SHA-256 of what the first ten tasks ask with: a changed prompt makes another panel."""
+        if self.protocol.template not in env.templates:
+            raise SpearError(f"{self.env_id} has no prompt template {self.protocol.template!r} for panel {self.name}")
+        template = env.templates[self.protocol.template]
+        digest = hashlib.sha256((template.system() or "").encode())
+        for task in list(env.tasks)[:10]:
+            observation, info = env.reset(seed=0, options={"task": task.id})
+            text = observation if isinstance(observation, str) else observation["text"]
+            context = PromptContext(info["instruction"], text, info["admissible_actions"], (), 1, env.max_turns)
+            digest.update(template.render(context).encode("utf-8", "replace"))
+        return digest.hexdigest()
+
+
+def digest_panel(written: Mapping[str, Any]) -> str:
+    """SHA-256 of a written panel: tasks, protocol and all, without the digest itself."""
+    return hashlib.sha256(canonical_json({k: v for k, v in written.items() if k != "digest"}).encode()).hexdigest()
+
+
+def export_panel(panel: Panel, path: Path) -> str:
+    """Write a panel with its tasks as JSON; returns its digest.
+
+    Raises:
+        SpearError: the data of the tasks is not here, or the file cannot be written.
+    """
+    written = write_panel(panel)
+    write_json(path, written)
+    return str(written["digest"])
+
+
+def write_panel(panel: Panel) -> dict[str, Any]:
+    """A panel with its tasks as plain values, its digest among them."""
+    # Through JSON, so that the digest is that of what a reader gets.
+    written = json.loads(json.dumps({"format": FORMAT, **panel.describe(), **panel.describe_tasks()}))
+    return written | {"digest": digest_panel(written)}
+
+
+def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
+    """A written panel, and all that the file holds.
+
+    Raises:
+        SpearError: the file is none, or was changed after it was written.
+    """
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        if written["format"] != FORMAT:
+            raise SpearError(f"{path} has format {written['format']!r}, this code reads {FORMAT}: export it anew.")
+        known = {each.name for each in fields(Panel)} - {"protocol"}
+        panel = Panel(**{name: written[name] for name in known}, protocol=Protocol(**written["protocol"]))
+        if written["digest"] != digest_panel(written):
+            raise SpearError(f"{path} was changed after it was written: its digest does not fit. Fetch it again.")
+    except OSError as error:
+        raise SpearError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SpearError(
+            f"{path} is no panel ({type(error).__name__}: {error}): spear panel export writes one"
+        ) from error
+    return panel, written
+
+
+def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
+    """What the installed code makes differently than a written panel says; empty where all is equal."""
+    made = json.loads(json.dumps(panel.describe_tasks()))
+    told = [
+        f"{name} is {made[name]!r} here and {written[name]!r} in the file"
+        for name in ("fingerprint", "max_turns", "prompt_digest")
+        if made[name] != written[name]
+    ]
+    if len(made["tasks"]) != len(written["tasks"]):
+        told.append(f"{len(made['tasks'])} tasks here and {len(written['tasks'])} in the file")
+    other = [a["id"] for a, b in zip(made["tasks"], written["tasks"], strict=False) if a != b]
+    if other:
+        told.append(f"{len(other)} tasks differ, the first {other[0]}")
+    return told
+
+
+_ALFWORLD, _WEBSHOP = "spear/ALFWorld-v0", "spear/WebShop-v0"
+_SEARCH, _CODE = "spear/SearchR1-v0", "spear/CodeInterpreter-v0"
+_TEXT = {"modality": "text"}
+
+OFFICIAL: Mapping[str, Panel] = {
+    panel.name: panel
+    for panel in (
+        Panel(
+            "sokoban", "256 levels in rooms that no training level has", "spear/Sokoban-v1", "test", _TEXT, Protocol(4)
+        ),
+        Panel(
+            "sokoban-tiny",
+            "the same levels for tiny models: the compact prompt of spear demo",
+            "spear/Sokoban-v1",
+            "test",
+            _TEXT,
+            Protocol(4, template="compact", history=0),
+        ),
+        Panel("alfworld", "embedded games in unseen rooms", _ALFWORLD, "valid_unseen", {}, Protocol(3)),
+        Panel("webshop", "goals for products that no training goal asks for", _WEBSHOP, "test", {}, Protocol(4)),
+        Panel("search", "multi-hop questions over the embedded base", _SEARCH, "test", {}, Protocol(4)),
+        Panel("code", "embedded problems, graded as integers", _CODE, "test", {}, Protocol(4)),
+        Panel(
+            "alfworld-unseen",
+            "the 134 games of valid_unseen",
+            _ALFWORLD,
+            "valid_unseen",
+            {"dataset": "official"},
+            data="spear data get alfworld",
+        ),
+        Panel(
+            "alfworld-seen",
+            "the 140 games of valid_seen",
+            _ALFWORLD,
+            "valid_seen",
+            {"dataset": "official"},
+            data="spear data get alfworld",
+        ),
+        Panel(
+            "webshop-500",
+            "the authors' 500 test goals, 1.18 million products",
+            _WEBSHOP,
+            "test",
+            {"catalog": "full", "goal_kind": "human", "split_scheme": "original"},
+            data="spear data get webshop full",
+        ),
+        Panel(
+            "search-seven",
+            "the seven question sets of Search-R1",
+            _SEARCH,
+            "test",
+            {"dataset": "seven", "preset": "search_r1"},
+            Protocol(temperature=0.0, template="search_r1"),
+            data="spear data get search",
+        ),
+        Panel(
+            "aime-2024",
+            "30 problems",
+            _CODE,
+            "test",
+            {"dataset": "aime-2024"},
+            Protocol(30),
+            data="spear data get code",
+        ),
+        Panel(
+            "aime-2025",
+            "30 problems",
+            _CODE,
+            "test",
+            {"dataset": "aime-2025"},
+            Protocol(30),
+            data="spear data get code",
+        ),
+    )
+}
+"""Panels by name: of embedded tasks, then the published splits."""
+
+
+def open_panel(name: str) -> Panel:
+    """The official panel of this name, or the one in a file, which must be what the installed code makes.
+
+    Raises:
+        SpearError: there is none, or the code makes other tasks.
+    """
+    if name in OFFICIAL:
+        return OFFICIAL[name]
+    path = Path(name)
+    if not path.is_file():
+        known = ", ".join(OFFICIAL)
+        raise SpearError(f"there is no panel {name!r}.{suggest_name(name, OFFICIAL)} Give a file, or one of {known}.")
+    panel, written = read_panel(path)
+    if told := find_differences(written, panel):
+        raise SpearError(f"{path} is not what this code makes ({told[0]}): install the version that it was made with.")
+    return panel

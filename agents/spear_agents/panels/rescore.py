@@ -1,0 +1,124 @@
+"""Recorded responses through the environment again: are the rewards what the record says?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spear_agents.records import EPISODES, read_last, read_settings
+from spear_agents.statistics import Estimate, estimate_mean
+from spear_agents.trajectory import StopReason, Trajectory
+from spear_envs.core import EnvFault, SpearError
+from spear_envs.core.making import make_env
+
+__all__ = ["Rescored", "rescore_run"]
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """What replaying the episodes of a run gave.
+
+    Attributes:
+        episodes: number of episodes replayed.
+        differences: one line for each value that came out differently.
+        recorded, replayed: success as recorded and as it is now, over tasks.
+        faults: episodes that could not be replayed since a service was down.
+    """
+
+    episodes: int
+    differences: Sequence[str]
+    recorded: Estimate
+    replayed: Estimate
+    faults: int = 0
+
+
+def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored:
+    """Play the recorded responses of an evaluation once more, turn by turn.
+
+    Args:
+        run: folder of ``spear eval --out``.
+        changes: keywords of the environment to play with instead, such as another grader; what differs then is the
+            new score, not a fault.
+
+    Raises:
+        SpearError: the folder is none of an evaluation, its tasks are not here, or its environment cannot be made.
+    """
+    settings = read_settings(run)
+    try:
+        env_id, split, kwargs = settings["env_id"], settings["split"], dict(settings["env_kwargs"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpearError(f"{run} was not written by this version of spear eval: it names no {error}.") from error
+    episodes = [each for each in read_last(run / EPISODES) if each.stop is not StopReason.FAULT]
+    if not episodes:
+        raise SpearError(f"{run} holds no episode that was played to its end: there is nothing to rescore.")
+    differences: list[str] = []
+    recorded: dict[str, list[float]] = {}
+    replayed: dict[str, list[float]] = {}
+    faults = 0
+    env = make_env(env_id, split, {**kwargs, **(changes or {})})
+    try:
+        if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
+            raise SpearError(
+                f"{run} was played on other tasks than {env_id} has here: install the version of its time."
+            )
+        for episode in episodes:
+            try:
+                found = _replay(env, episode)
+            except EnvFault:
+                faults += 1
+                continue
+            recorded.setdefault(episode.task_id, []).append(float(episode.won))
+            replayed.setdefault(episode.task_id, []).append(float(found["won"]))
+            differences += _compare(episode, found)
+    finally:
+        env.close()
+    if not recorded:
+        raise SpearError(f"none of the {faults} episodes could be replayed: a service of {env_id} is down.")
+    before, after = (_average(each) for each in (recorded, replayed))
+    return Rescored(len(episodes) - faults, differences, before, after, faults)
+
+
+def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
+    """The end of the episode, and the native reward of each turn, as the environment gives them now."""
+    _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
+    rewards: list[float] = []
+    for turn in episode.turns:
+        if env.done:
+            break
+        before = info["reward_terms"]["native_return"]
+        _, _, _, _, info = env.step(turn.response)
+        if info["fault"] is not None:
+            raise EnvFault(info["fault"], "a service failed")
+        rewards.append(info["reward_terms"]["native_return"] - before)
+    return {
+        "won": info["won"],
+        "score": info["score"],
+        "tool_calls": info["tool_calls"],
+        "terms": dict(info["reward_terms"]),
+        "rewards": rewards,
+    }
+
+
+def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
+    where = f"{episode.task_id}, seed {episode.seed}"
+    told = []
+    if len(found["rewards"]) != len(episode.turns):
+        told.append(f"{where}: ends after {len(found['rewards'])} turns, recorded {len(episode.turns)}")
+    for number, (turn, reward) in enumerate(zip(episode.turns, found["rewards"], strict=False), start=1):
+        if abs(turn.reward - reward) > TOLERANCE:
+            told.append(f"{where}: turn {number} pays {reward:g}, recorded {turn.reward:g}")
+    for name in ("won", "score", "tool_calls"):
+        if abs(float(found[name]) - float(getattr(episode, name))) > TOLERANCE:
+            told.append(f"{where}: {name} is {found[name]}, recorded {getattr(episode, name)}")
+    for name, value in episode.reward_terms.items():
+        if abs(found["terms"].get(name, 0.0) - value) > TOLERANCE:
+            told.append(f"{where}: the term {name} is {found['terms'].get(name)}, recorded {value}")
+    return told
+
+
+def _average(by_task: Mapping[str, list[float]]) -> Estimate:
+    return estimate_mean([sum(values) / len(values) for values in by_task.values()])

@@ -1,0 +1,151 @@
+"""Panels, rescoring and the ledger, through their commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spear_agents.cli import evaluate
+from spear_agents.panels import panel as panels
+from spear_agents.panels.cli import leaderboard, ledger, panel, rescore
+from spear_agents.panels.panel import OFFICIAL, Panel, Protocol, export_panel, find_differences, read_panel
+from spear_envs.core.errors import SpearError
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = Panel(
+    "small", "four corridors", "tests.spear_envs.corridor:tests/Corridor-v0", "test", {}, Protocol(2, history=1)
+)
+
+
+def call(command: Any, *arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the random policy and the expert on a small panel, and the panel's file."""
+    folder = tmp_path_factory.mktemp("runs")
+    export_panel(SMALL, folder / "small.json")
+    for engine in ("random", "expert"):
+        call(evaluate, "--panel", folder / "small.json", "--engine", engine, "--out", folder / engine)
+    return folder
+
+
+@pytest.fixture
+def edit(runs: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a file of the runs with something replaced."""
+
+    def change(name: str, old: str, new: str) -> Path:
+        text = (runs / name).read_text()
+        assert old in text
+        path = tmp_path / Path(name).name
+        path.write_text(text.replace(old, new, 1))
+        return path
+
+    return change
+
+
+def test_the_official_panels_have_unlike_names_and_embedded_ones_are_made_here(tmp_path: Path) -> None:
+    shown = call(panel, "list")
+    assert all(name in shown for name in OFFICIAL)
+    call(panel, "export", "webshop", "--out", tmp_path / "w.json")
+    told = call(panel, "verify", tmp_path / "w.json")
+    assert "100 tasks" in told
+    found, written = read_panel(tmp_path / "w.json")
+    assert found == OFFICIAL["webshop"] and written["tasks"][0]["content"]
+    with pytest.raises(SpearError, match="Did you mean 'webshop'"):
+        call(panel, "export", "webshp")
+
+
+def test_a_panel_that_the_code_does_not_make_is_told(runs: Path, edit: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="changed after it was written"):
+        call(panel, "verify", edit("small.json", '"samples": 2', '"samples": 3'))
+    for other in ("{}", "[]", '{"format": 1}', "\x00"):
+        (tmp_path / "other.json").write_text(other)
+        with pytest.raises(SpearError, match="is no panel"):
+            call(panel, "verify", tmp_path / "other.json")
+    for old, new, words in (
+        ('"instruction": "', '"instruction": "x', "tasks differ"),
+        ('"max_turns": ', '"max_turns": 1', "max_turns is"),
+    ):
+        path = edit("small.json", old, new)
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps(written | {"digest": panels.digest_panel(written)}))
+        assert words in call(panel, "verify", path, code=1)
+        with pytest.raises(SpearError, match="not what this code makes"):
+            call(evaluate, "--panel", path, "--engine", "expert")
+    _, written = read_panel(runs / "small.json")
+    assert find_differences(written, SMALL) == []
+
+
+def test_a_panel_decides_how_it_is_played(runs: Path) -> None:
+    settings = json.loads((runs / "random" / "settings.json").read_text())
+    assert (settings["split"], settings["history"], settings["seed"]) == ("test", 1, 0)
+    for more in (("--temperature", "0.5"), ("--tasks", "1"), ("tests/Corridor-v0",)):
+        with pytest.raises(SpearError, match="decides the tasks"):
+            call(evaluate, "--panel", runs / "small.json", "--engine", "expert", *more)
+    with pytest.raises(SpearError, match="which tasks"):
+        call(evaluate, "--engine", "expert")
+
+
+def test_recorded_responses_give_the_recorded_rewards(runs: Path, tmp_path: Path) -> None:
+    assert "0 values differ" in call(rescore, runs / "random")
+    shutil.copytree(runs / "expert", tmp_path / "forged")
+    episodes = tmp_path / "forged" / "episodes.jsonl"
+    lines = episodes.read_text().splitlines()
+    forged = json.loads(lines[0])
+    forged["won"], forged["turns"][0]["reward"] = False, 5.0
+    episodes.write_text("\n".join([json.dumps(forged), *lines[1:]]) + "\n")
+    shown = call(rescore, tmp_path / "forged", code=1)
+    assert "turn 1 pays" in shown and "recorded 5" in shown and "won is True, recorded False" in shown
+    # Fewer turns are another way to score, and no fault of the record.
+    found = json.loads(call(rescore, runs / "expert", "--env", "max_turns=1", "--json"))
+    assert found["recorded"]["mean"] == 1.0 > found["replayed"]["mean"] and found["differences"]
+
+
+def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
+    file, folder = runs / "small.json", tmp_path / "results"
+    for engine in ("random", "expert"):
+        call(ledger, "add", runs / engine, "--panel", file, "--name", engine, "--ledger", folder)
+    # An entry names its panel as a stranger finds it; that of a file is the file's.
+    for path in folder.glob("*.json"):
+        path.write_text(path.read_text().replace('"panel": "small"', f'"panel": "{file}"'))
+    shown = call(ledger, "verify", "--ledger", folder, "--play")
+    assert shown.count("(played again)") == 2 and "expert: holds, 100.0 %" in shown
+    assert "the same episodes" in call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "expert")
+    outside = call(ledger, "verify", "expert", "--ledger", folder, "--run", runs / "random", code=1)
+    assert "is outside 100.0 %" in outside
+    call(leaderboard, "--ledger", folder, "--out", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.index("| expert | 100.0") < page.index("| random |")
+    call(ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text(page.replace("100.0", "100.1"))
+    assert "is not made of this ledger" in call(
+        ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md", code=1
+    )
+    with pytest.raises(SpearError, match="an entry is never changed"):
+        call(ledger, "add", runs / "random", "--panel", file, "--name", "random", "--ledger", folder)
+    with pytest.raises(SpearError, match="panel sokoban says"):
+        call(ledger, "add", runs / "random", "--panel", "sokoban", "--name", "x", "--ledger", folder)
+    entry = json.loads((folder / "expert.json").read_text())
+    entry["success"]["mean"] = 0.99
+    (folder / "expert.json").write_text(json.dumps(entry))
+    assert "not what it says" in call(ledger, "verify", "--ledger", folder, code=1)
+    entry["outcomes"][next(iter(entry["outcomes"]))] = [0.0, 0.0]
+    (folder / "expert.json").write_text(json.dumps(entry))
+    assert "the digest is not" in call(ledger, "verify", "--ledger", folder, code=1)
+
+
+@pytest.mark.slow
+def test_the_ledger_of_this_project_holds_and_its_page_is_made_of_it() -> None:
+    call(ledger, "verify", "--ledger", ROOT / "results", "--page", ROOT / "docs" / "leaderboard.md")

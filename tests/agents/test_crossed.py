@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from spear_agents.crossed import compare_pairs, count_pairs, estimate_crossed, estimate_over_seeds
+from spear_agents.statistics import estimate_mean
+from spear_envs.core.errors import SpearError
+
+
+def test_intervals_over_seeds_and_tasks_cover_the_truth() -> None:
+    dice = np.random.default_rng(0)
+    alone = crossed = 0
+    for _ in range(400):
+        table = dice.normal(0, 0.03, (3, 1)) + dice.normal(0, 0.2, (1, 100)) + dice.normal(0, 0.3, (3, 100))
+        found, narrow = estimate_crossed(table.tolist()), estimate_mean(table.mean(0).tolist())
+        assert found.mean == pytest.approx(narrow.mean)
+        crossed += found.low <= 0 <= found.high
+        alone += narrow.low <= 0 <= narrow.high
+    assert crossed >= 0.94 * 400 > 0.9 * 400 > alone, (crossed, alone)
+
+
+def test_one_component_alone_is_the_textbook_interval() -> None:
+    values = [0.1, 0.4, 0.2]
+    expected = ttest_1samp(values, 0).confidence_interval()
+    over_seeds = estimate_over_seeds(values)
+    assert (over_seeds.low, over_seeds.high) == pytest.approx((expected.low, expected.high))
+    only_seeds = estimate_crossed([[value] * 50 for value in values])
+    assert (only_seeds.low, only_seeds.high) == pytest.approx((expected.low, expected.high))
+    assert estimate_crossed([[0.0, 1.0, 1.0, 0.0]]) == estimate_mean([0.0, 1.0, 1.0, 0.0])
+    assert estimate_crossed([[0.0, 0.0]]).high == 0.0, "a difference is no rate: Wilson has no say"
+    assert math.isinf(estimate_over_seeds([0.5]).high)
+    same = estimate_crossed([[0.5, 0.5], [0.5, 0.5]])
+    assert (same.low, same.high) == (0.5, 0.5)
+    for wrong in ([], [[]], [1.0]):
+        with pytest.raises(ValueError, match="seeds by tasks"):
+            estimate_crossed(wrong)  # type: ignore[arg-type]
+
+
+def test_the_number_of_pairs_is_that_of_the_t_test() -> None:
+    # statsmodels' TTestPower().solve_power(0.5, alpha=0.05, power=0.8) is 33.4.
+    assert count_pairs(2.0, 1.0) == 34
+    assert count_pairs(2.0, -2.0) == 10
+    assert count_pairs(0.0, 1.0) == 2
+    with pytest.raises(ValueError, match="not 0"):
+        count_pairs(1.0, 0.0)
+
+
+def test_pairs_without_a_task_in_common_are_refused() -> None:
+    with pytest.raises(SpearError, match="share no task"):
+        compare_pairs([([], []), ([], [])])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from spear_sandbox.cgroups import choose_places, find_memory_limit
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
@@ -74,7 +75,7 @@ def sandbox() -> None:
 @sandbox.command(name="serve")
 @_take_isolation
 @take_address(8080)
-@click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core.")
+@click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows.")
 @click.option(
     "--queue-length",
     type=click.IntRange(0),
@@ -133,6 +134,10 @@ def serve_runs(
     token.
     """
     limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
+    if max_running is not None and (held := find_memory_limit()) is not None:
+        fitting = choose_places(max_running, limits, held)
+        if fitting < max_running:
+            _warn(f"{max_running} runs may need more than this container has ({held >> 20} MiB); {fitting} always fit.")
     token = read_token(TOKEN_VARIABLE)
     if not self_test_only:
         import spear_sandbox.serving  # noqa: F401  (a package that it misses is named before the self-test)

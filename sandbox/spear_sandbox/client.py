@@ -135,7 +135,8 @@ class HttpExecutor:
     async def _ask(self, body: bytes, seconds: float) -> Outcome:
         """The first outcome; of failures that pass, at most as many as ``retries`` has."""
         loop = asyncio.get_running_loop()
-        left = {FaultKind.TIMEOUT: self.retries.busy, FaultKind.UNAVAILABLE: self.retries.broken}
+        left = dict.fromkeys((FaultKind.UNAVAILABLE, FaultKind.MEMORY), self.retries.broken)
+        left[FaultKind.TIMEOUT] = self.retries.busy
         tries = 0
         while True:
             endpoint = self._ring.choose(loop.time())

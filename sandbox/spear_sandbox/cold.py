@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
     CODE,
     DEVICES,
@@ -25,6 +26,7 @@ from spear_sandbox.guest.root import (
     list_parents,
 )
 from spear_sandbox.guest.seccomp import build_filter
+from spear_sandbox.guest.supervisor import OOM_SCORE
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import Health, Isolation, Limits
 from spear_sandbox.runs import Fork
@@ -39,7 +41,8 @@ class _ColdBackend(ABC):
     level: Isolation
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+        self.groups = groups
         self._installation = installation
         self._user = uid if os.getuid() == 0 else None
         self._limits = limits
@@ -47,13 +50,15 @@ class _ColdBackend(ABC):
 
     def health(self) -> Health:
         """See :meth:`spear_sandbox.backends.Backend.health`."""
-        return Health(self.level, self._features(), 0, 0, ok=True)
+        return Health(self.level, self._features() | {"cgroup": self.groups is not None}, 0, 0, ok=True)
 
     async def close(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.close`."""
         for process in self._processes:
             process.send_signal(self.ending)
         await asyncio.gather(*(end_process(process) for process in list(self._processes)))
+        if self.groups is not None:
+            self.groups.close()
 
     @abstractmethod
     def _features(self) -> dict[str, bool]:
@@ -64,7 +69,8 @@ class _ColdBackend(ABC):
     ) -> subprocess.Popen[bytes]:
         drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
         process = subprocess.Popen(
-            command,
+            # Where memory is short, runs are killed first. Inside, nobody may write to /proc any more.
+            ["/bin/sh", "-c", f'echo {OOM_SCORE} > /proc/self/oom_score_adj; exec "$@"', "sh", *command],
             pass_fds=descriptors,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -99,8 +105,8 @@ class BwrapBackend(_ColdBackend):
 
     level = Isolation.BWRAP
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
-        super().__init__(installation, uid=uid, limits=limits)
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+        super().__init__(installation, uid=uid, limits=limits, groups=groups)
         self._bwrap = shutil.which("bwrap")
         self._program = b""
 
@@ -168,13 +174,13 @@ class BwrapBackend(_ColdBackend):
         for name in DEVICES:
             command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
-        command += ["--proc", "/proc", "--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
+        command += ["--proc", "/proc", "--remount-ro", "/proc", "--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
         command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
         return [*command, *_write_interpreter(installation, CODE, SITE, self.level, "/tmp", [], descriptors)]
 
     def _features(self) -> dict[str, bool]:
-        held = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True)
-        return held | {"landlock": False, "cgroup": False}
+        held = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
+        return held | {"landlock": False}
 
 
 class WeakBackend(_ColdBackend):
@@ -183,8 +189,10 @@ class WeakBackend(_ColdBackend):
     # The supervisor must kill what it supervises: there is no pid namespace that would end with it.
     ending = signal.SIGTERM
 
-    def __init__(self, level: Isolation, installation: Installation, *, uid: int, limits: Limits) -> None:
-        super().__init__(installation, uid=uid, limits=limits)
+    def __init__(
+        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
+    ) -> None:
+        super().__init__(installation, uid=uid, limits=limits, groups=groups)
         self.level = level
 
     async def start(self) -> None:
@@ -236,7 +244,8 @@ class WeakBackend(_ColdBackend):
 
     def _features(self) -> dict[str, bool]:
         held = self.level is Isolation.LANDLOCK
-        nothing = dict.fromkeys(("userns", "pidns", "netns", "cgroup"), False)
+        # Files are on the host's disk, and nobody counts them.
+        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk"), False)
         return nothing | {"seccomp": held, "landlock": held}
 
 

@@ -50,16 +50,18 @@ class RunStatus(Enum):
 
 
 class KillReason(Enum):
-    """Why the sandbox ended a run."""
+    """Why a run was ended from outside of its program."""
 
     NONE = ""
-    """It did not."""
+    """It was not."""
     TIMEOUT = "timeout"
     """Wall time."""
     MEMORY = "memory_limit"
     """All processes of the run together held too much."""
     OUTPUT = "output_limit"
     """Too much was printed."""
+    SIGKILL = "sigkill"
+    """SIGKILL, which no limit sent: the program itself, or somebody outside. Which of them, Linux does not say."""
 
 
 class FaultKind(Enum):
@@ -71,6 +73,8 @@ class FaultKind(Enum):
     """No free slot came in time."""
     BAD_REPLY = "sandbox_bad_reply"
     """The sandbox answered something that is no outcome."""
+    MEMORY = "sandbox_memory"
+    """The kernel killed the run because others had taken the memory that it still might have used."""
 
 
 class SandboxFault(Exception):
@@ -162,7 +166,8 @@ class Health:
 
     level: Isolation
     features: Mapping[str, bool]
-    """What stands behind the level: userns, pidns, netns, seccomp, landlock, cgroup."""
+    """What the level has: userns, pidns, netns, seccomp, landlock; cgroup, where the kernel counts the memory of a run
+    rather than its supervisor; disk, where ``disk_mb`` and ``files`` hold; locks, where programs may lock files."""
     zygotes: int
     """Warm interpreters that live."""
     restarts: int

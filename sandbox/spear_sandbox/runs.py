@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
 from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
@@ -20,7 +21,8 @@ from spear_sandbox.zygotes import send_signal
 __all__ = ["Fork", "carry_out", "check_name", "make_job"]
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
-"""Starts a run with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; gives a pidfd.
+"""Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin; gives a
+pidfd.
 
 When that process has ended, nothing of the run is left.
 """
@@ -62,6 +64,7 @@ def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence
         "file_mb": limits.file_mb,
         "disk_mb": limits.disk_mb,
         "inodes": limits.files,
+        "groups": 0,
     }
 
 
@@ -115,13 +118,19 @@ async def carry_out(
     *,
     ending: signal.Signals = signal.SIGKILL,
     queue_s: float = 0.0,
+    groups: Groups | None = None,
 ) -> Outcome:
     """Start a run, read what it prints, and return when nothing of it is left.
 
+    Args:
+        groups: the kernel counts the run's memory in one of them; None for no control groups.
+
     Raises:
-        SandboxFault: It could not be started or has left no report.
+        SandboxFault: It could not be started, has left no report, or others have taken its memory.
     """
     with contextlib.ExitStack() as opened:
+        watch = opened.enter_context(groups.lend(limits)) if groups is not None else OomWatch()
+        job["groups"] = len(watch.entrances)
 
         def keep(fd: int) -> int:
             opened.callback(os.close, fd)
@@ -137,6 +146,7 @@ async def carry_out(
                 ends.append(keep(read_end))
                 given.callback(os.close, write_end)
                 descriptors.append(write_end)
+            descriptors += watch.entrances
             if stdin is not None:
                 descriptors.append(_make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
                 given.callback(os.close, descriptors[-1])
@@ -148,9 +158,9 @@ async def carry_out(
         for stream in streams:
             stream.read_rest(limits.max_output + (1 << 20))
         report.read_rest(1 << 62)
-    record = unpack_record(bytes(report.data))
-    wall_s = time.monotonic() - started
-    return _judge(record, end, streams, wall_s, queue_s, limits, job, level)
+        wall_s = time.monotonic() - started
+        record = unpack_record(bytes(report.data))
+        return _judge(record, end, streams, wall_s, queue_s, limits, job, level, watch)
 
 
 def _make_file(name: str, content: bytes) -> int:
@@ -218,8 +228,11 @@ def _judge(
     limits: Limits,
     job: Job,
     level: Isolation,
+    watch: OomWatch | Group,
 ) -> Outcome:
     out, error = streams
+    if reason is KillReason.NONE:
+        reason = _look_for_oom_kill(record, watch)
     if reason is KillReason.NONE:
         if record is None:
             raise SandboxFault(FaultKind.UNAVAILABLE, "the run ended without a report: something outside has killed it")
@@ -237,6 +250,8 @@ def _judge(
         return_code = None
     elif reason is KillReason.NONE and record is not None:
         return_code = os.waitstatus_to_exitcode(record.wait_status)
+        if return_code == -signal.SIGKILL:
+            reason = KillReason.SIGKILL
     return Outcome(
         status=RunStatus.TIME_LIMIT if reason is KillReason.TIMEOUT else RunStatus.FINISHED,
         return_code=return_code,
@@ -253,6 +268,29 @@ def _judge(
         reason=reason,
         files=record.files if record else {},
     )
+
+
+def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillReason:
+    """MEMORY where the kernel has ended a run at its own limit.
+
+    A group tells of each process of the run. Without one, only a run of which SIGKILL ended the first process, or the
+    supervisor, is looked at, and a kill elsewhere in the meantime is taken for its own.
+
+    Raises:
+        SandboxFault: the kernel has killed it for the memory of others.
+    """
+    killed = record is None or (
+        record.verdict == Verdict.ITSELF
+        and os.WIFSIGNALED(record.wait_status)
+        and os.WTERMSIG(record.wait_status) == signal.SIGKILL
+    )
+    if not killed and not watch.tells_runs_apart:
+        return KillReason.NONE
+    kill = watch.judge()
+    if kill is OomKill.OTHERS and killed:
+        text = "the kernel killed the run for the memory that others took: lower --max-running or --memory-mb"
+        raise SandboxFault(FaultKind.MEMORY, text)
+    return KillReason.MEMORY if kill is OomKill.OWN else KillReason.NONE
 
 
 def _append_reason(text: str, reason: KillReason, limits: Limits, job: Job) -> str:

@@ -150,7 +150,7 @@ class RunService:
             outcome = await self._run(asked)
         except SandboxFault as fault:
             self.tally.faults += 1
-            return write_error(str(fault), self._level(), waited)
+            return write_error(str(fault), self._level(), waited, fault.kind)
         finally:
             self.tally.running -= 1
             self.admission.leave()

@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator
 
+from spear_sandbox.cgroups import Groups
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
 from spear_sandbox.runs import Fork
@@ -41,13 +42,17 @@ class WarmBackend:
 
     Args:
         zygotes: interpreters of each kind.
+        groups: control groups for the runs; closed with this.
         uid: user of the programs if this process is root.
     """
 
     level = Isolation.NAMESPACES
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int) -> None:
+    def __init__(
+        self, installation: Installation, *, zygotes: int = 1, uid: int, groups: Groups | None = None
+    ) -> None:
+        self.groups = groups
         self._installation = installation
         self._uid = uid
         self._slots = [_Slot(kind) for kind in range(len(installation.kinds)) for _ in range(zygotes)]
@@ -82,7 +87,8 @@ class WarmBackend:
     def health(self) -> Health:
         """See :meth:`spear_sandbox.backends.Backend.health`."""
         alive = sum(slot.zygote is not None and slot.zygote.alive for slot in self._slots)
-        features = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True) | {"landlock": False, "cgroup": False}
+        features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
+        features |= {"landlock": False, "cgroup": self.groups is not None}
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:
@@ -96,6 +102,8 @@ class WarmBackend:
         for slot in self._slots:
             slot.zygote = None
         await asyncio.gather(*(zygote.close() for zygote in zygotes))
+        if self.groups is not None:
+            self.groups.close()
 
     def _choose(self, kind: int) -> _Slot:
         alive = [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]

@@ -225,11 +225,11 @@ def write_reply(outcome: Outcome, queue_s: float) -> bytes:
     )
 
 
-def write_error(message: str, level: Isolation, queue_s: float = 0.0) -> bytes:
+def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE) -> bytes:
     """A run that was not carried out, through no fault of its code, or none that this service offers."""
     run = {"status": "Error", "execution_time": 0.0, "return_code": None, "stdout": "", "stderr": ""}
     counts = {"cpu_s": 0.0, "peak_rss_kb": 0, "queue_s": queue_s, "stdout_bytes": 0, "stderr_bytes": 0}
-    block = {"level": level.value, "reason": "not_run", **counts, "truncated": False}
+    block = {"level": level.value, "reason": "not_run", "fault": kind.value, **counts, "truncated": False}
     return _write("SandboxError", message, run, {}, block)
 
 
@@ -278,7 +278,7 @@ def read_reply(body: bytes) -> Outcome:
     run = content.get("run_result")
     status = content.get("status")
     if status == "SandboxError":
-        raise _make_fault(content.get("message"))
+        raise _make_fault(content.get("message"), content.get("sandbox"))
     if status not in ("Success", "Failed") or not isinstance(run, dict):
         raise BadReplyError(f"the answer has the status {_show(status)} and run_result {_show(run)}")
     try:
@@ -324,6 +324,7 @@ def _take(run: dict[str, Any], name: str) -> str:
     return text
 
 
-def _make_fault(message: Any) -> SandboxFault:
+def _make_fault(message: Any, block: Any = None) -> SandboxFault:
     reason = " ".join(str(message or "no reason given").split())[:200]
-    return SandboxFault(FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")
+    is_memory = isinstance(block, dict) and block.get("fault") == FaultKind.MEMORY.value
+    return SandboxFault(FaultKind.MEMORY if is_memory else FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")

@@ -39,13 +39,15 @@ def start_cold() -> Callable[[], None]:
     """Supervise a run, or, returning what runs it, become it.
 
     The arguments are the level, the working folder, what Landlock leaves readable, separated by colons, and the numbers
-    of the descriptors of the job, stdout, stderr, the report and, perhaps, stdin.
+    of the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.
     """
     level, folder, readable, *numbers = sys.argv[1:]
-    job_fd, out, error, report_fd, *stdin = (int(number) for number in numbers)
+    job_fd, out, error, report_fd, *others = (int(number) for number in numbers)
     try:
         reset_signals()
         job = read_job(job_fd)
+        kernel.enter_groups(others[: job["groups"]])
+        stdin = others[job["groups"] :]
         report_fd = place_descriptors(out, error, report_fd, *stdin)
         os.chdir(folder)
         apart = level == "bwrap"

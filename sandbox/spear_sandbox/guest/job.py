@@ -23,6 +23,8 @@ class Job(TypedDict):
     file_mb: int
     disk_mb: int
     inodes: int
+    groups: int
+    """How many descriptors of control groups come after the report."""
 
 
 def pack_job(job: Job) -> bytes:

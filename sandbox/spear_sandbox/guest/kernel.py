@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 __all__ = [
     "ALL_NAMESPACES",
@@ -18,8 +19,10 @@ __all__ = [
     "clone",
     "close_from",
     "deny_new_privileges",
+    "die_first",
     "die_with_parent",
     "drop_capabilities",
+    "enter_groups",
     "enter_root",
     "gather_memory",
     "make_mounts_private",
@@ -133,6 +136,24 @@ def write_file(path: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def enter_groups(entrances: Sequence[int]) -> None:
+    """Put this process into the control groups whose ``cgroup.procs`` are open, and close them."""
+    for fd in entrances:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def die_first(score: int) -> None:
+    """Have the kernel, where memory is short, kill this process and its children before those of a lower score.
+
+    Args:
+        score: up to 1000; a score that is higher already stays.
+    """
+    with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+        if int(file.read()) < score:
+            file.write(str(score).encode())
 
 
 def map_ids(uid: int, gid: int) -> None:

@@ -31,6 +31,8 @@ __all__ = [
     "start_warm",
 ]
 
+OOM_SCORE = 500
+"""Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
 CODE, SITE = "/opt/sandbox/code", "/opt/sandbox/site"
 SYSTEM_FOLDERS = (
     "/usr/bin",
@@ -101,6 +103,7 @@ def enter() -> NoReturn:
     control = socket.socket(fileno=settings["control"])
     try:
         pool = os.pidfd_open(os.getppid())
+        kernel.die_first(OOM_SCORE)
         _enter(settings, control, pool)
     except OSError as error:
         control.sendall(FAILED + str(error).encode())

@@ -14,6 +14,7 @@ from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_record
 
 __all__ = [
+    "OOM_SCORE",
     "REPORT_FD",
     "end_all",
     "fetch_files",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 REPORT_FD = 3
+OOM_SCORE = 1000
+"""Runs are killed first where memory is short, whatever else the machine or the container does."""
 _MIB = 1 << 20
 _LOOK_EVERY_S = 0.05
 _SUM_FACTOR = 1.5

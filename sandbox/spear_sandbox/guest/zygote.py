@@ -18,6 +18,7 @@ from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
 from spear_sandbox.guest.seccomp import build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
+    OOM_SCORE,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -29,7 +30,7 @@ from spear_sandbox.guest.supervisor import (
 __all__ = ["serve"]
 
 READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
-_MOST_DESCRIPTORS = 5
+_MOST_DESCRIPTORS = 7
 
 
 class _Origin(NamedTuple):
@@ -45,8 +46,8 @@ class _Origin(NamedTuple):
 def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
 
-    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; the answer
-    is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
+    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps,
+    stdin; the answer is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
     """
     warmth.warm_up(modules)
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
@@ -97,10 +98,14 @@ def _own_address_space() -> int:
 
 def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None]:
     """As process 1 of the new namespaces: close them off, fork the program and supervise it."""
-    job_fd, out, error, report_fd, *stdin = received
+    job_fd, out, error, report_fd, *others = received
     report_here = report_fd
     try:
         reset_signals()
+        job = read_job(job_fd)
+        kernel.enter_groups(others[: job["groups"]])
+        stdin = others[job["groups"] :]
+        kernel.die_first(OOM_SCORE)
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
         # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
         os.setpgid(0, 0)
@@ -108,7 +113,6 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         kernel.map_ids(origin.uid, origin.gid)
         with contextlib.suppress(OSError):
             kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
-        job = read_job(job_fd)
         size = f"size={job['disk_mb']}m,nr_inodes={job['inodes']},mode=1777"
         kernel.mount("tmpfs", WORKING_FOLDER, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
         os.chdir(WORKING_FOLDER)

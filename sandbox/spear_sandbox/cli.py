@@ -75,7 +75,9 @@ def sandbox() -> None:
 @sandbox.command(name="serve")
 @_take_isolation
 @take_address(8080)
-@click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows.")
+@click.option(
+    "--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows."
+)
 @click.option(
     "--queue-length",
     type=click.IntRange(0),

@@ -25,7 +25,7 @@ from spear_sandbox.guest.root import (
     list_hidden,
     list_parents,
 )
-from spear_sandbox.guest.seccomp import build_filter
+from spear_sandbox.guest.seccomp import Locks, build_filter
 from spear_sandbox.guest.supervisor import OOM_SCORE
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import Health, Isolation, Limits
@@ -89,15 +89,22 @@ class _ColdBackend(ABC):
         finally:
             self._processes.discard(process)
 
-    def _check_reach(self) -> None:
-        """Raise RefusedError if the user of the programs cannot start the interpreter."""
+    def _check_reach(self) -> bool:
+        """Start the interpreter as the user of the programs; whether the kernel asks supervisors about locks there.
+
+        Raises:
+            RefusedError: That user cannot.
+        """
         drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
-        command = [self._installation.interpreter, "-I", "-S", "-c", ""]
+        source = str(Path(self._installation.guest).parent.parent)
+        ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "
+        command = [self._installation.interpreter, "-I", "-S", "-c", ask + "print(can_listen())"]
         try:
-            subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
+            done = subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
         except (OSError, subprocess.SubprocessError) as error:
             user = os.getuid() if self._user is None else self._user
             raise RefusedError(f"user {user} cannot start {self._installation.interpreter}: {error}") from None
+        return done.stdout == b"True\n"
 
 
 class BwrapBackend(_ColdBackend):
@@ -109,13 +116,14 @@ class BwrapBackend(_ColdBackend):
         super().__init__(installation, uid=uid, limits=limits, groups=groups)
         self._bwrap = shutil.which("bwrap")
         self._program = b""
+        self._keeps_locks = False
 
     async def start(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.start`."""
         if self._bwrap is None:
             raise RefusedError("bubblewrap (bwrap) is not installed")
-        self._check_reach()
-        self._program = build_filter()
+        self._keeps_locks = self._check_reach()
+        self._program = build_filter(locks=Locks.ALLOW, stacked=True)
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
@@ -174,13 +182,24 @@ class BwrapBackend(_ColdBackend):
         for name in DEVICES:
             command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
-        command += ["--proc", "/proc", "--remount-ro", "/proc", "--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
+        command += [
+            "--proc",
+            "/proc",
+            "--remount-ro",
+            "/proc",
+            "--size",
+            str(self._limits.disk_mb << 20),
+            "--perms",
+            "1777",
+            "--tmpfs",
+            "/tmp",
+        ]
         command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
         return [*command, *_write_interpreter(installation, CODE, SITE, self.level, "/tmp", [], descriptors)]
 
     def _features(self) -> dict[str, bool]:
         held = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
-        return held | {"landlock": False}
+        return held | {"landlock": False, "locks": self._keeps_locks}
 
 
 class WeakBackend(_ColdBackend):
@@ -245,7 +264,7 @@ class WeakBackend(_ColdBackend):
     def _features(self) -> dict[str, bool]:
         held = self.level is Isolation.LANDLOCK
         # Files are on the host's disk, and nobody counts them.
-        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk"), False)
+        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk", "locks"), False)
         return nothing | {"seccomp": held, "landlock": held}
 
 

@@ -167,7 +167,8 @@ class Health:
     level: Isolation
     features: Mapping[str, bool]
     """What the level has: userns, pidns, netns, seccomp, landlock; cgroup, where the kernel counts the memory of a run
-    rather than its supervisor; disk, where ``disk_mb`` and ``files`` hold; locks, where programs may lock files."""
+    rather than its supervisor; disk, where ``disk_mb`` and ``files`` hold; locks, where
+    programs may lock files of their own and no others."""
     zygotes: int
     """Warm interpreters that live."""
     restarts: int

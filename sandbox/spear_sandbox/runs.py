@@ -65,6 +65,7 @@ def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence
         "disk_mb": limits.disk_mb,
         "inodes": limits.files,
         "groups": 0,
+        "session": False,
     }
 
 

@@ -49,9 +49,7 @@ class WarmBackend:
     level = Isolation.NAMESPACES
     ending = signal.SIGKILL
 
-    def __init__(
-        self, installation: Installation, *, zygotes: int = 1, uid: int, groups: Groups | None = None
-    ) -> None:
+    def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int, groups: Groups | None = None) -> None:
         self.groups = groups
         self._installation = installation
         self._uid = uid
@@ -86,9 +84,11 @@ class WarmBackend:
 
     def health(self) -> Health:
         """See :meth:`spear_sandbox.backends.Backend.health`."""
-        alive = sum(slot.zygote is not None and slot.zygote.alive for slot in self._slots)
+        zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
+        alive = len(zygotes)
         features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
         features |= {"landlock": False, "cgroup": self.groups is not None}
+        features["locks"] = all(zygote.keeps_locks for zygote in zygotes)
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:

@@ -327,4 +327,6 @@ def _take(run: dict[str, Any], name: str) -> str:
 def _make_fault(message: Any, block: Any = None) -> SandboxFault:
     reason = " ".join(str(message or "no reason given").split())[:200]
     is_memory = isinstance(block, dict) and block.get("fault") == FaultKind.MEMORY.value
-    return SandboxFault(FaultKind.MEMORY if is_memory else FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")
+    return SandboxFault(
+        FaultKind.MEMORY if is_memory else FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}"
+    )

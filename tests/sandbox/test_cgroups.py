@@ -79,7 +79,7 @@ def container() -> Iterator[Path]:
 
 
 def start_inside(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    enter = f"echo 0 > {folder}/cgroup.procs && exec \"$@\""
+    enter = f'echo 0 > {folder}/cgroup.procs && exec "$@"'
     return subprocess.Popen(
         ["/bin/sh", "-c", enter, "sh", sys.executable, *arguments],
         stdin=subprocess.PIPE,

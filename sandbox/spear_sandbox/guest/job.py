@@ -25,6 +25,8 @@ class Job(TypedDict):
     inodes: int
     groups: int
     """How many descriptors of control groups come after the report."""
+    session: bool
+    """Whether one for a session's orders comes then."""
 
 
 def pack_job(job: Job) -> bytes:

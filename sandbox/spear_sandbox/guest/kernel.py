@@ -28,6 +28,7 @@ __all__ = [
     "make_mounts_private",
     "map_ids",
     "mount",
+    "open_signals",
     "restrict_paths",
     "set_dumpable",
     "share_arenas",
@@ -154,6 +155,12 @@ def die_first(score: int) -> None:
     with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
         if int(file.read()) < score:
             file.write(str(score).encode())
+
+
+def open_signals(*numbers: int) -> int:
+    """A descriptor that can be read when one of these signals is pending, which must be blocked."""
+    wanted = ctypes.create_string_buffer(sum(1 << (number - 1) for number in numbers).to_bytes(128, "little"), 128)
+    return _check(_libc.signalfd(ctypes.c_int(-1), wanted, ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)), "signalfd")
 
 
 def map_ids(uid: int, gid: int) -> None:

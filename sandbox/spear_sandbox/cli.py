@@ -113,6 +113,16 @@ def sandbox() -> None:
     show_default=True,
     help="MiB of a request; larger ones get 413.",
 )
+@click.option(
+    "--max-sessions", type=click.IntRange(0), default=256, show_default=True, help="Sessions that may be open."
+)
+@click.option(
+    "--session-idle",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a session that nobody uses is ended.",
+)
 @click.option("--zygotes", type=click.IntRange(1), help="Warm interpreters of each kind; by default 1 for 4 cores.")
 @click.option("--self-test-only", is_flag=True, help="Test the isolation and end: code 0 if it holds, 78 if not.")
 def serve_runs(
@@ -126,6 +136,8 @@ def serve_runs(
     max_run_timeout: float,
     memory_mb: int,
     max_body_mb: int,
+    max_sessions: int,
+    session_idle: float,
     zygotes: int | None,
     self_test_only: bool,
 ) -> None:
@@ -160,6 +172,8 @@ def serve_runs(
                 max_run_s=max_run_timeout,
                 limits=limits,
                 body_bytes=max_body_mb << 20,
+                max_sessions=max_sessions,
+                session_idle_s=session_idle,
                 token=token,
                 local=is_loopback(host),
             )
@@ -308,6 +322,63 @@ def run_file(
     else:
         _print_outcome(outcome, timeout)
     sys.exit(_choose_code(outcome))
+
+
+@sandbox.command(name="mcp")
+@_take_isolation
+@click.option("--url", help="Run on this service instead of on this machine.")
+@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
+@take_address(8082)
+@click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
+@click.option(
+    "--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions that may be open."
+)
+def serve_mcp(
+    isolation: str,
+    weak: str | None,
+    url: str | None,
+    http: bool,
+    host: str,
+    port: int,
+    memory_mb: int,
+    max_sessions: int,
+) -> None:
+    """Offer running code, sessions and their files as tools of the Model Context Protocol (extra 'mcp').
+
+    Over stdin and stdout, or over HTTP; then SPEAR_SANDBOX_TOKEN is asked for, as by 'serve'.
+
+    \b
+    Example, for a client that starts it:
+        {"mcpServers": {"sandbox": {"command": "spear-sandbox", "args": ["mcp"]}}}
+    """
+    from spear_sandbox.mcp_server import SessionExecutor, make_mcp_server
+    from spear_sandbox.web.mcp import serve_http
+
+    limits = Limits(wall_s=300.0, memory_mb=memory_mb)
+    executor: SessionExecutor
+    if url is None:
+
+        async def find_level() -> str:
+            found = await _start(partial(LocalExecutor, limits=limits, zygotes=1), isolation, weak)
+            level = found.health().level.value
+            await found.close()
+            return level
+
+        executor = LocalExecutor(asyncio.run(find_level()), limits=limits)
+    else:
+        from spear_sandbox.client import HttpExecutor
+
+        executor = HttpExecutor(url)
+    server = make_mcp_server(executor, most_sessions=max_sessions)
+    if not http:
+        server.run("stdio")
+        return
+    token = read_token(TOKEN_VARIABLE)
+    listener = bind_socket(host, port)
+    address = write_url(host, listener.getsockname()[1])
+    warn_of_open_address(address, host, token, allows="run code", variable=TOKEN_VARIABLE)
+    click.echo(f"ready: tools at {address}/mcp")
+    serve_http(server, listener, host=host, token=token)
 
 
 def _read_text(file: BinaryIO) -> str:

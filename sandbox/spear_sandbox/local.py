@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 
 from spear_sandbox.admission import Admission
@@ -15,6 +16,7 @@ from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backend
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.runs import carry_out, make_job
+from spear_sandbox.sessions import LocalSession
 
 __all__ = ["LocalExecutor"]
 
@@ -66,6 +68,7 @@ class LocalExecutor:
         self._backend: Backend | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self._sessions: weakref.WeakSet[LocalSession] = weakref.WeakSet()
         self._refusal: IsolationRefusedError | None = None
         self._refused_until = 0.0
 
@@ -125,6 +128,29 @@ class LocalExecutor:
         finally:
             self._admission.leave()
 
+    async def open_session(
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+    ) -> LocalSession:
+        """Start a session; it lives until it is closed, or this is, for a day at most.
+
+        Args:
+            files: Relative name → content; written into its working folder.
+            limits: As for :meth:`run`; ``wall_s`` is that of one cell.
+
+        Raises:
+            SandboxFault: It could not be started, or the isolation that holds here has no sessions.
+            ValueError: A file name leaves the working folder.
+        """
+        backend = await self._started()
+        if backend.level is not Isolation.NAMESPACES:
+            raise SandboxFault(
+                FaultKind.UNAVAILABLE, f"sessions need the isolation 'namespaces', not {backend.level.value!r}"
+            )
+        bounds = (limits or self.limits).cut(self.limits)
+        session = await LocalSession.open(backend, self._admission, bounds, files)
+        self._sessions.add(session)
+        return session
+
     def health(self) -> Health:
         """How it is now.
 
@@ -138,6 +164,7 @@ class LocalExecutor:
     async def close(self) -> None:
         """See :meth:`spear_sandbox.protocol.Executor.close`."""
         self._closed = True
+        await asyncio.gather(*(session.close() for session in self._sessions))
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.cancel()

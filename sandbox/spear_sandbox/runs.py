@@ -18,7 +18,7 @@ from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.zygotes import send_signal
 
-__all__ = ["Fork", "carry_out", "check_name", "make_job"]
+__all__ = ["Fork", "Stream", "carry_out", "check_name", "make_file", "make_job"]
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
 """Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin; gives a
@@ -69,7 +69,7 @@ def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence
     }
 
 
-class _Stream:
+class Stream:
     """What a run prints: kept up to a bound, counted beyond."""
 
     def __init__(self, fd: int, kept: int) -> None:
@@ -98,6 +98,12 @@ class _Stream:
         while self.open and self.count != before and self.count < most:
             before = self.count
             self.read()
+
+    def start_again(self) -> None:
+        """Forget what came so far."""
+        self.read_rest(1 << 62)
+        self.data.clear()
+        self.count = 0
 
     def text(self) -> str:
         """Bytes that are no UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
@@ -138,7 +144,7 @@ async def carry_out(
             return fd
 
         with contextlib.ExitStack() as given:
-            descriptors = [_make_file("job", pack_job(job))]
+            descriptors = [make_file("job", pack_job(job))]
             given.callback(os.close, descriptors[0])
             ends = []
             for _ in range(3):
@@ -149,12 +155,12 @@ async def carry_out(
                 descriptors.append(write_end)
             descriptors += watch.entrances
             if stdin is not None:
-                descriptors.append(_make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
+                descriptors.append(make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
                 given.callback(os.close, descriptors[-1])
             started = time.monotonic()
             pidfd = keep(await fork(descriptors))
-        streams = [_Stream(ends[0], limits.kept_output), _Stream(ends[1], limits.kept_output)]
-        report = _Stream(ends[2], 1 << 62)
+        streams = [Stream(ends[0], limits.kept_output), Stream(ends[1], limits.kept_output)]
+        report = Stream(ends[2], 1 << 62)
         end = await _follow(pidfd, ending, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
         for stream in streams:
             stream.read_rest(limits.max_output + (1 << 20))
@@ -164,7 +170,7 @@ async def carry_out(
         return _judge(record, end, streams, wall_s, queue_s, limits, job, level, watch)
 
 
-def _make_file(name: str, content: bytes) -> int:
+def make_file(name: str, content: bytes) -> int:
     """An anonymous file that nobody can change, to be read from its start."""
     fd = os.memfd_create(f"sandbox-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     rest = memoryview(content)
@@ -176,7 +182,7 @@ def _make_file(name: str, content: bytes) -> int:
 
 
 async def _follow(
-    pidfd: int, ending: signal.Signals, streams: list[_Stream], report: _Stream, longest_s: float, most: int
+    pidfd: int, ending: signal.Signals, streams: list[Stream], report: Stream, longest_s: float, most: int
 ) -> KillReason:
     """Read until the run's first process has ended; kill it when it prints or lasts too long, or when cancelled."""
     loop = asyncio.get_running_loop()
@@ -195,7 +201,7 @@ async def _follow(
         if not ended.done():
             ended.set_result(None)
 
-    def read(stream: _Stream) -> None:
+    def read(stream: Stream) -> None:
         if not stream.read():
             loop.remove_reader(stream.fd)
         if stream is not report and stream.count > most:
@@ -223,7 +229,7 @@ async def _follow(
 def _judge(
     record: Record | None,
     reason: KillReason,
-    streams: list[_Stream],
+    streams: list[Stream],
     wall_s: float,
     queue_s: float,
     limits: Limits,

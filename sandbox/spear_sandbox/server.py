@@ -1,4 +1,4 @@
-"""The HTTP service: ``POST /run_code`` as SandboxFusion has it, ``/v1/ping``, ``/health`` and ``/metrics``."""
+"""The HTTP service: ``/run_code`` and ``/run_jupyter`` as SandboxFusion has them, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
+from spear_sandbox.cells import CellService, add_routes
 from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
     Executor,
@@ -26,8 +27,9 @@ from spear_sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
+from spear_sandbox.table import SessionOpener, SessionTable
 from spear_sandbox.tally import Tally
-from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, wait_for_end, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,
@@ -49,7 +51,7 @@ COMPILE_SLACK_S = 5.0
 """A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
 
 
-class ServedExecutor(Executor, Protocol):
+class ServedExecutor(Executor, SessionOpener, Protocol):
     """What the service runs code with."""
 
     def health(self) -> Health:
@@ -72,7 +74,11 @@ class ServiceSettings:
     """Of each run; a request may lower the memory."""
     body_bytes: int = 16 << 20
     token: str | None = field(default=None, repr=False)
-    """What ``/run_code`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    """What all but ``/v1/ping`` and ``/health`` want to see as a bearer token; None asks for none."""
+    max_sessions: int = 256
+    """Sessions at a time; those that rest take memory, no place."""
+    session_idle_s: float = 600.0
+    """After which a session is ended that nobody uses."""
     local: bool = False
     """Listens on the loopback interface: requests under the name of another host are refused."""
 
@@ -92,6 +98,30 @@ class RunService:
         self.admission = Admission(settings.max_running, settings.queue_length)
         self.metrics = MetricsPage(lambda: collect_metrics(self.tally, self.admission, executor.health()))
         self._executor = executor
+        self.cells = CellService(
+            SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
+            settings.limits,
+            longest_s=settings.max_run_s,
+            enter=self._enter,
+            leave=self._leave,
+        )
+
+    async def _enter(self) -> None:
+        await self.admission.enter(self.settings.queue_wait_s)
+        self.tally.running += 1
+
+    def _leave(self) -> None:
+        self.tally.running -= 1
+        self.admission.leave()
+
+    async def read(self, request: Request) -> bytes:
+        """Let a request in and read its body.
+
+        Raises:
+            HTTPException: it may not come in, or the body is too large.
+        """
+        self.check_sender(request)
+        return await self._bodies.read(request, self.settings.body_bytes, ADVICE)
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
@@ -114,8 +144,7 @@ class RunService:
         return response
 
     async def _answer(self, request: Request) -> Response:
-        self.check_sender(request)
-        body = await self._bodies.read(request, self.settings.body_bytes, ADVICE)
+        body = await self.read(request)
         try:
             asked = read_request(body)
         except BadRequestError as error:
@@ -124,7 +153,7 @@ class RunService:
         if asked.language != LANGUAGE:
             return self._say(write_error(f"language {asked.language!a} is not served: only {LANGUAGE}.", self._level()))
         work = asyncio.ensure_future(self._work(asked))
-        gone = asyncio.ensure_future(_wait_for_end(request))
+        gone = asyncio.ensure_future(wait_for_end(request))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -203,6 +232,8 @@ class RunService:
             "running": self.tally.running,
             "queued": self.admission.queued,
             "max_running": self.settings.max_running,
+            "sessions": len(self.cells.table),
+            "max_sessions": self.settings.max_sessions,
             "runs": self.tally.runs,
             "killed": dict(sorted(self.tally.killed.items())),
             "gateway_timeouts": self.tally.gateway_timeouts,
@@ -216,7 +247,12 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         find_service: called for each request, so that the application can be made before its service is ready.
     """
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
-    add_error_pages(app, "POST /run_code, GET /v1/ping, GET /health or GET /metrics")
+    add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
+
+    async def read(request: Request) -> bytes:
+        return await find_service().read(request)
+
+    add_routes(app, lambda: find_service().cells, read)
 
     @app.post("/run_code")
     async def run_code(request: Request) -> Response:
@@ -238,12 +274,6 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _wait_for_end(request: Request) -> None:
-    """Return when the sender is gone; the body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

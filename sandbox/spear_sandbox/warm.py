@@ -9,17 +9,20 @@ import signal
 from collections.abc import AsyncIterator
 
 from spear_sandbox.cgroups import Groups
+from spear_sandbox.guest.zygote import SESSIONS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
 from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
 
-__all__ = ["WarmBackend"]
+__all__ = ["SESSION_MODULES", "WarmBackend"]
 
 logger = logging.getLogger(__name__)
 
 RUNS_OF_ONE = 1000
 """An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
+SESSION_MODULES = "numpy"
+"""Sessions are forked from the interpreter of programs that name this."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
 
 
@@ -115,6 +118,8 @@ class WarmBackend:
 
     async def _start_one(self, slot: _Slot) -> None:
         modules = self._installation.kinds[slot.kind].modules
+        if slot.kind == self._installation.choose_kind(SESSION_MODULES):
+            modules = (*modules, SESSIONS)
         slot.zygote = await start_zygote(self._installation, modules, uid=self._uid)
         slot.worn_out.clear()
 

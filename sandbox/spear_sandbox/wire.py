@@ -71,7 +71,7 @@ def read_request(body: bytes) -> RunRequest:
         raise BadRequestError("the body is no JSON object: send one with the field 'code'.")
     if "code" not in content:
         raise BadRequestError("the field 'code' is missing: it holds the source to run.")
-    files = _read_files(content.get("files", {}))
+    files = read_files(content.get("files", {}))
     return RunRequest(
         code=_read_text(content, "code"),
         language=_read_text(content, "language") if "language" in content else LANGUAGE,
@@ -121,7 +121,7 @@ def _read_memory(value: Any) -> int | None:
     return None if value == -1 else int(min(value, 10**9))
 
 
-def _read_files(value: Any) -> dict[str, bytes]:
+def read_files(value: Any) -> dict[str, bytes]:
     if not isinstance(value, dict):
         raise BadRequestError(f"files is {_show(value)}: give an object of names and base64.")
     files = {}

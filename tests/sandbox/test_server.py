@@ -87,7 +87,7 @@ class TestAnswers:
             assert ask(running.url, None, "GET", "/v1/ping")[:2] == (200, "pong")
             status, answer, _ = ask(running.url, None, "GET")
             assert status == 405 and "use POST" in answer["detail"]
-            status, answer, _ = ask(running.url, {}, path="/run_jupyter")
+            status, answer, _ = ask(running.url, {}, path="/submit")
             assert status == 404 and "/run_code" in answer["detail"]
             assert ask(running.url, None, "GET", "/docs")[0] == 404
 
@@ -104,6 +104,8 @@ class TestAnswers:
                 "running": 0,
                 "queued": 0,
                 "max_running": 4,
+                "sessions": 0,
+                "max_sessions": 256,
                 "runs": 1,
                 "killed": {"memory_limit": 1},
                 "gateway_timeouts": 0,

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
@@ -16,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from spear_sandbox.guest import kernel, warmth
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
+from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, list_own_modules, set_limits, write_files
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     CONTROL_FD,
@@ -33,6 +34,8 @@ __all__ = ["serve"]
 
 READY, READY_ASKING, SPAWN, SPAWNED, FAILED = b"R", b"A", b"S", b"P", b"F"
 """The second where the supervisor is asked about locks."""
+SESSIONS = "spear_sandbox.guest.interpreter"
+"""Among the modules of an interpreter that sessions are forked from."""
 _MOST_DESCRIPTORS = 8
 
 
@@ -46,6 +49,7 @@ class _Origin(NamedTuple):
     """Bytes of address space of this interpreter."""
     uid: int
     gid: int
+    own_modules: list[str]
 
 
 def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
@@ -56,11 +60,13 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     runs the program.
     """
     warmth.warm_up(modules)
+    if SESSIONS in modules:
+        sys.modules[SESSIONS].warm_up()
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
     asks = can_listen()
     program = build_filter(locks=Locks.ASK if asks else Locks.RECORDS)
     # Asked for now: in a new user namespace nobody has a number before the maps are written.
-    origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid())
+    origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid(), list_own_modules())
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -136,18 +142,24 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
             load_filter(origin.filter)
         child = os.fork()
         if child == 0:
-            return _become_program(job, origin.baseline)
+            return _become_program(job, origin)
         _supervise(child, job, keeper)
     except BaseException as failure:
         report_failure(failure, report_here)
         os._exit(1)
 
 
-def _become_program(job: Job, baseline: int) -> Callable[[], None]:
+def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
     kernel.set_dumpable()
     write_files(job, WORKING_FOLDER)
-    set_limits(job, baseline)
-    return hand_over(job, WORKING_FOLDER)
+    set_limits(job, origin.baseline)
+    play = None
+    if job["session"]:
+        from spear_sandbox.guest import interpreter
+
+        play = interpreter.serve
+    start = hand_over(job, WORKING_FOLDER, origin.own_modules)
+    return play or start
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import platform
 import sys
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from spear_sandbox.cgroups import choose_places, find_memory_limit
+from spear_sandbox.installation import PACKAGES, find_installation
+from spear_sandbox.languages import LANGUAGES
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
@@ -64,6 +67,14 @@ def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(ISOLATION_OPTIONS):
         taken = option(taken)
     return taken
+
+
+def _split_packages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (value or "").split(",") if name.strip())
+    for name in names:
+        if not name.isidentifier() or importlib.util.find_spec(name) is None:
+            raise click.BadParameter(f"{name!r} cannot be imported here: give import names, such as pandas,matplotlib.")
+    return names
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -124,6 +135,11 @@ def sandbox() -> None:
     help="Seconds after which a session that nobody uses is ended.",
 )
 @click.option("--zygotes", type=click.IntRange(1), help="Warm interpreters of each kind; by default 1 for 4 cores.")
+@click.option(
+    "--packages",
+    callback=_split_packages,
+    help="Import names, separated by commas, of packages for the programs beside numpy, scipy and sympy.",
+)
 @click.option("--self-test-only", is_flag=True, help="Test the isolation and end: code 0 if it holds, 78 if not.")
 def serve_runs(
     isolation: str,
@@ -139,6 +155,7 @@ def serve_runs(
     max_sessions: int,
     session_idle: float,
     zygotes: int | None,
+    packages: tuple[str, ...],
     self_test_only: bool,
 ) -> None:
     """Answer POST /run_code in SandboxFusion's form until SIGINT or SIGTERM.
@@ -157,7 +174,10 @@ def serve_runs(
         import spear_sandbox.serving  # noqa: F401  (a package that it misses is named before the self-test)
 
     async def work() -> None:
-        make = partial(LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes)
+        installation = find_installation((*PACKAGES, *packages))
+        make = partial(
+            LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes, installation=installation
+        )
         executor = await _start(make, isolation, weak)
         try:
             if self_test_only:
@@ -239,9 +259,13 @@ def doctor(as_json: bool) -> None:
     if as_json:
         levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
         about = {"version": version("spear-sandbox"), "kernel": platform.release(), "python": sys.executable}
-        click.echo(json.dumps({"ok": strong, **about, "levels": levels}))
+        tools = {language.name: language.find() for language in LANGUAGES}
+        click.echo(json.dumps({"ok": strong, **about, "levels": levels, "languages": tools}))
     else:
         _show_levels(found)
+        for language in LANGUAGES:
+            place = language.find() or f"not installed ({language.tool or language.module})"
+            click.echo(f"language {language.name}: {place}")
     if not strong:
         sys.exit(EXIT_CODE)
 

@@ -289,7 +289,7 @@ class Executor(Protocol):
             code: Source; need not be valid.
             stdin: What the program can read; None is the end of file at once.
             files: Relative name → content.
-            fetch_files: Relative names of files to hand back.
+            fetch_files: Relative names of files to hand back; ``*.png`` stands for all of the folder that fit.
             limits: None for the executor's defaults. Larger ones than its defaults are cut to them.
 
         Raises:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
 from spear_sandbox.cells import CellService, add_routes
+from spear_sandbox.languages import find_languages, run_language
 from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
     Executor,
@@ -98,6 +99,7 @@ class RunService:
         self.admission = Admission(settings.max_running, settings.queue_length)
         self.metrics = MetricsPage(lambda: collect_metrics(self.tally, self.admission, executor.health()))
         self._executor = executor
+        self.languages = find_languages()
         self.cells = CellService(
             SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
             settings.limits,
@@ -150,8 +152,10 @@ class RunService:
         except BadRequestError as error:
             raise HTTPException(422, str(error)) from None
         del body
-        if asked.language != LANGUAGE:
-            return self._say(write_error(f"language {asked.language!a} is not served: only {LANGUAGE}.", self._level()))
+        if asked.language != LANGUAGE and asked.language not in self.languages:
+            served = ", ".join(sorted({LANGUAGE, *self.languages}))
+            text = f"language {asked.language!a} is not served here: only {served}."
+            return self._say(write_error(text, self._level()))
         work = asyncio.ensure_future(self._work(asked))
         gone = asyncio.ensure_future(wait_for_end(request))
         try:
@@ -176,24 +180,24 @@ class RunService:
         self.tally.queue_seconds.add(waited)
         self.tally.running += 1
         try:
-            outcome = await self._run(asked)
+            compiled, outcome = await self._run(asked)
         except SandboxFault as fault:
             self.tally.faults += 1
             return write_error(str(fault), self._level(), waited, fault.kind)
         finally:
             self.tally.running -= 1
             self.admission.leave()
-        self._count(outcome)
-        return write_reply(outcome, waited + outcome.queue_s)
+        last = outcome or compiled
+        assert last is not None
+        self._count(last)
+        return write_reply(outcome, waited + last.queue_s, compiled)
 
-    async def _run(self, asked: RunRequest) -> Outcome:
+    async def _run(self, asked: RunRequest) -> tuple[Outcome | None, Outcome | None]:
         limits = self.settings.limits
         memory = limits.memory_mb if asked.memory_mb is None else min(asked.memory_mb, limits.memory_mb)
         limits = replace(limits, wall_s=min(asked.run_timeout, self.settings.max_run_s), memory_mb=memory)
         try:
-            return await self._executor.run(
-                asked.code, stdin=asked.stdin, files=asked.files, fetch_files=asked.fetch_files, limits=limits
-            )
+            return await run_language(self._executor, self.languages.get(asked.language), asked, limits)
         except (SandboxFault, asyncio.CancelledError):
             raise
         except ValueError as error:  # names of files that the executor does not take
@@ -232,6 +236,7 @@ class RunService:
             "running": self.tally.running,
             "queued": self.admission.queued,
             "max_running": self.settings.max_running,
+            "languages": sorted({LANGUAGE, *self.languages}),
             "sessions": len(self.cells.table),
             "max_sessions": self.settings.max_sessions,
             "runs": self.tally.runs,

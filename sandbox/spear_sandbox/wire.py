@@ -58,6 +58,8 @@ class RunRequest:
     stdin: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    """More arguments for pytest."""
 
 
 def read_request(body: bytes) -> RunRequest:
@@ -81,6 +83,7 @@ def read_request(body: bytes) -> RunRequest:
         stdin=None if content.get("stdin") is None else _read_text(content, "stdin"),
         files=files,
         fetch_files=_read_fetch(content.get("fetch_files", [])),
+        args=_read_args(content.get("args", [])),
     )
 
 
@@ -156,6 +159,12 @@ def _read_fetch(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _read_args(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and "\0" not in text for text in value):
+        raise BadRequestError(f"args is {_show(value)}: give a list of strings without NUL.")
+    return tuple(value)
+
+
 def _split_name(name: str) -> list[str]:
     return [part for part in name.split("/") if part not in ("", ".")]
 
@@ -194,35 +203,47 @@ def _show(value: Any) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
 
 
-def write_reply(outcome: Outcome, queue_s: float) -> bytes:
+def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
     """A run that was carried out, however it ended.
 
     Args:
+        outcome: None where compiling failed.
         queue_s: seconds that the request waited in all.
+        compiled: what compiling did.
     """
-    finished = outcome.status is RunStatus.FINISHED and outcome.return_code == 0
+    last = outcome or compiled
+    assert last is not None
     return _write(
-        "Success" if finished else "Failed",
+        "Success" if last.status is RunStatus.FINISHED and last.return_code == 0 else "Failed",
         "",
+        None if outcome is None else _describe(outcome),
+        {} if outcome is None else {name: _encode_file(content) for name, content in outcome.files.items()},
         {
-            "status": outcome.status.value,
-            "execution_time": outcome.wall_s,
-            "return_code": outcome.return_code if outcome.status is RunStatus.FINISHED else None,
-            "stdout": outcome.stdout,
-            "stderr": outcome.stderr,
-        },
-        {name: base64.b64encode(content).decode("ascii") for name, content in outcome.files.items()},
-        {
-            "level": outcome.level.value if outcome.level else None,
-            "reason": outcome.reason.value,
-            "cpu_s": outcome.cpu_s,
-            "peak_rss_kb": outcome.peak_rss_kb,
+            "level": last.level.value if last.level else None,
+            "reason": last.reason.value,
+            "cpu_s": last.cpu_s,
+            "peak_rss_kb": last.peak_rss_kb,
             "queue_s": queue_s,
-            "stdout_bytes": outcome.stdout_bytes,
-            "stderr_bytes": outcome.stderr_bytes,
-            "truncated": outcome.truncated,
+            "stdout_bytes": last.stdout_bytes,
+            "stderr_bytes": last.stderr_bytes,
+            "truncated": last.truncated,
         },
+        None if compiled is None else _describe(compiled),
     )
+
+
+def _encode_file(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _describe(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": outcome.status.value,
+        "execution_time": outcome.wall_s,
+        "return_code": outcome.return_code if outcome.status is RunStatus.FINISHED else None,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+    }
 
 
 def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE) -> bytes:
@@ -233,11 +254,18 @@ def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: Faul
     return _write("SandboxError", message, run, {}, block)
 
 
-def _write(status: str, message: str, run: dict[str, Any], files: dict[str, str], block: dict[str, Any]) -> bytes:
+def _write(
+    status: str,
+    message: str,
+    run: dict[str, Any] | None,
+    files: dict[str, str],
+    block: dict[str, Any],
+    compiled: dict[str, Any] | None = None,
+) -> bytes:
     content = {
         "status": status,
         "message": message,
-        "compile_result": None,
+        "compile_result": compiled,
         "run_result": run,
         "executor_pod_name": None,
         "files": files,

@@ -59,11 +59,11 @@ class TestAnswers:
             assert ask(running.url, body)[0] == 200
             assert executor.inputs == [("in", {"x/y": b"a"}, ("o",))]
 
-    @pytest.mark.parametrize("language", ["cpp", "Python", "python3", "", "\ud800"])
+    @pytest.mark.parametrize("language", ["cobol", "Python", "\ud800"])
     def test_another_language_is_an_error_of_the_sandbox(self, language: str) -> None:
         with run_scripted() as (running, executor):
             status, reply, _ = ask(running.url, {"code": "a", "language": language})
-            assert status == 200 and reply["status"] == "SandboxError" and "only python" in reply["message"]
+            assert status == 200 and reply["status"] == "SandboxError" and "python" in reply["message"]
             assert executor.started == []
 
     @pytest.mark.parametrize(("code", "reason"), [("fault", "the zygote died"), ("bug", "RuntimeError")])
@@ -104,6 +104,7 @@ class TestAnswers:
                 "running": 0,
                 "queued": 0,
                 "max_running": 4,
+                "languages": health["languages"],
                 "sessions": 0,
                 "max_sessions": 256,
                 "runs": 1,

@@ -23,6 +23,7 @@ __all__ = [
     "LINKED_FOLDERS",
     "SITE",
     "SYSTEM_FILES",
+    "SYSTEM_FOLDERS",
     "Settings",
     "enter",
     "list_folders",
@@ -36,11 +37,13 @@ OOM_SCORE = 500
 CODE, SITE = "/opt/sandbox/code", "/opt/sandbox/site"
 SYSTEM_FOLDERS = (
     "/usr/bin",
+    "/usr/include",
     "/usr/sbin",
     "/usr/lib",
     "/usr/lib32",
     "/usr/lib64",
     "/usr/libexec",
+    "/usr/share/nodejs",
     "/usr/share/zoneinfo",
 )
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -198,6 +201,8 @@ def _build_root(stage: str, settings: Settings) -> None:
     os.umask(0o022)
     for name in ("dev", "proc", "tmp", "etc", "home"):
         os.mkdir(f"{stage}/{name}")
+    # For the warm interpreter: packages keep caches. Each run has a folder of its own over it.
+    kernel.mount("tmpfs", f"{stage}/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=1777")
     folders = list_folders(settings["prefix"])
     for folder in folders:
         _show(folder, stage + folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import resource
 import select
@@ -43,6 +44,7 @@ _LOOK_EVERY_S = 0.05
 _LOOK_AT_REST_S = 2.0
 _SUM_FACTOR = 1.5
 _FETCHED_BYTES = 1 << 20
+_FETCHED_BY_PATTERN = 64
 _SOCKET_BYTES = 256 << 10
 """What one socket can hold: programs cannot change the size of its buffer."""
 
@@ -262,14 +264,25 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed."""
-    for name in names:
+    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed.
+
+    A name with ``*``, ``?`` or ``[`` stands for the files of the folder itself that fit, 64 at most.
+    """
+    for name in _expand(folder, names):
         try:
             content = _read_below(folder, name.split("/"))
         except (OSError, ValueError):
             continue
         if content is not None:
             yield name, content
+
+
+def _expand(folder: str, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if any(sign in name for sign in "*?["):
+            yield from sorted(fnmatch.filter(os.listdir(folder), name))[:_FETCHED_BY_PATTERN]
+        else:
+            yield name
 
 
 def _read_below(folder: str, parts: list[str]) -> bytes | None:

@@ -18,6 +18,7 @@ from spear_sandbox.guest.root import (
     CODE,
     DEVICES,
     ENVIRONMENT,
+    HELPERS,
     LINKED_FOLDERS,
     SITE,
     SYSTEM_FILES,
@@ -176,6 +177,8 @@ class BwrapBackend(_ColdBackend):
             command += ["--ro-bind-try", os.path.realpath(path), path]
         for name, path in installation.packages.items():
             command += ["--ro-bind", path, f"{SITE}/{name}"]
+        for name, path in installation.helpers.items():
+            command += ["--ro-bind", path, f"{HELPERS}/{name}"]
         command += ["--ro-bind", installation.guest, f"{CODE}/spear_sandbox/guest"]
         for path in list_hidden(folders):
             command += ["--tmpfs", path, "--remount-ro", path]
@@ -232,7 +235,7 @@ class WeakBackend(_ColdBackend):
             site.mkdir()
             if self._user is not None:
                 os.chown(work, self._user, self._user)
-            for name, path in self._installation.packages.items():
+            for name, path in {**self._installation.helpers, **self._installation.packages}.items():
                 (site / name).symlink_to(path)
             source = str(Path(self._installation.guest).parent.parent)
             readable = self._list_readable(str(site))
@@ -258,6 +261,7 @@ class WeakBackend(_ColdBackend):
     def _list_readable(self, site: str) -> list[str]:
         installation = self._installation
         shown = [*list_folders(installation.prefix), *SYSTEM_FILES, *LINKED_FOLDERS, *installation.packages.values()]
+        shown += installation.helpers.values()
         shown += [installation.guest, site, *(f"/dev/{name}" for name in DEVICES)]
         return sorted({os.path.realpath(path) for path in shown if os.path.exists(path)})
 

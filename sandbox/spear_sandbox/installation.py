@@ -53,6 +53,8 @@ class Installation:
     """Folder of ``spear_sandbox.guest``."""
     packages: dict[str, str]
     """Name in ``site-packages`` → path."""
+    helpers: dict[str, str]
+    """The same for what other languages need; programs in Python do not find them."""
     kinds: tuple[Warmth, ...]
     """Of warm interpreters, each with all that the one before it has."""
 
@@ -76,20 +78,21 @@ def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
     """The interpreter of this process, outside any virtual environment, and those of the packages that it has.
 
-    What the packages need is shown, too, and so is pytest; only the packages themselves are imported beforehand.
+    What the packages need is shown, too; only the packages themselves are imported beforehand.
 
     Args:
         packages: import names.
     """
     paths: dict[str, str] = {}
     names = [name for name in packages if _add(name, paths)]
-    paths |= _find_needed([*(name for name in names if name not in PACKAGES), *HELPERS])
+    paths |= _find_needed([name for name in names if name not in PACKAGES])
     base = getattr(sys, "_base_executable", None) or sys.executable
     return Installation(
         interpreter=os.path.realpath(base),
         prefix=os.path.realpath(sys.base_prefix),
         guest=str(Path(__file__).resolve().parent / "guest"),
         packages=paths,
+        helpers=_find_needed(HELPERS),
         kinds=list_kinds(names),
     )
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from spear_sandbox.guest.root import SYSTEM_FOLDERS
+from spear_sandbox.guest.root import HELPERS, SYSTEM_FOLDERS
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.wire import RunRequest
 
 __all__ = ["LANGUAGES", "Language", "find_languages", "run_language"]
 
 _EXECUTE = "import os\nos.execv({path!r}, {arguments!r})\n"
-_PYTEST = "import sys, pytest\nsys.dont_write_bytecode = True\nsys.exit(pytest.main({arguments!r}))\n"
+_PYTEST = "import sys\nsys.path.append({helpers!r})\nimport pytest\nsys.exit(pytest.main({arguments!r}))\n"
 _BINARY = "_program"
 
 
@@ -94,7 +94,7 @@ async def run_language(
     files = {**asked.files, source: asked.code.encode("utf-8", "surrogatepass")}
     compiled = None
     if language.module:
-        code = _PYTEST.format(arguments=["-p", "no:cacheprovider", source, *asked.args])
+        code = _PYTEST.format(helpers=HELPERS, arguments=["-p", "no:cacheprovider", source, *asked.args])
     elif not language.compiled:
         code = _run_tool(language, source)
     else:

@@ -201,6 +201,7 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
         "prefix": installation.prefix,
         "guest": installation.guest,
         "packages": installation.packages,
+        "helpers": installation.helpers,
         "modules": [*COMMON_MODULES, *modules],
     }
     source = str(Path(installation.guest).parent.parent)

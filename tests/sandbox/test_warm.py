@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
     kinds = list_kinds(["numpy", "sympy", "mpmath", "scipy", "pandas"])
-    assert Installation("python", "/usr", "guest", {}, kinds).choose_kind(code) == kind
+    assert Installation("python", "/usr", "guest", {}, {}, kinds).choose_kind(code) == kind
 
 
 def test_kinds_of_what_is_installed() -> None:

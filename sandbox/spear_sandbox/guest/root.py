@@ -20,6 +20,7 @@ __all__ = [
     "CODE",
     "DEVICES",
     "ENVIRONMENT",
+    "HELPERS",
     "LINKED_FOLDERS",
     "SITE",
     "SYSTEM_FILES",
@@ -34,7 +35,7 @@ __all__ = [
 
 OOM_SCORE = 500
 """Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
-CODE, SITE = "/opt/sandbox/code", "/opt/sandbox/site"
+CODE, SITE, HELPERS = "/opt/sandbox/code", "/opt/sandbox/site", "/opt/sandbox/helpers"
 SYSTEM_FOLDERS = (
     "/usr/bin",
     "/usr/include",
@@ -83,6 +84,8 @@ class Settings(TypedDict):
     """Folder of these modules."""
     packages: dict[str, str]
     """Name → file or folder that is to be importable."""
+    helpers: dict[str, str]
+    """The same for what other languages need, in a folder of its own."""
     modules: list[str]
     """What to import before the first run."""
 
@@ -114,7 +117,12 @@ def enter() -> NoReturn:
 
 
 def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
-    shown = [*list_folders(settings["prefix"]), *settings["packages"].values(), settings["guest"]]
+    shown = [
+        *list_folders(settings["prefix"]),
+        *settings["packages"].values(),
+        *settings["helpers"].values(),
+        settings["guest"],
+    ]
     stage = next(path for path in STAGES if os.path.isdir(path) and not any(s.startswith(path + "/") for s in shown))
 
     def build() -> None:
@@ -215,8 +223,9 @@ def _build_root(stage: str, settings: Settings) -> None:
         if os.path.exists(path):
             _show(os.path.realpath(path), stage + path)
     # Before the folders that they lie in are hidden.
-    for name, path in settings["packages"].items():
-        _show(path, f"{stage}{SITE}/{name}")
+    for folder, shown in ((SITE, settings["packages"]), (HELPERS, settings["helpers"])):
+        for name, path in shown.items():
+            _show(path, f"{stage}{folder}/{name}")
     os.makedirs(f"{stage}{SITE}", exist_ok=True)
     _show(settings["guest"], f"{stage}{CODE}/spear_sandbox/guest")
     for path in list_hidden(folders):

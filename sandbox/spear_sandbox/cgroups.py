@@ -309,10 +309,10 @@ def _find_delegated(own: _Place) -> _Place | None:
     That is its own group, if the controllers are passed on there already, or the one above, if systemd has delegated it
     (``Delegate=memory pids`` with ``DelegateSubgroup=``).
     """
-    if "memory" in (own.folder / "cgroup.subtree_control").read_text().split():
-        return own
     above = own.folder.parent
     with contextlib.suppress(OSError):
+        if "memory" in (own.folder / "cgroup.subtree_control").read_text().split():
+            return own
         if own.folder != own.top and os.getxattr(above, "user.delegate") == b"1":
             (above / "cgroup.subtree_control").write_text("+memory +pids")
             return _Place(above, own.top, unified=True)

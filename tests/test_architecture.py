@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_envs/retrieval/session.py",
         "spear_envs/retrieval/backends/asking.py",
         "spear_sandbox/client.py",
+        "spear_sandbox/remote.py",
         "spear_sandbox/web/replies.py",
         "spear_agents/engines/openai.py",
         "spear_agents/gateway/loop.py",
@@ -88,6 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_envs/retrieval/server.py",
         "spear_envs/adapters/openenv/server.py",
         "spear_sandbox/server.py",
+        "spear_sandbox/cells.py",
         "spear_sandbox/web/*",
     ),
     "starlette": ("spear_sandbox/web/answering.py", "spear_envs/adapters/openenv/server.py"),
@@ -141,9 +143,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_agents/gateway/*",
         "spear_envs/retrieval/backends/settings.py",
         "spear_envs/retrieval/mcp_server.py",
+        "spear_sandbox/cells.py",
+        "spear_sandbox/mcp_server.py",
         "spear_training/*",
     ),
-    "mcp": ("spear_envs/retrieval/mcp_server.py",),
+    "mcp": ("spear_envs/retrieval/mcp_server.py", "spear_sandbox/mcp_server.py", "spear_sandbox/web/mcp.py"),
     "hydra": ("spear_training/*",),
     "omegaconf": ("spear_training/*",),
     "yaml": ("spear_envs/retrieval/backends/settings.py", "spear_training/*"),
@@ -151,7 +155,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyarrow": ("spear_envs/data/rows.py",),
     "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("spear_training/*",),
-    "matplotlib": ("spear_training/plots*",),
+    "matplotlib": ("spear_training/plots*", "spear_sandbox/guest/warmth.py"),
 }
 # Rooms with a shorter list than the table above gives them.
 ONLY: dict[str, tuple[str, ...]] = {

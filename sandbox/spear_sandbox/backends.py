@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from signal import Signals
 from typing import Protocol
 
+from spear_sandbox.cgroups import Groups
 from spear_sandbox.protocol import Health, Isolation
 from spear_sandbox.runs import Fork
 
@@ -18,6 +19,8 @@ class Backend(Protocol):
     level: Isolation
     ending: Signals
     """What ends a run, sent to the process that ``Fork`` gives."""
+    groups: Groups | None
+    """Control groups for its runs; None where this process may make none."""
 
     async def start(self) -> None:
         """Get ready.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import platform
 import sys
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from spear_sandbox.cgroups import choose_places, find_memory_limit
+from spear_sandbox.installation import PACKAGES, find_installation
+from spear_sandbox.languages import LANGUAGES
 from spear_sandbox.levels import EXIT_CODE, IsolationRefusedError, examine
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Executor, Isolation, Limits, Outcome, RunStatus, SandboxFault
@@ -65,6 +69,14 @@ def _take_isolation(command: Callable[..., Any]) -> Callable[..., Any]:
     return taken
 
 
+def _split_packages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (value or "").split(",") if name.strip())
+    for name in names:
+        if not name.isidentifier() or importlib.util.find_spec(name) is None:
+            raise click.BadParameter(f"{name!r} cannot be imported here: give import names, such as pandas,matplotlib.")
+    return names
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="spear-sandbox", prog_name="spear-sandbox", message="%(prog)s %(version)s")
 def sandbox() -> None:
@@ -74,7 +86,9 @@ def sandbox() -> None:
 @sandbox.command(name="serve")
 @_take_isolation
 @take_address(8080)
-@click.option("--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core.")
+@click.option(
+    "--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows."
+)
 @click.option(
     "--queue-length",
     type=click.IntRange(0),
@@ -110,7 +124,22 @@ def sandbox() -> None:
     show_default=True,
     help="MiB of a request; larger ones get 413.",
 )
+@click.option(
+    "--max-sessions", type=click.IntRange(0), default=256, show_default=True, help="Sessions that may be open."
+)
+@click.option(
+    "--session-idle",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a session that nobody uses is ended.",
+)
 @click.option("--zygotes", type=click.IntRange(1), help="Warm interpreters of each kind; by default 1 for 4 cores.")
+@click.option(
+    "--packages",
+    callback=_split_packages,
+    help="Import names, separated by commas, of packages for the programs beside numpy, scipy and sympy.",
+)
 @click.option("--self-test-only", is_flag=True, help="Test the isolation and end: code 0 if it holds, 78 if not.")
 def serve_runs(
     isolation: str,
@@ -123,7 +152,10 @@ def serve_runs(
     max_run_timeout: float,
     memory_mb: int,
     max_body_mb: int,
+    max_sessions: int,
+    session_idle: float,
     zygotes: int | None,
+    packages: tuple[str, ...],
     self_test_only: bool,
 ) -> None:
     """Answer POST /run_code in SandboxFusion's form until SIGINT or SIGTERM.
@@ -133,12 +165,19 @@ def serve_runs(
     token.
     """
     limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
+    if max_running is not None and (held := find_memory_limit()) is not None:
+        fitting = choose_places(max_running, limits, held)
+        if fitting < max_running:
+            _warn(f"{max_running} runs may need more than this container has ({held >> 20} MiB); {fitting} always fit.")
     token = read_token(TOKEN_VARIABLE)
     if not self_test_only:
         import spear_sandbox.serving  # noqa: F401  (a package that it misses is named before the self-test)
 
     async def work() -> None:
-        make = partial(LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes)
+        installation = find_installation((*PACKAGES, *packages))
+        make = partial(
+            LocalExecutor, limits=limits, max_running=max_running, zygotes=zygotes, installation=installation
+        )
         executor = await _start(make, isolation, weak)
         try:
             if self_test_only:
@@ -153,6 +192,8 @@ def serve_runs(
                 max_run_s=max_run_timeout,
                 limits=limits,
                 body_bytes=max_body_mb << 20,
+                max_sessions=max_sessions,
+                session_idle_s=session_idle,
                 token=token,
                 local=is_loopback(host),
             )
@@ -218,9 +259,13 @@ def doctor(as_json: bool) -> None:
     if as_json:
         levels = {level.value: [asdict(probe) for probe in probes] for level, probes in found.items()}
         about = {"version": version("spear-sandbox"), "kernel": platform.release(), "python": sys.executable}
-        click.echo(json.dumps({"ok": strong, **about, "levels": levels}))
+        tools = {language.name: language.find() for language in LANGUAGES}
+        click.echo(json.dumps({"ok": strong, **about, "levels": levels, "languages": tools}))
     else:
         _show_levels(found)
+        for language in LANGUAGES:
+            place = language.find() or f"not installed ({language.tool or language.module})"
+            click.echo(f"language {language.name}: {place}")
     if not strong:
         sys.exit(EXIT_CODE)
 
@@ -301,6 +346,63 @@ def run_file(
     else:
         _print_outcome(outcome, timeout)
     sys.exit(_choose_code(outcome))
+
+
+@sandbox.command(name="mcp")
+@_take_isolation
+@click.option("--url", help="Run on this service instead of on this machine.")
+@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
+@take_address(8082)
+@click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
+@click.option(
+    "--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions that may be open."
+)
+def serve_mcp(
+    isolation: str,
+    weak: str | None,
+    url: str | None,
+    http: bool,
+    host: str,
+    port: int,
+    memory_mb: int,
+    max_sessions: int,
+) -> None:
+    """Offer running code, sessions and their files as tools of the Model Context Protocol (extra 'mcp').
+
+    Over stdin and stdout, or over HTTP; then SPEAR_SANDBOX_TOKEN is asked for, as by 'serve'.
+
+    \b
+    Example, for a client that starts it:
+        {"mcpServers": {"sandbox": {"command": "spear-sandbox", "args": ["mcp"]}}}
+    """
+    from spear_sandbox.mcp_server import SessionExecutor, make_mcp_server
+    from spear_sandbox.web.mcp import serve_http
+
+    limits = Limits(wall_s=300.0, memory_mb=memory_mb)
+    executor: SessionExecutor
+    if url is None:
+
+        async def find_level() -> str:
+            found = await _start(partial(LocalExecutor, limits=limits, zygotes=1), isolation, weak)
+            level = found.health().level.value
+            await found.close()
+            return level
+
+        executor = LocalExecutor(asyncio.run(find_level()), limits=limits)
+    else:
+        from spear_sandbox.client import HttpExecutor
+
+        executor = HttpExecutor(url)
+    server = make_mcp_server(executor, most_sessions=max_sessions)
+    if not http:
+        server.run("stdio")
+        return
+    token = read_token(TOKEN_VARIABLE)
+    listener = bind_socket(host, port)
+    address = write_url(host, listener.getsockname()[1])
+    warn_of_open_address(address, host, token, allows="run code", variable=TOKEN_VARIABLE)
+    click.echo(f"ready: tools at {address}/mcp")
+    serve_http(server, listener, host=host, token=token)
 
 
 def _read_text(file: BinaryIO) -> str:

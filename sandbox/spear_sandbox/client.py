@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, SandboxFault
+from spear_sandbox.remote import HttpSession
 from spear_sandbox.web.endpoints import Backoff, EndpointRing, Service, read_urls
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.web.replies import read_detail
@@ -126,6 +129,41 @@ class HttpExecutor:
         )
         return await self._ask(write_request(asked), self.queue_s + wanted.wall_s + ANSWER_SLACK_S)
 
+    async def open_session(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        limits: Limits | None = None,
+        idle_s: float | None = None,
+    ) -> HttpSession:
+        """Open a session on one of the servers, which all of its cells go to.
+
+        Args:
+            files: relative name → content; written into its working folder.
+            limits: ``wall_s`` of one cell, and ``memory_mb``; the rest is the server's own.
+            idle_s: seconds after its last cell at which the server ends it, at most the server's own; None for that.
+
+        Raises:
+            SandboxFault: no session could be opened.
+            ValueError: a server refused the request itself or its token.
+        """
+        wanted = limits or self.limits
+        endpoint = self._ring.choose(asyncio.get_running_loop().time())
+        slack_s = self.queue_s + ANSWER_SLACK_S
+        transport = _Line(self, endpoint.url)
+        asked = {
+            "files": {name: base64.b64encode(content).decode("ascii") for name, content in (files or {}).items()},
+            "memory_limit_MB": wanted.memory_mb,
+            "cell_timeout": wanted.wall_s,
+            "idle_timeout": idle_s,
+        }
+        answer = await transport.send("POST", "/sessions", json.dumps(asked).encode("ascii"), slack_s)
+        try:
+            name = str(json.loads(answer.content)["session_id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SandboxFault(FaultKind.BAD_REPLY, f"{endpoint.url}: no session ({error!r}).") from None
+        return HttpSession(transport, name, cell_s=wanted.wall_s, slack_s=slack_s)
+
     async def close(self) -> None:
         """Close all connections; runs under way end with them."""
         self._closed = True
@@ -135,7 +173,8 @@ class HttpExecutor:
     async def _ask(self, body: bytes, seconds: float) -> Outcome:
         """The first outcome; of failures that pass, at most as many as ``retries`` has."""
         loop = asyncio.get_running_loop()
-        left = {FaultKind.TIMEOUT: self.retries.busy, FaultKind.UNAVAILABLE: self.retries.broken}
+        left = dict.fromkeys((FaultKind.UNAVAILABLE, FaultKind.MEMORY), self.retries.broken)
+        left[FaultKind.TIMEOUT] = self.retries.busy
         tries = 0
         while True:
             endpoint = self._ring.choose(loop.time())
@@ -156,6 +195,16 @@ class HttpExecutor:
             _Passing: another try may do better.
             SandboxFault, ValueError: it would not.
         """
+        response = await self._post("POST", url, "/run_code", body, seconds)
+        return self._read(url, response)
+
+    async def _post(self, method: str, url: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
+        """The answer to one request, where it is one of success.
+
+        Raises:
+            _Passing: another try may do better.
+            SandboxFault, ValueError: it would not.
+        """
         import httpx
 
         headers = {"Content-Type": "application/json"}
@@ -163,27 +212,29 @@ class HttpExecutor:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         try:
-            request = self._open_client().post(f"{url}/run_code", content=body, headers=headers)
+            request = self._open_client().request(method, f"{url}{path}", content=body, headers=headers)
             response = await asyncio.wait_for(request, seconds)
         except asyncio.TimeoutError:
             raise SandboxFault(FaultKind.TIMEOUT, f"no answer from {url} within {seconds:g} s") from None
         except httpx.TransportError as error:
             sentence = f"{url} cannot be reached or broke off ({type(error).__name__}: {error})"
             raise _Passing(FaultKind.UNAVAILABLE, sentence) from None
-        return self._read(url, response)
-
-    def _read(self, url: str, response: httpx.Response) -> Outcome:
         status = response.status_code
         if status == 504:
             raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {read_detail(response)}")
         if status in RETRIED_ONCE:
             raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {read_detail(response)}")
+        if status == 410:
+            raise SandboxFault(FaultKind.SESSION_ENDED, f"{url}: {read_detail(response)}")
         if status == 401:
             raise ValueError(f"{url} wants another token (status {status}): set {TOKEN_VARIABLE} to the server's.")
         if status in (400, 403, 413, 422):
             raise ValueError(f"{url} refused the request (status {status}): {read_detail(response)}")
-        if status != 200:
+        if status not in (200, 201):
             raise SandboxFault(FaultKind.BAD_REPLY, f"{url} answered {status}: {read_detail(response)}")
+        return response
+
+    def _read(self, url: str, response: httpx.Response) -> Outcome:
         try:
             return read_reply(response.content)
         except BadReplyError as error:
@@ -209,6 +260,20 @@ class HttpExecutor:
                 trust_env=False,
             )
         return self._client
+
+
+class _Line:
+    """To one server, for sessions; see :class:`spear_sandbox.remote.SessionTransport`."""
+
+    def __init__(self, executor: HttpExecutor, url: str) -> None:
+        self._executor = executor
+        self._url = url
+
+    async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
+        try:
+            return await self._executor._post(method, self._url, path, body, seconds)
+        except _Passing as failure:
+            raise SandboxFault(failure.kind, str(failure)) from None
 
 
 class _Passing(Exception):

@@ -13,10 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from spear_sandbox.cgroups import Groups
 from spear_sandbox.guest.root import (
     CODE,
     DEVICES,
     ENVIRONMENT,
+    HELPERS,
     LINKED_FOLDERS,
     SITE,
     SYSTEM_FILES,
@@ -24,7 +26,8 @@ from spear_sandbox.guest.root import (
     list_hidden,
     list_parents,
 )
-from spear_sandbox.guest.seccomp import build_filter
+from spear_sandbox.guest.seccomp import Locks, build_filter
+from spear_sandbox.guest.supervisor import OOM_SCORE
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import Health, Isolation, Limits
 from spear_sandbox.runs import Fork
@@ -39,7 +42,8 @@ class _ColdBackend(ABC):
     level: Isolation
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+        self.groups = groups
         self._installation = installation
         self._user = uid if os.getuid() == 0 else None
         self._limits = limits
@@ -47,13 +51,15 @@ class _ColdBackend(ABC):
 
     def health(self) -> Health:
         """See :meth:`spear_sandbox.backends.Backend.health`."""
-        return Health(self.level, self._features(), 0, 0, ok=True)
+        return Health(self.level, self._features() | {"cgroup": self.groups is not None}, 0, 0, ok=True)
 
     async def close(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.close`."""
         for process in self._processes:
             process.send_signal(self.ending)
         await asyncio.gather(*(end_process(process) for process in list(self._processes)))
+        if self.groups is not None:
+            self.groups.close()
 
     @abstractmethod
     def _features(self) -> dict[str, bool]:
@@ -64,7 +70,8 @@ class _ColdBackend(ABC):
     ) -> subprocess.Popen[bytes]:
         drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
         process = subprocess.Popen(
-            command,
+            # Where memory is short, runs are killed first. Inside, nobody may write to /proc any more.
+            ["/bin/sh", "-c", f'echo {OOM_SCORE} > /proc/self/oom_score_adj; exec "$@"', "sh", *command],
             pass_fds=descriptors,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -83,15 +90,22 @@ class _ColdBackend(ABC):
         finally:
             self._processes.discard(process)
 
-    def _check_reach(self) -> None:
-        """Raise RefusedError if the user of the programs cannot start the interpreter."""
+    def _check_reach(self) -> bool:
+        """Start the interpreter as the user of the programs; whether the kernel asks supervisors about locks there.
+
+        Raises:
+            RefusedError: That user cannot.
+        """
         drop = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
-        command = [self._installation.interpreter, "-I", "-S", "-c", ""]
+        source = str(Path(self._installation.guest).parent.parent)
+        ask = f"import sys; sys.path.insert(0, {source!r}); from spear_sandbox.guest.locks import can_listen; "
+        command = [self._installation.interpreter, "-I", "-S", "-c", ask + "print(can_listen())"]
         try:
-            subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
+            done = subprocess.run(command, env={}, cwd="/", check=True, capture_output=True, timeout=60, **drop)  # type: ignore[call-overload]
         except (OSError, subprocess.SubprocessError) as error:
             user = os.getuid() if self._user is None else self._user
             raise RefusedError(f"user {user} cannot start {self._installation.interpreter}: {error}") from None
+        return done.stdout == b"True\n"
 
 
 class BwrapBackend(_ColdBackend):
@@ -99,17 +113,18 @@ class BwrapBackend(_ColdBackend):
 
     level = Isolation.BWRAP
 
-    def __init__(self, installation: Installation, *, uid: int, limits: Limits) -> None:
-        super().__init__(installation, uid=uid, limits=limits)
+    def __init__(self, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None) -> None:
+        super().__init__(installation, uid=uid, limits=limits, groups=groups)
         self._bwrap = shutil.which("bwrap")
         self._program = b""
+        self._keeps_locks = False
 
     async def start(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.start`."""
         if self._bwrap is None:
             raise RefusedError("bubblewrap (bwrap) is not installed")
-        self._check_reach()
-        self._program = build_filter()
+        self._keeps_locks = self._check_reach()
+        self._program = build_filter(locks=Locks.ALLOW, stacked=True)
 
     @contextlib.asynccontextmanager
     async def borrow(self, code: str) -> AsyncIterator[Fork]:
@@ -162,19 +177,32 @@ class BwrapBackend(_ColdBackend):
             command += ["--ro-bind-try", os.path.realpath(path), path]
         for name, path in installation.packages.items():
             command += ["--ro-bind", path, f"{SITE}/{name}"]
+        for name, path in installation.helpers.items():
+            command += ["--ro-bind", path, f"{HELPERS}/{name}"]
         command += ["--ro-bind", installation.guest, f"{CODE}/spear_sandbox/guest"]
         for path in list_hidden(folders):
             command += ["--tmpfs", path, "--remount-ro", path]
         for name in DEVICES:
             command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         command += ["--symlink", "/tmp", "/dev/shm", "--symlink", "/proc/self/fd", "/dev/fd"]
-        command += ["--proc", "/proc", "--size", str(self._limits.disk_mb << 20), "--perms", "1777", "--tmpfs", "/tmp"]
+        command += [
+            "--proc",
+            "/proc",
+            "--remount-ro",
+            "/proc",
+            "--size",
+            str(self._limits.disk_mb << 20),
+            "--perms",
+            "1777",
+            "--tmpfs",
+            "/tmp",
+        ]
         command += ["--remount-ro", "/", "--chdir", "/tmp", "--"]
         return [*command, *_write_interpreter(installation, CODE, SITE, self.level, "/tmp", [], descriptors)]
 
     def _features(self) -> dict[str, bool]:
-        held = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True)
-        return held | {"landlock": False, "cgroup": False}
+        held = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
+        return held | {"landlock": False, "locks": self._keeps_locks}
 
 
 class WeakBackend(_ColdBackend):
@@ -183,8 +211,10 @@ class WeakBackend(_ColdBackend):
     # The supervisor must kill what it supervises: there is no pid namespace that would end with it.
     ending = signal.SIGTERM
 
-    def __init__(self, level: Isolation, installation: Installation, *, uid: int, limits: Limits) -> None:
-        super().__init__(installation, uid=uid, limits=limits)
+    def __init__(
+        self, level: Isolation, installation: Installation, *, uid: int, limits: Limits, groups: Groups | None = None
+    ) -> None:
+        super().__init__(installation, uid=uid, limits=limits, groups=groups)
         self.level = level
 
     async def start(self) -> None:
@@ -205,7 +235,7 @@ class WeakBackend(_ColdBackend):
             site.mkdir()
             if self._user is not None:
                 os.chown(work, self._user, self._user)
-            for name, path in self._installation.packages.items():
+            for name, path in {**self._installation.helpers, **self._installation.packages}.items():
                 (site / name).symlink_to(path)
             source = str(Path(self._installation.guest).parent.parent)
             readable = self._list_readable(str(site))
@@ -231,12 +261,14 @@ class WeakBackend(_ColdBackend):
     def _list_readable(self, site: str) -> list[str]:
         installation = self._installation
         shown = [*list_folders(installation.prefix), *SYSTEM_FILES, *LINKED_FOLDERS, *installation.packages.values()]
+        shown += installation.helpers.values()
         shown += [installation.guest, site, *(f"/dev/{name}" for name in DEVICES)]
         return sorted({os.path.realpath(path) for path in shown if os.path.exists(path)})
 
     def _features(self) -> dict[str, bool]:
         held = self.level is Isolation.LANDLOCK
-        nothing = dict.fromkeys(("userns", "pidns", "netns", "cgroup"), False)
+        # Files are on the host's disk, and nobody counts them.
+        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk", "locks"), False)
         return nothing | {"seccomp": held, "landlock": held}
 
 

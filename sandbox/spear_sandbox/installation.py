@@ -9,12 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob
+from importlib import metadata
 from pathlib import Path
 
 __all__ = ["PACKAGES", "Installation", "Warmth", "find_installation", "list_kinds"]
 
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy")
 """What programs may import beside the standard library, as far as it is installed."""
+HELPERS = ("pytest",)
+"""What languages other than Python need."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Installation:
     """Folder of ``spear_sandbox.guest``."""
     packages: dict[str, str]
     """Name in ``site-packages`` → path."""
+    helpers: dict[str, str]
+    """The same for what other languages need; programs in Python do not find them."""
     kinds: tuple[Warmth, ...]
     """Of warm interpreters, each with all that the one before it has."""
 
@@ -71,25 +76,70 @@ def list_kinds(packages: Sequence[str]) -> tuple[Warmth, ...]:
 
 
 def find_installation(packages: Sequence[str] = PACKAGES) -> Installation:
-    """The interpreter of this process, outside any virtual environment, and those of the packages that it has."""
+    """The interpreter of this process, outside any virtual environment, and those of the packages that it has.
+
+    What the packages need is shown, too; only the packages themselves are imported beforehand.
+
+    Args:
+        packages: import names.
+    """
     paths: dict[str, str] = {}
-    names: list[str] = []
-    for name in packages:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            continue
-        names.append(name)
-        place = Path(spec.origin)
-        if spec.submodule_search_locations:
-            place = place.parent
-        paths[place.name] = os.path.realpath(place)
-        for pattern in (f"{name}.libs", f"{name}-*.dist-info"):
-            paths |= {os.path.basename(path): os.path.realpath(path) for path in glob(f"{place.parent}/{pattern}")}
+    names = [name for name in packages if _add(name, paths)]
+    paths |= _find_needed([name for name in names if name not in PACKAGES])
     base = getattr(sys, "_base_executable", None) or sys.executable
     return Installation(
         interpreter=os.path.realpath(base),
         prefix=os.path.realpath(sys.base_prefix),
         guest=str(Path(__file__).resolve().parent / "guest"),
         packages=paths,
+        helpers=_find_needed(HELPERS),
         kinds=list_kinds(names),
     )
+
+
+def _add(name: str, paths: dict[str, str]) -> bool:
+    """Whether there is such a module or package; where it lies is added."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return False
+    place = Path(spec.origin)
+    if spec.submodule_search_locations:
+        place = place.parent
+    paths[place.name] = os.path.realpath(place)
+    for pattern in (f"{name}.libs", f"{name}-*.dist-info"):
+        paths |= {os.path.basename(path): os.path.realpath(path) for path in glob(f"{place.parent}/{pattern}")}
+    return True
+
+
+def _find_needed(names: Sequence[str]) -> dict[str, str]:
+    """Name in ``site-packages`` → path of all that these need, themselves included, as far as it is installed."""
+    names = [name for name in names if importlib.util.find_spec(name) is not None]
+    todo = {owner for name in names for owner in _find_owners(name)}
+    seen: set[str] = set()
+    paths: dict[str, str] = {}
+    while todo:
+        seen.add(name := todo.pop())
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # for another system, say
+            continue
+        for text in distribution.requires or ():
+            if "extra ==" not in text:
+                todo |= {_simplify(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])} - seen
+        # Also what has another name than the package, such as its libraries.
+        for part in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not part.endswith(".pth") and os.path.exists(place := str(distribution.locate_file(part))):
+                paths[part] = os.path.realpath(place)
+    return paths
+
+
+def _find_owners(name: str) -> list[str]:
+    """The distributions that an import name comes from."""
+    try:
+        return [_simplify(metadata.distribution(name).metadata["Name"])]
+    except metadata.PackageNotFoundError:  # as sklearn, of scikit-learn; to find these takes seconds
+        return [_simplify(owner) for owner in metadata.packages_distributions().get(name, ())]
+
+
+def _simplify(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from spear_sandbox.backends import Backend
+from spear_sandbox.cgroups import Groups
 from spear_sandbox.cold import BwrapBackend, WeakBackend
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.protocol import FaultKind, Isolation, Limits, SandboxFault
@@ -87,8 +88,9 @@ async def _test(backend: Backend, uid: int) -> list[Probe]:
 def _make_backend(level: Isolation, installation: Installation, *, zygotes: int, uid: int, limits: Limits) -> Backend:
     if sys.platform != "linux":
         raise IsolationRefusedError("The sandbox needs Linux: run it in a container or on another host.")
+    groups = Groups.find()
     if level is Isolation.NAMESPACES:
-        return WarmBackend(installation, zygotes=zygotes, uid=uid)
+        return WarmBackend(installation, zygotes=zygotes, uid=uid, groups=groups)
     if level is Isolation.BWRAP:
-        return BwrapBackend(installation, uid=uid, limits=limits)
-    return WeakBackend(level, installation, uid=uid, limits=limits)
+        return BwrapBackend(installation, uid=uid, limits=limits, groups=groups)
+    return WeakBackend(level, installation, uid=uid, limits=limits, groups=groups)

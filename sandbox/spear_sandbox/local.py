@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 
 from spear_sandbox.admission import Admission
 from spear_sandbox.backends import Backend
+from spear_sandbox.cgroups import choose_places, find_memory_limit
+from spear_sandbox.guest.job import Job
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backend
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.runs import carry_out, make_job
+from spear_sandbox.sessions import LocalSession
 
 __all__ = ["LocalExecutor"]
 
 REFUSED_S = 60.0
 """For so long a refusal is remembered."""
+MEMORY_WAIT_S = 0.5
+"""How long a run waits whose memory others took, before it is tried once more."""
 
 
 class LocalExecutor:
@@ -29,7 +35,8 @@ class LocalExecutor:
     Args:
         isolation: ``"auto"`` takes the first of ``namespaces`` and ``bwrap`` that holds; a weaker level must be named.
         limits: Defaults of each run, and the most that a run may ask for.
-        max_running: Runs at a time; None for two per core that this process may use. More wait in order of arrival.
+        max_running: Runs at a time; None for two per core that this process may use, and no more than the memory of
+            its container holds at these limits. More wait in order of arrival.
         zygotes: Warm interpreters of each kind; None for one per four cores, eight at most.
         installation: The programs' interpreter and packages; None for this process's, with numpy, scipy and sympy if
             they are installed.
@@ -52,7 +59,7 @@ class LocalExecutor:
             raise ValueError(f"uid={uid}: give a user that is not root.")
         cores = len(os.sched_getaffinity(0))
         self.limits = limits or Limits()
-        self.max_running = max_running or 2 * cores
+        self.max_running = max_running or choose_places(cores, self.limits, find_memory_limit())
         self._isolation = isolation
         self._zygotes = zygotes or max(1, min(8, cores // 4))
         self._installation = installation or find_installation()
@@ -61,6 +68,7 @@ class LocalExecutor:
         self._backend: Backend | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self._sessions: weakref.WeakSet[LocalSession] = weakref.WeakSet()
         self._refusal: IsolationRefusedError | None = None
         self._refused_until = 0.0
 
@@ -84,6 +92,15 @@ class LocalExecutor:
         """See :meth:`spear_sandbox.protocol.Executor.run`."""
         bounds = (limits or self.limits).cut(self.limits)
         job = make_job(code, files, fetch_files, bounds)
+        try:
+            return await self._run(job, stdin, bounds)
+        except SandboxFault as fault:
+            if fault.kind is not FaultKind.MEMORY:
+                raise
+        await asyncio.sleep(MEMORY_WAIT_S)  # those that took it are dead, or come to their own limits
+        return await self._run(job, stdin, bounds)
+
+    async def _run(self, job: Job, stdin: str | None, bounds: Limits) -> Outcome:
         arrived = time.monotonic()
         backend = await self._started()
         await self._admission.enter(None)
@@ -91,8 +108,17 @@ class LocalExecutor:
             if self._closed:
                 raise _closed()
             queue_s = time.monotonic() - arrived
-            async with backend.borrow(code) as fork:
-                return await carry_out(job, stdin, bounds, backend.level, fork, ending=backend.ending, queue_s=queue_s)
+            async with backend.borrow(job["code"]) as fork:
+                return await carry_out(
+                    job,
+                    stdin,
+                    bounds,
+                    backend.level,
+                    fork,
+                    ending=backend.ending,
+                    queue_s=queue_s,
+                    groups=backend.groups,
+                )
         except SandboxFault as fault:
             if self._closed:  # closing killed the run: its own account of that says less
                 raise _closed() from fault
@@ -101,6 +127,29 @@ class LocalExecutor:
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started or followed: {error}") from error
         finally:
             self._admission.leave()
+
+    async def open_session(
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+    ) -> LocalSession:
+        """Start a session; it lives until it is closed, or this is, for a day at most.
+
+        Args:
+            files: Relative name → content; written into its working folder.
+            limits: As for :meth:`run`; ``wall_s`` is that of one cell.
+
+        Raises:
+            SandboxFault: It could not be started, or the isolation that holds here has no sessions.
+            ValueError: A file name leaves the working folder.
+        """
+        backend = await self._started()
+        if backend.level is not Isolation.NAMESPACES:
+            raise SandboxFault(
+                FaultKind.UNAVAILABLE, f"sessions need the isolation 'namespaces', not {backend.level.value!r}"
+            )
+        bounds = (limits or self.limits).cut(self.limits)
+        session = await LocalSession.open(backend, self._admission, bounds, files)
+        self._sessions.add(session)
+        return session
 
     def health(self) -> Health:
         """How it is now.
@@ -115,6 +164,7 @@ class LocalExecutor:
     async def close(self) -> None:
         """See :meth:`spear_sandbox.protocol.Executor.close`."""
         self._closed = True
+        await asyncio.gather(*(session.close() for session in self._sessions))
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.cancel()

@@ -8,6 +8,9 @@ from enum import Enum
 from typing import Protocol
 
 __all__ = [
+    "CellError",
+    "CellOutcome",
+    "CellStatus",
     "Executor",
     "FaultKind",
     "Health",
@@ -17,6 +20,7 @@ __all__ = [
     "Outcome",
     "RunStatus",
     "SandboxFault",
+    "Session",
 ]
 
 
@@ -50,16 +54,18 @@ class RunStatus(Enum):
 
 
 class KillReason(Enum):
-    """Why the sandbox ended a run."""
+    """Why a run was ended from outside of its program."""
 
     NONE = ""
-    """It did not."""
+    """It was not."""
     TIMEOUT = "timeout"
     """Wall time."""
     MEMORY = "memory_limit"
     """All processes of the run together held too much."""
     OUTPUT = "output_limit"
     """Too much was printed."""
+    SIGKILL = "sigkill"
+    """SIGKILL, which no limit sent: the program itself, or somebody outside. Which of them, Linux does not say."""
 
 
 class FaultKind(Enum):
@@ -71,6 +77,11 @@ class FaultKind(Enum):
     """No free slot came in time."""
     BAD_REPLY = "sandbox_bad_reply"
     """The sandbox answered something that is no outcome."""
+    MEMORY = "sandbox_memory"
+    """The kernel killed the run because others had taken the memory that it still might have used."""
+    SESSION_ENDED = "sandbox_session_ended"
+    """A session is over: closed, idle for too long, killed at a limit, ended by its program, or of a server that was
+    started anew."""
 
 
 class SandboxFault(Exception):
@@ -162,13 +173,102 @@ class Health:
 
     level: Isolation
     features: Mapping[str, bool]
-    """What stands behind the level: userns, pidns, netns, seccomp, landlock, cgroup."""
+    """What the level has: userns, pidns, netns, seccomp, landlock; cgroup, where the kernel counts the memory of a run
+    rather than its supervisor; disk, where ``disk_mb`` and ``files`` hold; locks, where
+    programs may lock files of their own and no others."""
     zygotes: int
     """Warm interpreters that live."""
     restarts: int
     """Warm interpreters started in the place of dead ones."""
     ok: bool
     """Whether runs can be started."""
+
+
+class CellStatus(Enum):
+    """How a cell ended."""
+
+    FINISHED = "Finished"
+    """With or without an error; the session goes on."""
+    TIME_LIMIT = "TimeLimitExceeded"
+    """It was interrupted; the session goes on."""
+    ENDED = "Ended"
+    """The session has ended with it."""
+
+
+@dataclass(frozen=True)
+class CellError:
+    """An exception that a cell did not catch."""
+
+    name: str
+    """Of its class."""
+    message: str
+    traceback: tuple[str, ...]
+    """Lines, of the cells and what they called."""
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """What a cell did. All of it comes from the session's own process, which the program shares."""
+
+    status: CellStatus
+    stdout: str
+    stderr: str
+    display: tuple[Mapping[str, str], ...]
+    """What was shown, the value of a last expression included, each by media type; pictures in base64."""
+    error: CellError | None
+    wall_s: float
+    truncated: bool
+    """Whether more was printed than kept."""
+    reason: KillReason
+    """Of the end of the session, where a limit was."""
+
+
+class Session(Protocol):
+    """An interpreter that keeps its variables and files from one cell to the next.
+
+    Between cells all of its processes are stopped, background threads included.
+    """
+
+    id: str
+    """128 random bits: whoever knows it may use the session."""
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
+        """Play a cell; others of the session wait for it.
+
+        Args:
+            code: Source. The value of a last expression is shown, ``await`` works, and figures of Matplotlib are shown.
+            timeout_s: Seconds after which the cell is interrupted; None for the session's ``wall_s``, the
+                most. A cell that is not over 3 s later takes the session with it.
+
+        Raises:
+            SandboxFault: The session is over, with kind ``SESSION_ENDED``, or the sandbox failed.
+        """
+        ...
+
+    async def write_file(self, name: str, content: bytes) -> None:
+        """Write a file of at most 8 MiB below the working folder.
+
+        Raises:
+            SandboxFault: As for :meth:`run`.
+            ValueError: The name leaves the working folder, or the file cannot be written.
+        """
+        ...
+
+    async def read_file(self, name: str) -> bytes:
+        """The content of a file, of which 12 MiB at most; raises as :meth:`write_file`."""
+        ...
+
+    async def list_files(self) -> dict[str, int]:
+        """Relative names and bytes of the files below the working folder, 4,096 at most; raises as :meth:`run`."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the cell that runs, if one does; raises as :meth:`run`."""
+        ...
+
+    async def close(self) -> None:
+        """End it and everything that it started."""
+        ...
 
 
 class Executor(Protocol):
@@ -189,7 +289,7 @@ class Executor(Protocol):
             code: Source; need not be valid.
             stdin: What the program can read; None is the end of file at once.
             files: Relative name → content.
-            fetch_files: Relative names of files to hand back.
+            fetch_files: Relative names of files to hand back; ``*.png`` stands for all of the folder that fit.
             limits: None for the executor's defaults. Larger ones than its defaults are cut to them.
 
         Raises:

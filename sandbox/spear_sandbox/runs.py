@@ -12,15 +12,17 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
 from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.zygotes import send_signal
 
-__all__ = ["Fork", "carry_out", "check_name", "make_job"]
+__all__ = ["Fork", "Stream", "carry_out", "check_name", "make_file", "make_job"]
 
 Fork = Callable[[Sequence[int]], Awaitable[int]]
-"""Starts a run with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; gives a pidfd.
+"""Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin; gives a
+pidfd.
 
 When that process has ended, nothing of the run is left.
 """
@@ -62,10 +64,12 @@ def make_job(code: str, files: Mapping[str, bytes] | None, fetch_files: Sequence
         "file_mb": limits.file_mb,
         "disk_mb": limits.disk_mb,
         "inodes": limits.files,
+        "groups": 0,
+        "session": False,
     }
 
 
-class _Stream:
+class Stream:
     """What a run prints: kept up to a bound, counted beyond."""
 
     def __init__(self, fd: int, kept: int) -> None:
@@ -95,6 +99,12 @@ class _Stream:
             before = self.count
             self.read()
 
+    def start_again(self) -> None:
+        """Forget what came so far."""
+        self.read_rest(1 << 62)
+        self.data.clear()
+        self.count = 0
+
     def text(self) -> str:
         """Bytes that are no UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
         data = bytes(self.data)
@@ -115,20 +125,26 @@ async def carry_out(
     *,
     ending: signal.Signals = signal.SIGKILL,
     queue_s: float = 0.0,
+    groups: Groups | None = None,
 ) -> Outcome:
     """Start a run, read what it prints, and return when nothing of it is left.
 
+    Args:
+        groups: the kernel counts the run's memory in one of them; None for no control groups.
+
     Raises:
-        SandboxFault: It could not be started or has left no report.
+        SandboxFault: It could not be started, has left no report, or others have taken its memory.
     """
     with contextlib.ExitStack() as opened:
+        watch = opened.enter_context(groups.lend(limits)) if groups is not None else OomWatch()
+        job["groups"] = len(watch.entrances)
 
         def keep(fd: int) -> int:
             opened.callback(os.close, fd)
             return fd
 
         with contextlib.ExitStack() as given:
-            descriptors = [_make_file("job", pack_job(job))]
+            descriptors = [make_file("job", pack_job(job))]
             given.callback(os.close, descriptors[0])
             ends = []
             for _ in range(3):
@@ -137,23 +153,24 @@ async def carry_out(
                 ends.append(keep(read_end))
                 given.callback(os.close, write_end)
                 descriptors.append(write_end)
+            descriptors += watch.entrances
             if stdin is not None:
-                descriptors.append(_make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
+                descriptors.append(make_file("stdin", stdin.encode("utf-8", "surrogatepass")))
                 given.callback(os.close, descriptors[-1])
             started = time.monotonic()
             pidfd = keep(await fork(descriptors))
-        streams = [_Stream(ends[0], limits.kept_output), _Stream(ends[1], limits.kept_output)]
-        report = _Stream(ends[2], 1 << 62)
+        streams = [Stream(ends[0], limits.kept_output), Stream(ends[1], limits.kept_output)]
+        report = Stream(ends[2], 1 << 62)
         end = await _follow(pidfd, ending, streams, report, job["wall_s"] + _GRACE_S, limits.max_output)
         for stream in streams:
             stream.read_rest(limits.max_output + (1 << 20))
         report.read_rest(1 << 62)
-    record = unpack_record(bytes(report.data))
-    wall_s = time.monotonic() - started
-    return _judge(record, end, streams, wall_s, queue_s, limits, job, level)
+        wall_s = time.monotonic() - started
+        record = unpack_record(bytes(report.data))
+        return _judge(record, end, streams, wall_s, queue_s, limits, job, level, watch)
 
 
-def _make_file(name: str, content: bytes) -> int:
+def make_file(name: str, content: bytes) -> int:
     """An anonymous file that nobody can change, to be read from its start."""
     fd = os.memfd_create(f"sandbox-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     rest = memoryview(content)
@@ -165,7 +182,7 @@ def _make_file(name: str, content: bytes) -> int:
 
 
 async def _follow(
-    pidfd: int, ending: signal.Signals, streams: list[_Stream], report: _Stream, longest_s: float, most: int
+    pidfd: int, ending: signal.Signals, streams: list[Stream], report: Stream, longest_s: float, most: int
 ) -> KillReason:
     """Read until the run's first process has ended; kill it when it prints or lasts too long, or when cancelled."""
     loop = asyncio.get_running_loop()
@@ -184,7 +201,7 @@ async def _follow(
         if not ended.done():
             ended.set_result(None)
 
-    def read(stream: _Stream) -> None:
+    def read(stream: Stream) -> None:
         if not stream.read():
             loop.remove_reader(stream.fd)
         if stream is not report and stream.count > most:
@@ -212,14 +229,17 @@ async def _follow(
 def _judge(
     record: Record | None,
     reason: KillReason,
-    streams: list[_Stream],
+    streams: list[Stream],
     wall_s: float,
     queue_s: float,
     limits: Limits,
     job: Job,
     level: Isolation,
+    watch: OomWatch | Group,
 ) -> Outcome:
     out, error = streams
+    if reason is KillReason.NONE:
+        reason = _look_for_oom_kill(record, watch)
     if reason is KillReason.NONE:
         if record is None:
             raise SandboxFault(FaultKind.UNAVAILABLE, "the run ended without a report: something outside has killed it")
@@ -237,6 +257,8 @@ def _judge(
         return_code = None
     elif reason is KillReason.NONE and record is not None:
         return_code = os.waitstatus_to_exitcode(record.wait_status)
+        if return_code == -signal.SIGKILL:
+            reason = KillReason.SIGKILL
     return Outcome(
         status=RunStatus.TIME_LIMIT if reason is KillReason.TIMEOUT else RunStatus.FINISHED,
         return_code=return_code,
@@ -253,6 +275,29 @@ def _judge(
         reason=reason,
         files=record.files if record else {},
     )
+
+
+def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillReason:
+    """MEMORY where the kernel has ended a run at its own limit.
+
+    A group tells of each process of the run. Without one, only a run of which SIGKILL ended the first process, or the
+    supervisor, is looked at, and a kill elsewhere in the meantime is taken for its own.
+
+    Raises:
+        SandboxFault: the kernel has killed it for the memory of others.
+    """
+    killed = record is None or (
+        record.verdict == Verdict.ITSELF
+        and os.WIFSIGNALED(record.wait_status)
+        and os.WTERMSIG(record.wait_status) == signal.SIGKILL
+    )
+    if not killed and not watch.tells_runs_apart:
+        return KillReason.NONE
+    kill = watch.judge()
+    if kill is OomKill.OTHERS and killed:
+        text = "the kernel killed the run for the memory that others took: lower --max-running or --memory-mb"
+        raise SandboxFault(FaultKind.MEMORY, text)
+    return KillReason.MEMORY if kill is OomKill.OWN else KillReason.NONE
 
 
 def _append_reason(text: str, reason: KillReason, limits: Limits, job: Job) -> str:

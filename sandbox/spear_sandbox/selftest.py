@@ -96,7 +96,9 @@ class _SelfTest:
         job = make_job(code, None, (), limits)
         backend = self._backend
         async with backend.borrow(code) as fork:
-            return await carry_out(job, stdin, limits, backend.level, fork, ending=backend.ending)
+            return await carry_out(
+                job, stdin, limits, backend.level, fork, ending=backend.ending, groups=backend.groups
+            )
 
     async def _ask(self, limits: Limits, name: str, *arguments: object) -> tuple[Any, Outcome]:
         outcome = await self._run(limits, self._source, json.dumps([name, arguments]))

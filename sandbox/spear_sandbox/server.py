@@ -1,4 +1,4 @@
-"""The HTTP service: ``POST /run_code`` as SandboxFusion has it, ``/v1/ping``, ``/health`` and ``/metrics``."""
+"""The HTTP service: ``/run_code`` and ``/run_jupyter`` as SandboxFusion has them, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
+from spear_sandbox.cells import CellService, add_routes
+from spear_sandbox.languages import find_languages, run_language
 from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
     Executor,
@@ -26,8 +28,9 @@ from spear_sandbox.protocol import (
     RunStatus,
     SandboxFault,
 )
+from spear_sandbox.table import SessionOpener, SessionTable
 from spear_sandbox.tally import Tally
-from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, wait_for_end, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,
@@ -49,7 +52,7 @@ COMPILE_SLACK_S = 5.0
 """A request may wait so much longer than its ``compile_timeout``: half of what clients grant beside both timeouts."""
 
 
-class ServedExecutor(Executor, Protocol):
+class ServedExecutor(Executor, SessionOpener, Protocol):
     """What the service runs code with."""
 
     def health(self) -> Health:
@@ -72,7 +75,11 @@ class ServiceSettings:
     """Of each run; a request may lower the memory."""
     body_bytes: int = 16 << 20
     token: str | None = field(default=None, repr=False)
-    """What ``/run_code`` and ``/metrics`` want to see as a bearer token; None asks for none."""
+    """What all but ``/v1/ping`` and ``/health`` want to see as a bearer token; None asks for none."""
+    max_sessions: int = 256
+    """Sessions at a time; those that rest take memory, no place."""
+    session_idle_s: float = 600.0
+    """After which a session is ended that nobody uses."""
     local: bool = False
     """Listens on the loopback interface: requests under the name of another host are refused."""
 
@@ -92,6 +99,31 @@ class RunService:
         self.admission = Admission(settings.max_running, settings.queue_length)
         self.metrics = MetricsPage(lambda: collect_metrics(self.tally, self.admission, executor.health()))
         self._executor = executor
+        self.languages = find_languages()
+        self.cells = CellService(
+            SessionTable(executor, most=settings.max_sessions, idle_s=settings.session_idle_s),
+            settings.limits,
+            longest_s=settings.max_run_s,
+            enter=self._enter,
+            leave=self._leave,
+        )
+
+    async def _enter(self) -> None:
+        await self.admission.enter(self.settings.queue_wait_s)
+        self.tally.running += 1
+
+    def _leave(self) -> None:
+        self.tally.running -= 1
+        self.admission.leave()
+
+    async def read(self, request: Request) -> bytes:
+        """Let a request in and read its body.
+
+        Raises:
+            HTTPException: it may not come in, or the body is too large.
+        """
+        self.check_sender(request)
+        return await self._bodies.read(request, self.settings.body_bytes, ADVICE)
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
@@ -114,17 +146,18 @@ class RunService:
         return response
 
     async def _answer(self, request: Request) -> Response:
-        self.check_sender(request)
-        body = await self._bodies.read(request, self.settings.body_bytes, ADVICE)
+        body = await self.read(request)
         try:
             asked = read_request(body)
         except BadRequestError as error:
             raise HTTPException(422, str(error)) from None
         del body
-        if asked.language != LANGUAGE:
-            return self._say(write_error(f"language {asked.language!a} is not served: only {LANGUAGE}.", self._level()))
+        if asked.language != LANGUAGE and asked.language not in self.languages:
+            served = ", ".join(sorted({LANGUAGE, *self.languages}))
+            text = f"language {asked.language!a} is not served here: only {served}."
+            return self._say(write_error(text, self._level()))
         work = asyncio.ensure_future(self._work(asked))
-        gone = asyncio.ensure_future(_wait_for_end(request))
+        gone = asyncio.ensure_future(wait_for_end(request))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -147,24 +180,24 @@ class RunService:
         self.tally.queue_seconds.add(waited)
         self.tally.running += 1
         try:
-            outcome = await self._run(asked)
+            compiled, outcome = await self._run(asked)
         except SandboxFault as fault:
             self.tally.faults += 1
-            return write_error(str(fault), self._level(), waited)
+            return write_error(str(fault), self._level(), waited, fault.kind)
         finally:
             self.tally.running -= 1
             self.admission.leave()
-        self._count(outcome)
-        return write_reply(outcome, waited + outcome.queue_s)
+        last = outcome or compiled
+        assert last is not None
+        self._count(last)
+        return write_reply(outcome, waited + last.queue_s, compiled)
 
-    async def _run(self, asked: RunRequest) -> Outcome:
+    async def _run(self, asked: RunRequest) -> tuple[Outcome | None, Outcome | None]:
         limits = self.settings.limits
         memory = limits.memory_mb if asked.memory_mb is None else min(asked.memory_mb, limits.memory_mb)
         limits = replace(limits, wall_s=min(asked.run_timeout, self.settings.max_run_s), memory_mb=memory)
         try:
-            return await self._executor.run(
-                asked.code, stdin=asked.stdin, files=asked.files, fetch_files=asked.fetch_files, limits=limits
-            )
+            return await run_language(self._executor, self.languages.get(asked.language), asked, limits)
         except (SandboxFault, asyncio.CancelledError):
             raise
         except ValueError as error:  # names of files that the executor does not take
@@ -203,6 +236,9 @@ class RunService:
             "running": self.tally.running,
             "queued": self.admission.queued,
             "max_running": self.settings.max_running,
+            "languages": sorted({LANGUAGE, *self.languages}),
+            "sessions": len(self.cells.table),
+            "max_sessions": self.settings.max_sessions,
             "runs": self.tally.runs,
             "killed": dict(sorted(self.tally.killed.items())),
             "gateway_timeouts": self.tally.gateway_timeouts,
@@ -216,7 +252,12 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         find_service: called for each request, so that the application can be made before its service is ready.
     """
     app = FastAPI(title="Sandbox for model-written Python", openapi_url=None)
-    add_error_pages(app, "POST /run_code, GET /v1/ping, GET /health or GET /metrics")
+    add_error_pages(app, "POST /run_code, /run_jupyter or /sessions, GET /v1/ping, /health or /metrics")
+
+    async def read(request: Request) -> bytes:
+        return await find_service().read(request)
+
+    add_routes(app, lambda: find_service().cells, read)
 
     @app.post("/run_code")
     async def run_code(request: Request) -> Response:
@@ -238,12 +279,6 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _wait_for_end(request: Request) -> None:
-    """Return when the sender is gone; the body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

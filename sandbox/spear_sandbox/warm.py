@@ -8,17 +8,21 @@ import logging
 import signal
 from collections.abc import AsyncIterator
 
+from spear_sandbox.cgroups import Groups
+from spear_sandbox.guest.zygote import SESSIONS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
 from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
 
-__all__ = ["WarmBackend"]
+__all__ = ["SESSION_MODULES", "WarmBackend"]
 
 logger = logging.getLogger(__name__)
 
 RUNS_OF_ONE = 1000
 """An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
+SESSION_MODULES = "numpy"
+"""Sessions are forked from the interpreter of programs that name this."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
 
 
@@ -41,13 +45,15 @@ class WarmBackend:
 
     Args:
         zygotes: interpreters of each kind.
+        groups: control groups for the runs; closed with this.
         uid: user of the programs if this process is root.
     """
 
     level = Isolation.NAMESPACES
     ending = signal.SIGKILL
 
-    def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int) -> None:
+    def __init__(self, installation: Installation, *, zygotes: int = 1, uid: int, groups: Groups | None = None) -> None:
+        self.groups = groups
         self._installation = installation
         self._uid = uid
         self._slots = [_Slot(kind) for kind in range(len(installation.kinds)) for _ in range(zygotes)]
@@ -81,8 +87,11 @@ class WarmBackend:
 
     def health(self) -> Health:
         """See :meth:`spear_sandbox.backends.Backend.health`."""
-        alive = sum(slot.zygote is not None and slot.zygote.alive for slot in self._slots)
-        features = dict.fromkeys(("userns", "pidns", "netns", "seccomp"), True) | {"landlock": False, "cgroup": False}
+        zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
+        alive = len(zygotes)
+        features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
+        features |= {"landlock": False, "cgroup": self.groups is not None}
+        features["locks"] = all(zygote.keeps_locks for zygote in zygotes)
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:
@@ -96,6 +105,8 @@ class WarmBackend:
         for slot in self._slots:
             slot.zygote = None
         await asyncio.gather(*(zygote.close() for zygote in zygotes))
+        if self.groups is not None:
+            self.groups.close()
 
     def _choose(self, kind: int) -> _Slot:
         alive = [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
@@ -107,6 +118,8 @@ class WarmBackend:
 
     async def _start_one(self, slot: _Slot) -> None:
         modules = self._installation.kinds[slot.kind].modules
+        if slot.kind == self._installation.choose_kind(SESSION_MODULES):
+            modules = (*modules, SESSIONS)
         slot.zygote = await start_zygote(self._installation, modules, uid=self._uid)
         slot.worn_out.clear()
 

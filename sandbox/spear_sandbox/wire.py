@@ -58,6 +58,8 @@ class RunRequest:
     stdin: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     fetch_files: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    """More arguments for pytest."""
 
 
 def read_request(body: bytes) -> RunRequest:
@@ -71,7 +73,7 @@ def read_request(body: bytes) -> RunRequest:
         raise BadRequestError("the body is no JSON object: send one with the field 'code'.")
     if "code" not in content:
         raise BadRequestError("the field 'code' is missing: it holds the source to run.")
-    files = _read_files(content.get("files", {}))
+    files = read_files(content.get("files", {}))
     return RunRequest(
         code=_read_text(content, "code"),
         language=_read_text(content, "language") if "language" in content else LANGUAGE,
@@ -81,6 +83,7 @@ def read_request(body: bytes) -> RunRequest:
         stdin=None if content.get("stdin") is None else _read_text(content, "stdin"),
         files=files,
         fetch_files=_read_fetch(content.get("fetch_files", [])),
+        args=_read_args(content.get("args", [])),
     )
 
 
@@ -121,7 +124,7 @@ def _read_memory(value: Any) -> int | None:
     return None if value == -1 else int(min(value, 10**9))
 
 
-def _read_files(value: Any) -> dict[str, bytes]:
+def read_files(value: Any) -> dict[str, bytes]:
     if not isinstance(value, dict):
         raise BadRequestError(f"files is {_show(value)}: give an object of names and base64.")
     files = {}
@@ -154,6 +157,12 @@ def _read_fetch(value: Any) -> tuple[str, ...]:
     for name in value:
         check_name(name)
     return tuple(dict.fromkeys(value))
+
+
+def _read_args(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and "\0" not in text for text in value):
+        raise BadRequestError(f"args is {_show(value)}: give a list of strings without NUL.")
+    return tuple(value)
 
 
 def _split_name(name: str) -> list[str]:
@@ -194,50 +203,69 @@ def _show(value: Any) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
 
 
-def write_reply(outcome: Outcome, queue_s: float) -> bytes:
+def write_reply(outcome: Outcome | None, queue_s: float, compiled: Outcome | None = None) -> bytes:
     """A run that was carried out, however it ended.
 
     Args:
+        outcome: None where compiling failed.
         queue_s: seconds that the request waited in all.
+        compiled: what compiling did.
     """
-    finished = outcome.status is RunStatus.FINISHED and outcome.return_code == 0
+    last = outcome or compiled
+    assert last is not None
     return _write(
-        "Success" if finished else "Failed",
+        "Success" if last.status is RunStatus.FINISHED and last.return_code == 0 else "Failed",
         "",
+        None if outcome is None else _describe(outcome),
+        {} if outcome is None else {name: _encode_file(content) for name, content in outcome.files.items()},
         {
-            "status": outcome.status.value,
-            "execution_time": outcome.wall_s,
-            "return_code": outcome.return_code if outcome.status is RunStatus.FINISHED else None,
-            "stdout": outcome.stdout,
-            "stderr": outcome.stderr,
-        },
-        {name: base64.b64encode(content).decode("ascii") for name, content in outcome.files.items()},
-        {
-            "level": outcome.level.value if outcome.level else None,
-            "reason": outcome.reason.value,
-            "cpu_s": outcome.cpu_s,
-            "peak_rss_kb": outcome.peak_rss_kb,
+            "level": last.level.value if last.level else None,
+            "reason": last.reason.value,
+            "cpu_s": last.cpu_s,
+            "peak_rss_kb": last.peak_rss_kb,
             "queue_s": queue_s,
-            "stdout_bytes": outcome.stdout_bytes,
-            "stderr_bytes": outcome.stderr_bytes,
-            "truncated": outcome.truncated,
+            "stdout_bytes": last.stdout_bytes,
+            "stderr_bytes": last.stderr_bytes,
+            "truncated": last.truncated,
         },
+        None if compiled is None else _describe(compiled),
     )
 
 
-def write_error(message: str, level: Isolation, queue_s: float = 0.0) -> bytes:
+def _encode_file(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _describe(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "status": outcome.status.value,
+        "execution_time": outcome.wall_s,
+        "return_code": outcome.return_code if outcome.status is RunStatus.FINISHED else None,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+    }
+
+
+def write_error(message: str, level: Isolation, queue_s: float = 0.0, kind: FaultKind = FaultKind.UNAVAILABLE) -> bytes:
     """A run that was not carried out, through no fault of its code, or none that this service offers."""
     run = {"status": "Error", "execution_time": 0.0, "return_code": None, "stdout": "", "stderr": ""}
     counts = {"cpu_s": 0.0, "peak_rss_kb": 0, "queue_s": queue_s, "stdout_bytes": 0, "stderr_bytes": 0}
-    block = {"level": level.value, "reason": "not_run", **counts, "truncated": False}
+    block = {"level": level.value, "reason": "not_run", "fault": kind.value, **counts, "truncated": False}
     return _write("SandboxError", message, run, {}, block)
 
 
-def _write(status: str, message: str, run: dict[str, Any], files: dict[str, str], block: dict[str, Any]) -> bytes:
+def _write(
+    status: str,
+    message: str,
+    run: dict[str, Any] | None,
+    files: dict[str, str],
+    block: dict[str, Any],
+    compiled: dict[str, Any] | None = None,
+) -> bytes:
     content = {
         "status": status,
         "message": message,
-        "compile_result": None,
+        "compile_result": compiled,
         "run_result": run,
         "executor_pod_name": None,
         "files": files,
@@ -278,7 +306,7 @@ def read_reply(body: bytes) -> Outcome:
     run = content.get("run_result")
     status = content.get("status")
     if status == "SandboxError":
-        raise _make_fault(content.get("message"))
+        raise _make_fault(content.get("message"), content.get("sandbox"))
     if status not in ("Success", "Failed") or not isinstance(run, dict):
         raise BadReplyError(f"the answer has the status {_show(status)} and run_result {_show(run)}")
     try:
@@ -324,6 +352,9 @@ def _take(run: dict[str, Any], name: str) -> str:
     return text
 
 
-def _make_fault(message: Any) -> SandboxFault:
+def _make_fault(message: Any, block: Any = None) -> SandboxFault:
     reason = " ".join(str(message or "no reason given").split())[:200]
-    return SandboxFault(FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}")
+    is_memory = isinstance(block, dict) and block.get("fault") == FaultKind.MEMORY.value
+    return SandboxFault(
+        FaultKind.MEMORY if is_memory else FaultKind.UNAVAILABLE, f"the server could not run the code: {reason}"
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spear_sandbox.guest.root import Settings
 from spear_sandbox.guest.warmth import COMMON_MODULES
-from spear_sandbox.guest.zygote import READY, SPAWN, SPAWNED
+from spear_sandbox.guest.zygote import READY, READY_ASKING, SPAWN, SPAWNED
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, SandboxFault
 
@@ -37,7 +37,9 @@ class Zygote:
     When it ends, all of its runs end.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, *, keeps_locks: bool) -> None:
+        self.keeps_locks = keeps_locks
+        """Whether supervisors decide on locks of files."""
         self.forked = 0
         """Runs that it has been asked for."""
         self.running = 0
@@ -199,6 +201,7 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
         "prefix": installation.prefix,
         "guest": installation.guest,
         "packages": installation.packages,
+        "helpers": installation.helpers,
         "modules": [*COMMON_MODULES, *modules],
     }
     source = str(Path(installation.guest).parent.parent)
@@ -224,7 +227,7 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
         if isinstance(error, asyncio.TimeoutError):
             raise SandboxFault(FaultKind.UNAVAILABLE, f"no warm interpreter within {START_S:g} s") from None
         raise
-    if message != READY:
+    if message not in (READY, READY_ASKING):
         ours.close()
         await end_process(process)
         if message:
@@ -233,4 +236,4 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
             FaultKind.UNAVAILABLE,
             f"the interpreter ended at its start with code {process.returncode}: {installation.interpreter}",
         )
-    return Zygote(process, ours)
+    return Zygote(process, ours, keeps_locks=message == READY_ASKING)

@@ -66,7 +66,7 @@ def _tell_all(outcome: Outcome, time_limit: float) -> str:
     if outcome.status is RunStatus.TIME_LIMIT:
         return _join(outcome.stdout, outcome.stderr, f"Time limit of {time_limit:g} s exceeded.")
     ended = ""
-    if outcome.return_code and not outcome.stderr.strip() and outcome.reason is KillReason.NONE:
+    if outcome.return_code and not outcome.stderr.strip() and outcome.reason in (KillReason.NONE, KillReason.SIGKILL):
         code = outcome.return_code
         ended = f"Killed by signal {-code}." if code < 0 else f"Ended with exit code {code}."
     elif outcome.stderr.strip() and outcome.return_code:

@@ -247,9 +247,10 @@ def serve_mcp(
     """
     from spear_envs.retrieval.backends.opening import ConfigSource
     from spear_envs.retrieval.client import RetrieverClient
-    from spear_envs.retrieval.mcp_server import make_mcp_server, serve_http
+    from spear_envs.retrieval.mcp_server import make_mcp_server
     from spear_envs.retrieval.searcher import LocalSearcher, Searcher
     from spear_envs.retrieval.source import Source
+    from spear_sandbox.web.mcp import serve_http
 
     served = "://" in choice
     if (served or config) and (corpus or index):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -16,13 +15,9 @@ from pydantic import BaseModel, Field
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.searcher import RetrieverFault, Searcher
 from spear_envs.retrieval.wire import DEFAULT_TOPK, RequestLimits
-from spear_sandbox.web.answering import Gate
-from spear_sandbox.web.listening import is_loopback
-from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
-__all__ = ["Passage", "make_mcp_server", "serve_http"]
+__all__ = ["Passage", "make_mcp_server"]
 
-DRAIN_S = 10
 LIMITS = RequestLimits()
 
 
@@ -64,20 +59,6 @@ def make_mcp_server(searcher: Searcher) -> MCPServer[Any]:
         return [_show(document) for document in documents]
 
     return server
-
-
-def serve_http(server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None) -> None:
-    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
-
-    Args:
-        server: what is served.
-        listener: closed at the end.
-        host: that it listens on.
-        token: that requests must carry; None asks for none.
-    """
-    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host))
-    with listener, ignore_signals_at_the_end():
-        make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none").run(sockets=[listener])
 
 
 def _show(document: dict[str, Any]) -> Passage:

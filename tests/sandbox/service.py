@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 import pytest
@@ -64,6 +64,9 @@ class ScriptedExecutor:
         if code == "bug":
             raise RuntimeError("a bug of the pool")
         return make_outcome(**json.loads(code)) if code.startswith("{") else make_outcome(stdout=code)
+
+    async def open_session(self, **_: Any) -> NoReturn:
+        raise SandboxFault(FaultKind.UNAVAILABLE, "nothing runs here")
 
     async def close(self) -> None:
         self.open = True

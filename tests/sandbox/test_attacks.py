@@ -88,6 +88,7 @@ ATTACKS = [
     Attack("internet_sockets"),
     Attack("kernel_interfaces"),
     Attack("lock_on_shared_file"),
+    Attack("between_pipes"),
     Attack("pipes_by_reference"),
     Attack("set_user_id_programs"),
     Attack("system_folders"),

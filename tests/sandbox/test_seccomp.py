@@ -46,7 +46,7 @@ def test_every_number_gets_its_decision(machine: str) -> None:
     column, architecture = (0, X86) if machine == "x86_64" else (1, ARM)
     program = seccomp.build_filter()
     allowed = {numbers[column] for numbers in ALLOWED.values()} - {None}
-    examined = {numbers[column] for numbers in EXAMINED.values()}
+    examined = {numbers[column] for numbers in EXAMINED.values()} - {None}
     for number in set(range(NEWEST + 1)) - examined:
         expected = ALLOW if number in allowed else REFUSE | errno.EPERM
         assert decide(program, number, architecture=architecture) == expected, number
@@ -65,6 +65,8 @@ def test_every_number_gets_its_decision(machine: str) -> None:
         ("clone", (0x10000011,), False),
         ("clone", (0x00020011,), False),
         ("clone", (0x02000011,), False),
+        ("clone", (0x00010F00,), True),
+        ("clone", (0x00000411,), False),
         ("mmap", (0, 4096, 3, 0x22), True),
         ("mmap", (0, 4096, 3, 0x21), False),
         ("mmap", (0, 4096, 3, 0x23), False),
@@ -82,7 +84,20 @@ def test_every_number_gets_its_decision(machine: str) -> None:
         ("setpriority", (2, 0, 5), False),
         ("sched_setaffinity", (1,), False),
         ("kill", (1, 9), True),
+        ("fcntl", (0, 0), True),
         ("fcntl", (0, 8), True),
+        ("fcntl", (0, 16), True),
+        ("fcntl", (0, 1030), True),
+        ("fcntl", (0, 37), False),
+        ("fcntl", (0, 1026), False),
+        ("fcntl", (0, 1031), False),
+        ("mknodat", (3, 0, 0x11B6), True),
+        ("mknodat", (3, 0, 0x01B6), True),
+        ("mknodat", (3, 0, 0x21B6), False),
+        ("sendto", (3, 0, 1, 0x4000), True),
+        ("sendto", (3, 0, 1, 0x4001), False),
+        ("recvmsg", (3, 0, 1), False),
+        ("seccomp", (1, 0), False),
     ],
 )
 def test_decisions_by_arguments(
@@ -92,6 +107,21 @@ def test_decisions_by_arguments(
     number = (EXAMINED.get(name) or ALLOWED[name])[0]
     assert number is not None
     assert (decide(seccomp.build_filter(), number, *arguments) == ALLOW) is allowed
+
+
+def test_the_supervisor_is_asked_about_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "MACHINE", "x86_64")
+    fcntl, flock = (EXAMINED[name][0] or 0 for name in ("fcntl", "flock"))
+    found = {}
+    for locks in seccomp.Locks:
+        program = seccomp.build_filter(locks=locks)
+        asked = [
+            command
+            for command in range(2048)
+            if decide(program, fcntl, 0, command) not in (ALLOW, REFUSE | errno.EPERM)
+        ]
+        found[locks.value] = (asked, decide(program, fcntl, 0, 6) == ALLOW, decide(program, flock) == ALLOW)
+    assert found == {"ask": ([5, 6, 7], False, False), "records": ([], True, False), "allow": ([], True, True)}
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,11 @@ class TestAnswers:
             assert ask(running.url, body)[0] == 200
             assert executor.inputs == [("in", {"x/y": b"a"}, ("o",))]
 
-    @pytest.mark.parametrize("language", ["cpp", "Python", "python3", "", "\ud800"])
+    @pytest.mark.parametrize("language", ["cobol", "Python", "\ud800"])
     def test_another_language_is_an_error_of_the_sandbox(self, language: str) -> None:
         with run_scripted() as (running, executor):
             status, reply, _ = ask(running.url, {"code": "a", "language": language})
-            assert status == 200 and reply["status"] == "SandboxError" and "only python" in reply["message"]
+            assert status == 200 and reply["status"] == "SandboxError" and "python" in reply["message"]
             assert executor.started == []
 
     @pytest.mark.parametrize(("code", "reason"), [("fault", "the zygote died"), ("bug", "RuntimeError")])
@@ -87,7 +87,7 @@ class TestAnswers:
             assert ask(running.url, None, "GET", "/v1/ping")[:2] == (200, "pong")
             status, answer, _ = ask(running.url, None, "GET")
             assert status == 405 and "use POST" in answer["detail"]
-            status, answer, _ = ask(running.url, {}, path="/run_jupyter")
+            status, answer, _ = ask(running.url, {}, path="/submit")
             assert status == 404 and "/run_code" in answer["detail"]
             assert ask(running.url, None, "GET", "/docs")[0] == 404
 
@@ -104,6 +104,9 @@ class TestAnswers:
                 "running": 0,
                 "queued": 0,
                 "max_running": 4,
+                "languages": health["languages"],
+                "sessions": 0,
+                "max_sessions": 256,
                 "runs": 1,
                 "killed": {"memory_limit": 1},
                 "gateway_timeouts": 0,

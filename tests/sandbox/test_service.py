@@ -204,6 +204,8 @@ def test_health_and_metrics(running: RunningService) -> None:
         "seccomp",
         "landlock",
         "cgroup",
+        "disk",
+        "locks",
     }
     assert health["runs"] > 0 and health["running"] == health["queued"] == 0
     assert "spear_sandbox_runs_total" in ask(running.url, None, "GET", "/metrics")[1]

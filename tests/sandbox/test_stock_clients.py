@@ -91,7 +91,7 @@ class TestClientOfVerl:
 
     def test_another_language_is_an_error_of_the_sandbox(self, fusion: Any, running: RunningService) -> None:
         cases = {"inputs": [""], "outputs": [""]}
-        results, metadata = fusion.check_correctness(f"{running.url}/run_code", cases, "int main;", language="cpp")
+        results, metadata = fusion.check_correctness(f"{running.url}/run_code", cases, "int main;", language="rust")
         assert results == [-1] and metadata[0]["status"] == "sandbox_error"
 
     def test_a_full_server_is_tried_again_and_not_given_up(self, fusion: Any, monkeypatch: pytest.MonkeyPatch) -> None:

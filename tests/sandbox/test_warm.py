@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_kind_by_the_words_of_a_program(code: str, kind: int) -> None:
     kinds = list_kinds(["numpy", "sympy", "mpmath", "scipy", "pandas"])
-    assert Installation("python", "/usr", "guest", {}, kinds).choose_kind(code) == kind
+    assert Installation("python", "/usr", "guest", {}, {}, kinds).choose_kind(code) == kind
 
 
 def test_kinds_of_what_is_installed() -> None:
@@ -208,7 +208,7 @@ def test_run_that_is_cancelled_as_it_starts_is_killed() -> None:
         # The warm interpreter is this test; the run is a process that would sleep.
         warm_one = subprocess.Popen(["sleep", "0"])
         run = subprocess.Popen(["sleep", "60"])
-        zygote = Zygote(warm_one, ours)
+        zygote = Zygote(warm_one, ours, keeps_locks=True)
         asked = asyncio.ensure_future(zygote.fork([]))
         await asyncio.sleep(0)
         pidfd = os.pidfd_open(run.pid)

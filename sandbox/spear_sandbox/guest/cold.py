@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, read_job
-from spear_sandbox.guest.program import hand_over, set_limits, write_files
-from spear_sandbox.guest.seccomp import build_filter, load_filter
+from spear_sandbox.guest.locks import LockKeeper, can_listen
+from spear_sandbox.guest.program import hand_over, list_own_modules, set_limits, write_files
+from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     end_all,
     hold_in_sockets,
@@ -39,14 +40,14 @@ def start_cold() -> Callable[[], None]:
     """Supervise a run, or, returning what runs it, become it.
 
     The arguments are the level, the working folder, what Landlock leaves readable, separated by colons, and the numbers
-    of the descriptors of the job, stdout, stderr, the report and, perhaps, stdin.
+    of the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin.
     """
     level, folder, readable, *numbers = sys.argv[1:]
-    job_fd, out, error, report_fd, *stdin = (int(number) for number in numbers)
+    job_fd, out, error, report_fd, *others = (int(number) for number in numbers)
     try:
         reset_signals()
         job = read_job(job_fd)
-        report_fd = place_descriptors(out, error, report_fd, *stdin)
+        report_fd = place_descriptors(job, out, error, report_fd, others)
         os.chdir(folder)
         apart = level == "bwrap"
         if apart:
@@ -59,6 +60,11 @@ def start_cold() -> Callable[[], None]:
         kernel.deny_new_privileges()
         kernel.clear_dumpable()
         baseline = _own_address_space()
+        keeper = None
+        if apart and can_listen():  # on top of bubblewrap's filter, which leaves locks alone
+            keeper = LockKeeper(load_filter(build_filter(), listen=True), folder)
+        elif apart:
+            load_filter(build_filter(locks=Locks.RECORDS))
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -67,15 +73,15 @@ def start_cold() -> Callable[[], None]:
             set_limits(job, baseline)
             if level == "landlock":
                 kernel.restrict_paths(readable.split(":"), [folder])
-                load_filter(build_filter(own_process=os.getpid()))
-            return hand_over(job, folder)
-        _supervise(child, job, folder, apart)
+                load_filter(build_filter(own_process=os.getpid(), locks=Locks.ALLOW))
+            return hand_over(job, folder, list_own_modules())
+        _supervise(child, job, folder, apart, keeper)
     except BaseException as failure:
         report_failure(failure, report_fd)
         os._exit(1)
 
 
-def _supervise(child: int, job: Job, folder: str, apart: bool) -> NoReturn:
+def _supervise(child: int, job: Job, folder: str, apart: bool, keeper: LockKeeper | None) -> NoReturn:
     for fd in (0, 1, 2):
         os.close(fd)
     own = str(os.getpid())
@@ -100,7 +106,7 @@ def _supervise(child: int, job: Job, folder: str, apart: bool) -> NoReturn:
 
     try:
         elsewhere = hold_in_sockets if apart else None
-        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere)
+        record = supervise(child, job, folder, processes, kill, exceeds, elsewhere, keeper)
     except _EndedError:
         end_all(child, kill)
         os._exit(1)

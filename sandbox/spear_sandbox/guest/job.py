@@ -23,6 +23,10 @@ class Job(TypedDict):
     file_mb: int
     disk_mb: int
     inodes: int
+    groups: int
+    """How many descriptors of control groups come after the report."""
+    session: bool
+    """Whether one for a session's orders comes then."""
 
 
 def pack_job(job: Job) -> bytes:

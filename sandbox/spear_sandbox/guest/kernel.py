@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 __all__ = [
     "ALL_NAMESPACES",
@@ -18,13 +19,16 @@ __all__ = [
     "clone",
     "close_from",
     "deny_new_privileges",
+    "die_first",
     "die_with_parent",
     "drop_capabilities",
+    "enter_groups",
     "enter_root",
     "gather_memory",
     "make_mounts_private",
     "map_ids",
     "mount",
+    "open_signals",
     "restrict_paths",
     "set_dumpable",
     "share_arenas",
@@ -133,6 +137,30 @@ def write_file(path: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def enter_groups(entrances: Sequence[int]) -> None:
+    """Put this process into the control groups whose ``cgroup.procs`` are open, and close them."""
+    for fd in entrances:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def die_first(score: int) -> None:
+    """Have the kernel, where memory is short, kill this process and its children before those of a lower score.
+
+    Args:
+        score: up to 1000; a score that is higher already stays.
+    """
+    with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+        if int(file.read()) < score:
+            file.write(str(score).encode())
+
+
+def open_signals(*numbers: int) -> int:
+    """A descriptor that can be read when one of these signals is pending, which must be blocked."""
+    wanted = ctypes.create_string_buffer(sum(1 << (number - 1) for number in numbers).to_bytes(128, "little"), 128)
+    return _check(_libc.signalfd(ctypes.c_int(-1), wanted, ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)), "signalfd")
 
 
 def map_ids(uid: int, gid: int) -> None:

@@ -11,14 +11,14 @@ import resource
 import signal
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.entry import execute
 from spear_sandbox.guest.job import Job
 
-__all__ = ["MAIN", "WORKING_FOLDER", "hand_over", "set_limits", "write_files"]
+__all__ = ["MAIN", "WORKING_FOLDER", "hand_over", "list_own_modules", "set_limits", "write_files"]
 
 WORKING_FOLDER = "/tmp"
 MAIN = "main.py"
@@ -71,7 +71,15 @@ def _lower(which: int, soft: int, hard: int) -> None:
     resource.setrlimit(which, (soft, hard))
 
 
-def hand_over(job: Job, folder: str) -> Callable[[], None]:
+def list_own_modules() -> list[str]:
+    """Names of loaded modules that programs must not find.
+
+    Going through all names counts references in pages all over the memory, each of which a fork then has to copy.
+    """
+    return [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]
+
+
+def hand_over(job: Job, folder: str, own_modules: Sequence[str]) -> Callable[[], None]:
     """Make this interpreter one that has just started; returns what runs the program and ends the process.
 
     The caller returns to the bottom of its stack before it calls that, so the program finds no frames of ours.
@@ -93,7 +101,7 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     former = sys.modules["__main__"]
     sys.modules["__main__"] = main
     former.__dict__.clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]:
+    for name in own_modules:
         del sys.modules[name]
     _add_site_builtins()
     gc.enable()

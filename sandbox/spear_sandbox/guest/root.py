@@ -20,9 +20,11 @@ __all__ = [
     "CODE",
     "DEVICES",
     "ENVIRONMENT",
+    "HELPERS",
     "LINKED_FOLDERS",
     "SITE",
     "SYSTEM_FILES",
+    "SYSTEM_FOLDERS",
     "Settings",
     "enter",
     "list_folders",
@@ -31,14 +33,18 @@ __all__ = [
     "start_warm",
 ]
 
-CODE, SITE = "/opt/sandbox/code", "/opt/sandbox/site"
+OOM_SCORE = 500
+"""Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
+CODE, SITE, HELPERS = "/opt/sandbox/code", "/opt/sandbox/site", "/opt/sandbox/helpers"
 SYSTEM_FOLDERS = (
     "/usr/bin",
+    "/usr/include",
     "/usr/sbin",
     "/usr/lib",
     "/usr/lib32",
     "/usr/lib64",
     "/usr/libexec",
+    "/usr/share/nodejs",
     "/usr/share/zoneinfo",
 )
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -78,6 +84,8 @@ class Settings(TypedDict):
     """Folder of these modules."""
     packages: dict[str, str]
     """Name → file or folder that is to be importable."""
+    helpers: dict[str, str]
+    """The same for what other languages need, in a folder of its own."""
     modules: list[str]
     """What to import before the first run."""
 
@@ -101,6 +109,7 @@ def enter() -> NoReturn:
     control = socket.socket(fileno=settings["control"])
     try:
         pool = os.pidfd_open(os.getppid())
+        kernel.die_first(OOM_SCORE)
         _enter(settings, control, pool)
     except OSError as error:
         control.sendall(FAILED + str(error).encode())
@@ -108,7 +117,12 @@ def enter() -> NoReturn:
 
 
 def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
-    shown = [*list_folders(settings["prefix"]), *settings["packages"].values(), settings["guest"]]
+    shown = [
+        *list_folders(settings["prefix"]),
+        *settings["packages"].values(),
+        *settings["helpers"].values(),
+        settings["guest"],
+    ]
     stage = next(path for path in STAGES if os.path.isdir(path) and not any(s.startswith(path + "/") for s in shown))
 
     def build() -> None:
@@ -195,6 +209,8 @@ def _build_root(stage: str, settings: Settings) -> None:
     os.umask(0o022)
     for name in ("dev", "proc", "tmp", "etc", "home"):
         os.mkdir(f"{stage}/{name}")
+    # For the warm interpreter: packages keep caches. Each run has a folder of its own over it.
+    kernel.mount("tmpfs", f"{stage}/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=1777")
     folders = list_folders(settings["prefix"])
     for folder in folders:
         _show(folder, stage + folder)
@@ -207,8 +223,9 @@ def _build_root(stage: str, settings: Settings) -> None:
         if os.path.exists(path):
             _show(os.path.realpath(path), stage + path)
     # Before the folders that they lie in are hidden.
-    for name, path in settings["packages"].items():
-        _show(path, f"{stage}{SITE}/{name}")
+    for folder, shown in ((SITE, settings["packages"]), (HELPERS, settings["helpers"])):
+        for name, path in shown.items():
+            _show(path, f"{stage}{folder}/{name}")
     os.makedirs(f"{stage}{SITE}", exist_ok=True)
     _show(settings["guest"], f"{stage}{CODE}/spear_sandbox/guest")
     for path in list_hidden(folders):

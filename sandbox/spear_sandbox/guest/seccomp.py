@@ -7,22 +7,33 @@ import errno
 import os
 import struct
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from spear_sandbox.guest.kernel import ALL_NAMESPACES, MACHINE, NEW_CONTROL_GROUPS
 from spear_sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
 
-__all__ = ["build_filter", "load_filter"]
+__all__ = ["Locks", "build_filter", "load_filter"]
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF_0000, 0x8000_0000, 0x0005_0000, 0x7FC0_0000
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _SHARED_ANONYMOUS = 0x01 | 0x20
 _AF_UNIX = 1
 # Of a terminal, a pipe or a descriptor: TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
-_IOCTLS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+# For the supervisor: SECCOMP_IOCTL_NOTIF_RECV, _SEND and _ID_VALID, on a descriptor that programs cannot get.
+_IOCTLS = (0xC050_2100, 0xC018_2101, 0x4008_2102, 0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# Of fcntl: duplicates and flags of descriptors. Not sizes of pipes, leases, notices and hints on files, nor locks of
+# open files, which /proc/locks shows to everybody.
+_PLAIN_COMMANDS = (0, 1, 2, 3, 4, 1030)
+_LOCK_COMMANDS = (5, 6, 7)
+_OWNER_COMMANDS = (8, 9, 10, 11, 15, 16)  # whom signals go to
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
+_S_IFMT, _S_IFIFO, _S_IFREG = 0xF000, 0x1000, 0x8000
+_MSG_OOB = 1
+_FLAGS_AT = {"recvfrom": 3, "recvmmsg": 3, "recvmsg": 2, "sendmmsg": 3, "sendmsg": 2, "sendto": 3}
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _PR_SET_SECCOMP = 22
 _PRIO_PROCESS = 0
 _SUPERVISOR = 1
@@ -38,6 +49,17 @@ _ON_OTHERS = (
     "setsid",
     "tkill",
 )
+
+
+class Locks(Enum):
+    """What a filter does with locks on files. Runs share the files of the system."""
+
+    ASK = "ask"
+    """The supervisor decides."""
+    RECORDS = "records"
+    """Those of ``fcntl`` are allowed, which SQLite needs, on shared files, too."""
+    ALLOW = "allow"
+    """All are allowed."""
 
 
 class _Step(NamedTuple):
@@ -92,15 +114,54 @@ def _stream_pairs(otherwise: int) -> Program:
     return [*_unless(0, _AF_UNIX, otherwise), *kind]
 
 
-def _examine(own_process: int | None) -> dict[str, Program]:
+def _no_namespaces_nor_shared_tables(denied: int) -> Program:
+    """Of clone: processes that share descriptors and are no threads of each other could deceive the supervisor."""
+    return [
+        _load_argument(0),
+        _Step(_ANY_BIT, 4, 0, ALL_NAMESPACES | NEW_CONTROL_GROUPS),
+        _Step(_AND, 0, 0, _CLONE_FILES | _CLONE_THREAD),
+        _Step(_EQUAL, 2, 0, _CLONE_FILES),
+        *_end(_ALLOW),
+        *_end(denied),
+        *_end(denied),
+    ]
+
+
+def _pipes_and_plain_files(index: int, otherwise: int) -> Program:
+    """Of mknod: what needs no right anywhere; 0 is a plain file, too."""
+    kinds = (_S_IFIFO, _S_IFREG, 0)
+    tests = [_Step(_EQUAL, len(kinds) - place, 0, kind) for place, kind in enumerate(kinds)]
+    return [_load_argument(index), _Step(_AND, 0, 0, _S_IFMT), *tests, *_end(otherwise), *_end(_ALLOW)]
+
+
+def _fcntl(commands: Sequence[int], locks: int, otherwise: int) -> Program:
+    """Allow these commands; return ``locks`` for those that lock records."""
+    every = (*_LOCK_COMMANDS, *commands)
+    count = len(every)
+    tests = [
+        _Step(_EQUAL, count - place + (1 if value in _LOCK_COMMANDS else 0), 0, value)
+        for place, value in enumerate(every)
+    ]
+    return [_load_argument(1), *tests, *_end(otherwise), *_end(_ALLOW), *_end(locks)]
+
+
+def _examine(own_process: int | None, locks: Locks, stacked: bool) -> dict[str, Program]:
     """What is decided by arguments."""
     denied = _ERRNO | errno.EPERM
-    rules = {
-        "clone": _any_of(0, ALL_NAMESPACES | NEW_CONTROL_GROUPS, denied, _ALLOW),
+    lock = {Locks.ASK: _ASK, Locks.RECORDS: denied, Locks.ALLOW: _ALLOW}[locks]
+    owners = () if own_process is not None else _OWNER_COMMANDS
+    out_of_band = {
+        name: _any_of(index, _MSG_OOB, _ERRNO | errno.EOPNOTSUPP, _ALLOW) for name, index in _FLAGS_AT.items()
+    }
+    rules = out_of_band | {
+        "clone": _no_namespaces_nor_shared_tables(denied),
         # Its arguments lie in memory, where a filter cannot look. The C library falls back to clone.
         "clone3": _refuse(errno.ENOSYS),
-        "fcntl": _end(_ALLOW),
+        "fcntl": _fcntl((*_PLAIN_COMMANDS, *owners), _ASK if locks is Locks.ASK else _ALLOW, denied),
+        "flock": _end(lock),
         "ioctl": _one_of(1, _IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY),
+        "mknod": _pipes_and_plain_files(1, denied),
+        "mknodat": _pipes_and_plain_files(2, denied),
         # Pages of a shared anonymous mapping outlive the process that filled them, and no process then shows them.
         "mmap": _all_of(3, _SHARED_ANONYMOUS, denied, _ALLOW),
         # The supervisor belongs to the same user. A program that lowered its limits could end the run without a report.
@@ -110,12 +171,12 @@ def _examine(own_process: int | None) -> dict[str, Program]:
             *_unless(0, _PRIO_PROCESS, denied),
             *_one_of(1, (_SUPERVISOR,), denied, _ALLOW),
         ],
+        "seccomp": _end(_ALLOW if stacked else denied),
         "socket": _end(denied),
         "socketpair": _one_of(0, (_AF_UNIX,), _ALLOW, denied),
         "tgkill": _end(_ALLOW),
     }
     if own_process is not None:
-        rules["fcntl"] = _one_of(1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), denied, _ALLOW)
         rules["sched_setaffinity"] = rules["setpriority"] = _end(denied)
         rules["socketpair"] = _stream_pairs(denied)
         rules["prlimit64"] = _one_of(0, (0, own_process), _ALLOW, denied)
@@ -134,12 +195,14 @@ def _search(parts: list[tuple[int, Program]]) -> Program:
     return [_Step(_AT_LEAST, len(lower), 0, parts[half][0]), *lower, *upper]
 
 
-def build_filter(*, own_process: int | None = None) -> bytes:
+def build_filter(*, own_process: int | None = None, locks: Locks = Locks.ASK, stacked: bool = False) -> bytes:
     """A program that allows the calls of the list, and says EPERM to others and ENOSYS to ones newer than the list.
 
     Args:
         own_process: Without a pid namespace, the number of the process that will load the filter: it may signal itself
             only. None allows signals to all that can be seen.
+        locks: What becomes of locks on files; with ASK it must be loaded with a listener.
+        stacked: Another filter will be loaded on top, by a process that is under this one.
 
     Raises:
         OSError: This machine is neither x86_64 nor aarch64.
@@ -151,8 +214,8 @@ def build_filter(*, own_process: int | None = None) -> bytes:
     by_number = {
         numbers[column]: allowed for name, numbers in ALLOWED.items() if not own_process or name not in _ON_OTHERS
     }
+    by_number |= {EXAMINED[name][column]: rule for name, rule in _examine(own_process, locks, stacked).items()}
     by_number.pop(None, None)
-    by_number |= {EXAMINED[name][column]: rule for name, rule in _examine(own_process).items()}
     parts: list[tuple[int, Program]] = []
     for number in range(NEWEST + 1):
         what = by_number.get(number, denied)
@@ -174,12 +237,27 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
 
-def load_filter(program: bytes) -> None:
-    """Put this process and all that it will start under the filter, for good. Needs ``no_new_privs``."""
+def load_filter(program: bytes, *, listen: bool = False) -> int:
+    """Put this process and all that it will start under the filter, for good. Needs ``no_new_privs``.
+
+    Args:
+        listen: Give a descriptor on which the kernel asks about calls that the filter leaves open.
+
+    Raises:
+        OSError: The kernel refuses, or somebody around this process listens already.
+    """
     steps = ctypes.create_string_buffer(program, len(program))
     handle = _Program(len(program) // 8, ctypes.addressof(steps))
     libc = ctypes.PyDLL(None, use_errno=True)
-    zero = ctypes.c_ulong(0)
-    if libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(handle), zero, zero) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"seccomp: {os.strerror(number)}")
+    if listen:
+        number = ctypes.c_long(EXAMINED["seccomp"][list(_ARCHITECTURE).index(MACHINE)] or 0)
+        result = libc.syscall(
+            number, ctypes.c_long(_SET_MODE_FILTER), ctypes.c_long(_NEW_LISTENER), ctypes.byref(handle)
+        )
+    else:
+        zero = ctypes.c_ulong(0)
+        result = libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(handle), zero, zero)
+    if result < 0:
+        failed = ctypes.get_errno()
+        raise OSError(failed, f"seccomp: {os.strerror(failed)}")
+    return int(result)

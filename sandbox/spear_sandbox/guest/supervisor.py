@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import resource
+import select
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_record
+from spear_sandbox.guest.locks import LockKeeper
 
 __all__ = [
+    "CONTROL_FD",
+    "GO_ON",
+    "INTERRUPT",
+    "OOM_SCORE",
     "REPORT_FD",
+    "REST",
     "end_all",
     "fetch_files",
     "hold_in_sockets",
@@ -26,10 +34,17 @@ __all__ = [
 ]
 
 REPORT_FD = 3
+CONTROL_FD = 4
+REST, GO_ON, INTERRUPT = b"r", b"g", b"i"
+"""Orders to the supervisor of a session."""
+OOM_SCORE = 1000
+"""Runs are killed first where memory is short, whatever else the machine or the container does."""
 _MIB = 1 << 20
 _LOOK_EVERY_S = 0.05
+_LOOK_AT_REST_S = 2.0
 _SUM_FACTOR = 1.5
 _FETCHED_BYTES = 1 << 20
+_FETCHED_BY_PATTERN = 64
 _SOCKET_BYTES = 256 << 10
 """What one socket can hold: programs cannot change the size of its buffer."""
 
@@ -44,6 +59,8 @@ def supervise(
     kill: Callable[[], None],
     exceeds: Callable[[], bool] | None = None,
     elsewhere: Callable[[], int] | None = None,
+    keeper: LockKeeper | None = None,
+    control: int | None = None,
 ) -> Record:
     """Wait for the program, or end it; then nothing of the run is left but the caller.
 
@@ -53,11 +70,19 @@ def supervise(
         kill: Kills all of them.
         exceeds: Whether the run holds more of something else than it may, where the kernel does not see to it.
         elsewhere: Bytes of memory that the run holds and no process shows.
+        keeper: Answers about locks.
+        control: Where a session's orders come from: to rest, to go on, to interrupt its program.
     """
     started = time.monotonic()
-    verdict = _watch(
-        child, started + job["wall_s"], int(job["memory_mb"] * _SUM_FACTOR) * _MIB, processes, exceeds, elsewhere
-    )
+    most_bytes = int(job["memory_mb"] * _SUM_FACTOR) * _MIB
+
+    def exceeds_any() -> bool:
+        if exceeds is not None and exceeds():
+            return True
+        left = most_bytes - (elsewhere() if elsewhere is not None else 0)
+        return _sum_memory(processes(), exactly=False) > left and _sum_memory(processes(), exactly=True) > left
+
+    verdict = _Watch(child, processes, exceeds_any, keeper, control).wait(started + job["wall_s"])
     wall_s = time.monotonic() - started
     status, peak_rss_kb = end_all(child, kill)
     total = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,32 +105,96 @@ def end_all(child: int, kill: Callable[[], None]) -> tuple[int, int]:
         kill()
 
 
-def _watch(
-    child: int,
-    deadline: float,
-    most_bytes: int,
-    processes: Processes,
-    exceeds: Callable[[], bool] | None,
-    elsewhere: Callable[[], int] | None,
-) -> int:
-    # Blocked signals reach this process even as process 1, which drops others that have no handler.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    look = 0.0
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return Verdict.TIMEOUT
-        if _reap(child):
-            return Verdict.ITSELF
-        signal.sigtimedwait({signal.SIGCHLD}, max(0.001, min(_LOOK_EVERY_S, left)))
-        if time.monotonic() < look:  # children end, or signals of the program come, much more often
-            continue
-        if exceeds is not None and exceeds():
-            return Verdict.MEMORY
-        left_bytes = most_bytes - (elsewhere() if elsewhere is not None else 0)
-        if _sum_memory(processes(), exactly=False) > left_bytes and _sum_memory(processes(), exactly=True) > left_bytes:
-            return Verdict.MEMORY
-        look = time.monotonic() + _LOOK_EVERY_S / 2
+class _Watch:
+    """Waits for the end of the program, looks what the run holds, answers and obeys.
+
+    Args:
+        processes: As for :func:`supervise`.
+        exceeds: Whether the run holds more than it may.
+    """
+
+    def __init__(
+        self,
+        child: int,
+        processes: Processes,
+        exceeds: Callable[[], bool],
+        keeper: LockKeeper | None,
+        control: int | None,
+    ) -> None:
+        self._child = child
+        self._processes = processes
+        self._exceeds = exceeds
+        self._resting = False
+        # Blocked signals reach this process even as process 1, which drops others that have no handler.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        self._signals = kernel.open_signals(signal.SIGCHLD)
+        self._keeper = keeper
+        self._control = control
+        self._events = select.poll()
+        for fd in (self._signals, control, keeper.listener if keeper is not None else None):
+            if fd is not None:
+                self._events.register(fd, select.POLLIN)
+
+    def wait(self, deadline: float) -> int:
+        """Why the run is over."""
+        look = 0.0
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return Verdict.TIMEOUT
+            if _reap(self._child):
+                return Verdict.ITSELF
+            pause = _LOOK_AT_REST_S if self._resting else _LOOK_EVERY_S
+            for fd, _ in self._events.poll(max(1, min(pause, left) * 1000)):
+                self._hear(fd)
+            if time.monotonic() < look:  # children end, or signals of the program come, much more often
+                continue
+            if (not self._resting or self._has_woken()) and self._exceeds():
+                return Verdict.MEMORY
+            look = time.monotonic() + pause / 2
+
+    def _hear(self, fd: int) -> None:
+        if fd == self._signals:
+            os.read(fd, 4096)
+        elif fd == self._control:
+            self._obey(os.read(fd, 1))
+        elif self._keeper is not None:
+            self._keeper.answer()
+
+    def _obey(self, order: bytes) -> None:
+        if order == REST:
+            self._resting = True
+            _signal_all(signal.SIGSTOP)
+        elif order == GO_ON:
+            self._resting = False
+            _signal_all(signal.SIGCONT)
+        elif order == INTERRUPT:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGINT)
+        else:  # the pool has hung up
+            self._events.unregister(self._control or 0)
+
+    def _has_woken(self) -> bool:
+        """Whether something runs that should rest, woken by a timer of its own; then it is stopped again."""
+        states = (_read_state(process) for process in self._processes())
+        if all(state in b"TtZX" for state in states):
+            return False
+        _signal_all(signal.SIGSTOP)
+        return True
+
+
+def _signal_all(number: signal.Signals) -> None:
+    """Signal everything in this pid namespace but its first process, which this is."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
+
+
+def _read_state(process: str) -> bytes:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2][1:2]
+    except OSError:
+        return b"X"
 
 
 def _reap(child: int) -> bool:
@@ -175,14 +264,25 @@ def _read_sum(path: str, *names: bytes) -> int:
 
 
 def fetch_files(folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed."""
-    for name in names:
+    """Name and content of those that are regular files of at most 1 MiB below ``folder``; links are not followed.
+
+    A name with ``*``, ``?`` or ``[`` stands for the files of the folder itself that fit, 64 at most.
+    """
+    for name in _expand(folder, names):
         try:
             content = _read_below(folder, name.split("/"))
         except (OSError, ValueError):
             continue
         if content is not None:
             yield name, content
+
+
+def _expand(folder: str, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if any(sign in name for sign in "*?["):
+            yield from sorted(fnmatch.filter(os.listdir(folder), name))[:_FETCHED_BY_PATTERN]
+        else:
+            yield name
 
 
 def _read_below(folder: str, parts: list[str]) -> bytes | None:
@@ -218,17 +318,24 @@ def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
         report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
 
 
-def place_descriptors(out: int, error: int, report_fd: int, stdin: int | None = None) -> int:
-    """Put them where programs and :func:`report` expect them, and close all others; the report's new number.
+def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
+    """Put them where programs and the supervisor expect them, and close all others; the report's new number.
 
-    All of them must be above 3, or be the report at 3.
+    Args:
+        others: What comes after the report: control groups, which are entered, a session's orders, and stdin, as far as
+            the job says. All must be above 4, or be the report at 3.
     """
-    if stdin is not None:
-        os.dup2(stdin, 0)
+    rest = list(others)
+    kernel.enter_groups([rest.pop(0) for _ in range(job["groups"])])
+    control = rest.pop(0) if job["session"] else None
+    if rest:
+        os.dup2(rest[0], 0)
     os.dup2(out, 1)
     os.dup2(error, 2)
     os.dup2(report_fd, REPORT_FD)
-    kernel.close_from(REPORT_FD + 1)
+    if control is not None:
+        os.dup2(control, CONTROL_FD)
+    kernel.close_from(REPORT_FD + 1 if control is None else CONTROL_FD + 1)
     return REPORT_FD
 
 

@@ -21,8 +21,12 @@ COMMON_MODULES = tuple(_NAMES.split())
 def warm_up(modules: list[str]) -> None:
     """Import the modules that are there, and use those that build their tables at the first use."""
     for name in modules:
-        with contextlib.suppress(ImportError):
+        # A package that fails here fails in the program that asks for it, too, and can say so there.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
+    if "matplotlib" in sys.modules:
+        with contextlib.suppress(Exception):
+            _use_matplotlib()
     if "sympy" in sys.modules:
         _use_sympy()
     if "numpy" in sys.modules:
@@ -47,6 +51,17 @@ def _use_sympy() -> None:
     ):
         with contextlib.suppress(Exception):
             expression()
+
+
+def _use_matplotlib() -> None:
+    from matplotlib import pyplot
+
+    # Finds the fonts, which takes seconds.
+    pyplot.figure()
+    pyplot.plot([1, 2], [3, 4])
+    pyplot.title("warm")
+    pyplot.savefig(io.BytesIO())
+    pyplot.close("all")
 
 
 def _use_numpy() -> None:

@@ -9,15 +9,19 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 from spear_sandbox.guest import kernel, warmth
 from spear_sandbox.guest.job import Job, read_job
-from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, set_limits, write_files
-from spear_sandbox.guest.seccomp import build_filter, load_filter
+from spear_sandbox.guest.locks import LockKeeper, can_listen
+from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, list_own_modules, set_limits, write_files
+from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
+    CONTROL_FD,
+    OOM_SCORE,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -28,31 +32,41 @@ from spear_sandbox.guest.supervisor import (
 
 __all__ = ["serve"]
 
-READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
-_MOST_DESCRIPTORS = 5
+READY, READY_ASKING, SPAWN, SPAWNED, FAILED = b"R", b"A", b"S", b"P", b"F"
+"""The second where the supervisor is asked about locks."""
+SESSIONS = "spear_sandbox.guest.interpreter"
+"""Among the modules of an interpreter that sessions are forked from."""
+_MOST_DESCRIPTORS = 8
 
 
 class _Origin(NamedTuple):
     """What every run has in common."""
 
     filter: bytes
+    asks: bool
+    """Whether the filter asks the supervisor about locks."""
     baseline: int
     """Bytes of address space of this interpreter."""
     uid: int
     gid: int
+    own_modules: list[str]
 
 
 def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
 
-    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report and, perhaps, stdin; the answer
-    is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what runs the program.
+    A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, a
+    session's orders and stdin; the answer is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what
+    runs the program.
     """
     warmth.warm_up(modules)
+    if SESSIONS in modules:
+        sys.modules[SESSIONS].warm_up()
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
-    program = build_filter()
+    asks = can_listen()
+    program = build_filter(locks=Locks.ASK if asks else Locks.RECORDS)
     # Asked for now: in a new user namespace nobody has a number before the maps are written.
-    origin = _Origin(program, _own_address_space(), os.getuid(), os.getgid())
+    origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid(), list_own_modules())
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -63,7 +77,7 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     # Ended runs need not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control.sendall(READY)
+    control.sendall(READY_ASKING if asks else READY)
     room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
     while True:
         message, ancillary, _, _ = control.recvmsg(16, room)
@@ -97,10 +111,12 @@ def _own_address_space() -> int:
 
 def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None]:
     """As process 1 of the new namespaces: close them off, fork the program and supervise it."""
-    job_fd, out, error, report_fd, *stdin = received
+    job_fd, out, error, report_fd, *others = received
     report_here = report_fd
     try:
         reset_signals()
+        job = read_job(job_fd)
+        kernel.die_first(OOM_SCORE)
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
         # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
         os.setpgid(0, 0)
@@ -108,36 +124,45 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         kernel.map_ids(origin.uid, origin.gid)
         with contextlib.suppress(OSError):
             kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
-        job = read_job(job_fd)
         size = f"size={job['disk_mb']}m,nr_inodes={job['inodes']},mode=1777"
         kernel.mount("tmpfs", WORKING_FOLDER, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
         os.chdir(WORKING_FOLDER)
         hidden = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
         kernel.mount("proc", "/proc", "proc", hidden)
-        report_here = place_descriptors(out, error, report_fd, *stdin)
+        report_here = place_descriptors(job, out, error, report_fd, others)
         resource.setrlimit(resource.RLIMIT_NPROC, (job["processes"], job["processes"]))
         kernel.drop_capabilities()
         kernel.deny_new_privileges()
         # A program that could open the supervisor's descriptors could write its own report.
         kernel.clear_dumpable()
-        load_filter(origin.filter)
+        keeper = None
+        if origin.asks:
+            keeper = LockKeeper(load_filter(origin.filter, listen=True), WORKING_FOLDER)
+        else:
+            load_filter(origin.filter)
         child = os.fork()
         if child == 0:
-            return _become_program(job, origin.baseline)
-        _supervise(child, job)
+            return _become_program(job, origin)
+        _supervise(child, job, keeper)
     except BaseException as failure:
         report_failure(failure, report_here)
         os._exit(1)
 
 
-def _become_program(job: Job, baseline: int) -> Callable[[], None]:
+def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
     kernel.set_dumpable()
     write_files(job, WORKING_FOLDER)
-    set_limits(job, baseline)
-    return hand_over(job, WORKING_FOLDER)
+    set_limits(job, origin.baseline)
+    play = None
+    if job["session"]:
+        from spear_sandbox.guest import interpreter
+
+        play = interpreter.serve
+    start = hand_over(job, WORKING_FOLDER, origin.own_modules)
+    return play or start
 
 
-def _supervise(child: int, job: Job) -> NoReturn:
+def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
     for fd in (0, 1, 2):
         os.close(fd)
     own = str(os.getpid())
@@ -149,5 +174,9 @@ def _supervise(child: int, job: Job) -> NoReturn:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
 
-    report(supervise(child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets))
+    control = CONTROL_FD if job["session"] else None
+    record = supervise(
+        child, job, WORKING_FOLDER, processes, kill, elsewhere=hold_in_sockets, keeper=keeper, control=control
+    )
+    report(record)
     os._exit(0)

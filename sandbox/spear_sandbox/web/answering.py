@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import find_stranger
 
-__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "write_json"]
+__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "wait_for_end", "write_json"]
 
 
 def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tuple[int, str] | None:
@@ -135,6 +135,12 @@ class BodyRoom:
                 raise HTTPException(503, busy, headers={"Retry-After": "1", "Connection": "close"})
             self._used += len(chunk)
             chunks.append(chunk)
+
+
+async def wait_for_end(request: Request) -> None:
+    """Return when the sender is gone; the body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def write_json(status: int, content: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,0 +1,328 @@
+"""Control groups: what this process may hold, whom the kernel killed for memory, and a group for each run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from spear_sandbox.protocol import Limits
+
+__all__ = ["Group", "Groups", "OomKill", "OomWatch", "choose_places", "find_memory_limit", "most_of_a_run"]
+
+_MIB = 1 << 20
+_UNLIMITED = 1 << 60
+_RESERVED_MB = 512
+"""Of a container's memory, for the service and the warm interpreters."""
+_KERNEL_MB = 16
+"""For what the kernel holds for a run: page tables, pipes, sockets."""
+_CHARGED_AT_ONCE = 1 << 20
+"""The kernel takes memory for a processor in advance, so a group at its limit may lack that much."""
+_SPARE_PROCESSES = 4
+"""The supervisor, and bubblewrap; the program's own are bounded by ``RLIMIT_NPROC`` as well."""
+_PROC = Path("/proc")
+_PREFIX = "spear-"
+
+
+class OomKill(Enum):
+    """Whom the kernel killed for memory while a run was under way."""
+
+    NONE = "none"
+    """Nobody of the run."""
+    OWN = "own"
+    """Somebody of the run, which had reached the limit of its own."""
+    OTHERS = "others"
+    """Somebody of the run, or perhaps of it, where others had taken what it still might have."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a controller's files of this process are."""
+
+    folder: Path
+    top: Path
+    unified: bool
+    """Version 2."""
+
+
+def _find_place(controller: str, proc: Path = _PROC) -> _Place | None:
+    """The group of this process for a controller, as far as it can be seen from here."""
+    try:
+        own = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
+    except OSError:
+        return None
+    for fields in mounts:
+        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        unified = kind == "cgroup2"
+        if not unified and not (kind == "cgroup" and controller in options):
+            continue
+        names = "" if unified else controller
+        path = next((path for _, held, path in own if names in held.split(",")), None)
+        root, top = fields[3], Path(fields[4])
+        if path is None:
+            continue
+        below = os.path.relpath(path, root)
+        folder = top if below.startswith("..") else top / below
+        with contextlib.suppress(OSError):
+            if not unified or controller in (folder / "cgroup.controllers").read_text().split():
+                return _Place(folder, top, unified)
+    return None
+
+
+def find_memory_limit(proc: Path = _PROC) -> int | None:
+    """Bytes that this process and what it starts may hold by the control groups it is in; None for no bound.
+
+    Args:
+        proc: where ``self/cgroup`` and ``self/mountinfo`` are.
+    """
+    place = _find_place("memory", proc)
+    if place is None:
+        return None
+    name = "memory.max" if place.unified else "memory.limit_in_bytes"
+    found = []
+    folder = place.folder
+    while True:
+        with contextlib.suppress(OSError, ValueError):  # "max", and the root, which has none
+            found.append(int((folder / name).read_text()))
+        if folder in (place.top, folder.parent):
+            break
+        folder = folder.parent
+    least = min(found, default=_UNLIMITED)
+    return least if least < _UNLIMITED else None
+
+
+def most_of_a_run(limits: Limits) -> int:
+    """MiB that one run may hold: all its processes, and its files, which are in memory."""
+    return limits.memory_mb * 3 // 2 + limits.disk_mb + _KERNEL_MB
+
+
+def choose_places(cores: int, limits: Limits, memory_bytes: int | None) -> int:
+    """Runs at a time: two for each core, and no more than the memory of this container holds.
+
+    Args:
+        memory_bytes: of the container; None for no bound.
+    """
+    if memory_bytes is None:
+        return 2 * cores
+    return max(1, min(2 * cores, ((memory_bytes >> 20) - _RESERVED_MB) // most_of_a_run(limits)))
+
+
+def _count_oom_kills() -> int:
+    """Processes that the kernel has killed for memory: of this process's control group, or of the whole machine."""
+    place = _find_own_memory()
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        if place is not None:
+            return _read_oom_kills(place.folder, place.unified)
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        return _read_field(_PROC / "vmstat", "oom_kill")
+    return 0
+
+
+_own_memory: list[_Place | None] = []
+
+
+def _find_own_memory() -> _Place | None:
+    if not _own_memory:
+        _own_memory.append(_find_place("memory"))
+    return _own_memory[0]
+
+
+def _read_field(path: Path, name: str) -> int:
+    """The number after a name.
+
+    Raises:
+        LookupError: it is not there.
+    """
+    return int(dict(line.split(" ", 1) for line in path.read_text().splitlines())[name])
+
+
+def _read_oom_kills(folder: Path, unified: bool) -> int:
+    return _read_field(folder / ("memory.events" if unified else "memory.oom_control"), "oom_kill")
+
+
+class OomWatch:
+    """Whether the kernel has killed anybody for memory since this was made, where runs have no groups."""
+
+    entrances: tuple[int, ...] = ()
+    tells_runs_apart = False
+
+    def __init__(self) -> None:
+        self._before = _count_oom_kills()
+
+    def judge(self) -> OomKill:
+        """OTHERS if so: in this process's control group, or else on this machine."""
+        return OomKill.OTHERS if _count_oom_kills() > self._before else OomKill.NONE
+
+
+class Group:
+    """The control groups of one run at a time: one folder, or, in version 1, one for memory and one for processes."""
+
+    tells_runs_apart = True
+
+    def __init__(self, memory: Path, processes: Path | None, unified: bool) -> None:
+        self._memory = memory
+        self._processes = processes
+        self._unified = unified
+        self._set: tuple[int, int] | None = None
+        self._before = (0, 0)
+        folders = [memory] if processes is None or processes == memory else [memory, processes]
+        self.folders = folders
+        self.entrances = tuple(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders)
+        """Files that put a process that writes 0 into the group."""
+
+    def prepare(self, limits: Limits) -> None:
+        """Set what the next run may hold."""
+        wanted = (most_of_a_run(limits) * _MIB, limits.processes + _SPARE_PROCESSES)
+        if wanted != self._set:
+            self._limit_memory(str(wanted[0]))
+            if self._processes is not None:
+                (self._processes / "pids.max").write_text(str(wanted[1]))
+            self._set = wanted
+        if not self._unified:
+            (self._memory / "memory.max_usage_in_bytes").write_text("0")
+        self._before = self._read()
+
+    def _limit_memory(self, most: str) -> None:
+        if self._unified:
+            (self._memory / "memory.max").write_text(most)
+            with contextlib.suppress(OSError):  # without swap there is no such file
+                (self._memory / "memory.swap.max").write_text("0")
+            return
+        plain, swap = self._memory / "memory.limit_in_bytes", self._memory / "memory.memsw.limit_in_bytes"
+        # Neither may pass the other, so it depends on the direction which of them goes first.
+        with contextlib.suppress(OSError):
+            swap.write_text(most)
+        plain.write_text(most)
+        with contextlib.suppress(OSError):
+            swap.write_text(most)
+
+    def judge(self) -> OomKill:
+        """Whom the kernel has killed since :meth:`prepare`.
+
+        In version 1 the limit counts as reached even where giving up cached files was enough.
+        """
+        kills, reached = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        if not kills:
+            return OomKill.NONE
+        return OomKill.OWN if reached else OomKill.OTHERS
+
+    def _read(self) -> tuple[int, int]:
+        """Processes killed, and how often the limit was reached; in version 1, whether."""
+        kills = _read_oom_kills(self._memory, self._unified)
+        if self._unified:
+            return kills, _read_field(self._memory / "memory.events", "oom")
+        most = int((self._memory / "memory.max_usage_in_bytes").read_text())
+        return kills, int(self._set is not None and most >= self._set[0] - _CHARGED_AT_ONCE)
+
+    def remove(self) -> None:
+        """Give the group back to the kernel; nobody may be in it any more."""
+        for fd in self.entrances:
+            os.close(fd)
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+class Groups:
+    """Groups for runs, made when they are needed and used again: below the group of this process.
+
+    Args:
+        memory, processes: groups of this process for these controllers.
+    """
+
+    def __init__(self, memory: _Place, processes: _Place | None) -> None:
+        self._memory = memory
+        self._processes = processes
+        self._made = 0
+        self._token = secrets.token_hex(4)
+        self._free: deque[Group] = deque()
+
+    @classmethod
+    def find(cls, proc: Path = _PROC) -> Groups | None:
+        """The groups of this process, where it may make others below and the kernel counts memory in them."""
+        memory, processes = _find_place("memory", proc), _find_place("pids", proc)
+        if memory is not None and memory.unified:
+            memory = _find_delegated(memory)
+            processes = memory
+        if memory is None:
+            return None
+        groups = cls(memory, processes)
+        _remove_left(memory.folder)
+        if processes is not None:
+            _remove_left(processes.folder)
+        try:
+            groups._free.append(groups._make())
+        except OSError:
+            return None
+        return groups
+
+    @contextlib.contextmanager
+    def lend(self, limits: Limits) -> Iterator[Group]:
+        """A group for one run, which has ended when it comes back."""
+        # The one that has been free for longest: what a run that was given up held is gone by then.
+        group = self._free.popleft() if self._free else self._make()
+        try:
+            group.prepare(limits)
+        except OSError:  # something is left in it that cannot be given up
+            group.remove()
+            group = self._make()
+            group.prepare(limits)
+        try:
+            yield group
+        finally:
+            self._free.append(group)
+
+    def close(self) -> None:
+        """Remove the groups; all runs have ended."""
+        while self._free:
+            self._free.pop().remove()
+
+    def _make(self) -> Group:
+        self._made += 1
+        name = f"{_PREFIX}{os.getpid()}-{self._made}-{self._token}"
+        memory = self._memory.folder / name
+        memory.mkdir()
+        try:
+            processes = None
+            if self._processes is not None:
+                processes = self._processes.folder / name
+                processes.mkdir(exist_ok=True)  # in version 2 it is the same
+            group = Group(memory, processes, self._memory.unified)
+            group.prepare(Limits())  # version 2 has the files only where the controller is passed on
+        except OSError:
+            for folder in {memory, processes or memory}:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+        return group
+
+
+def _find_delegated(own: _Place) -> _Place | None:
+    """Where version 2 lets this process make groups that count.
+
+    That is its own group, if the controllers are passed on there already, or the one above, if systemd has delegated it
+    (``Delegate=memory pids`` with ``DelegateSubgroup=``).
+    """
+    above = own.folder.parent
+    with contextlib.suppress(OSError):
+        if "memory" in (own.folder / "cgroup.subtree_control").read_text().split():
+            return own
+        if own.folder != own.top and os.getxattr(above, "user.delegate") == b"1":
+            (above / "cgroup.subtree_control").write_text("+memory +pids")
+            return _Place(above, own.top, unified=True)
+    return None
+
+
+def _remove_left(folder: Path) -> None:
+    """Groups of processes that were killed before they could remove them."""
+    for left in folder.glob(f"{_PREFIX}*-*-*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not (_PROC / owner).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()

@@ -1,0 +1,225 @@
+"""The program of a session, which plays cells as a notebook does. It imports nothing of the sandbox.
+
+Requests and replies are JSON after their length, over the socket that it finds in the place of standard input.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import contextlib
+import inspect
+import io
+import json
+import linecache
+import os
+import signal
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["serve", "warm_up"]
+
+MAX_REPLY = 24 << 20
+RICH = (
+    ("text/html", "_repr_html_"),
+    ("text/markdown", "_repr_markdown_"),
+    ("text/latex", "_repr_latex_"),
+    ("image/svg+xml", "_repr_svg_"),
+    ("image/png", "_repr_png_"),
+    ("image/jpeg", "_repr_jpeg_"),
+)
+
+
+class Interpreter:
+    """One namespace, cells that run in it, and what they show."""
+
+    def __init__(self) -> None:
+        self.main = types.ModuleType("__main__")
+        self.main.__dict__.update(__builtins__=builtins, display=self.display)
+        sys.modules["__main__"] = self.main
+        self.shown: list[dict[str, str]] = []
+        self.count = 0
+        self.loop: Any = None
+        sys.displayhook = self.show_result
+
+    def run(self, code: str) -> dict[str, Any]:
+        """Play a cell; what it showed and its error, if it had one."""
+        self.count += 1
+        self.shown = []
+        name = f"<cell {self.count}>"
+        # Tracebacks show the lines of cells.
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        error = None
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                self.execute(code, name)
+                self.take_figures()
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except BaseException as caught:
+            error = describe_error(caught)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        shown, self.shown = self.shown, []
+        return {"display": shown, "error": error}
+
+    def execute(self, code: str, name: str) -> None:
+        """Each statement in turn; the value of a last expression is shown."""
+        tree = ast.parse(code, name)
+        last: ast.Interactive | None = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
+            last = ast.Interactive([tree.body.pop()])
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        for part, mode in ((tree, "exec"), (last, "single")):
+            if part is None:
+                continue
+            compiled = compile(part, name, mode, flags, dont_inherit=True)
+            result = eval(compiled, self.main.__dict__)
+            if compiled.co_flags & inspect.CO_COROUTINE:
+                self.await_cell(result)
+
+    def await_cell(self, coroutine: Any) -> None:
+        """For ``await`` outside of functions; one event loop serves all cells."""
+        import asyncio
+
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(coroutine)
+
+    def show_result(self, value: Any) -> None:
+        """What the last expression of a cell gave."""
+        if value is not None:
+            builtins.__dict__["_"] = value
+            self.display(value)
+
+    def display(self, *values: Any) -> None:
+        """Show values in all forms that they have."""
+        for value in values:
+            forms = {"text/plain": repr(value)}
+            for kind, method in RICH:
+                find = None if isinstance(value, type) else getattr(value, method, None)
+                if callable(find):
+                    try:
+                        made = find()
+                    except Exception:
+                        continue
+                    if isinstance(made, bytes):
+                        made = base64.b64encode(made).decode()
+                    if isinstance(made, str):
+                        forms[kind] = made
+            self.shown.append(forms)
+
+    def take_figures(self, *_: object, **__: object) -> None:
+        """Show the figures of Matplotlib that are open, and close them."""
+        pyplot: Any = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None:
+            return
+        pyplot.show = self.take_figures
+        for number in pyplot.get_fignums():
+            figure = pyplot.figure(number)
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", bbox_inches="tight")
+            self.shown.append({"text/plain": repr(figure), "image/png": base64.b64encode(picture.getvalue()).decode()})
+        pyplot.close("all")
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """As a notebook has it: the kind, the message, and the lines of the traceback, without frames of this module."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error.with_traceback(trace), trace)
+        message = str(error)
+    except BaseException:
+        lines, message = ["the traceback could not be printed\n"], ""
+    return {"ename": type(error).__name__, "evalue": message, "traceback": [line.rstrip("\n") for line in lines]}
+
+
+def write_file(name: str, content: str) -> dict[str, Any]:
+    """A file below the working folder."""
+    if os.path.dirname(name):
+        os.makedirs(os.path.dirname(name), exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(base64.b64decode(content))
+    return {}
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """The content of a file below the working folder."""
+    with open(name, "rb") as file:
+        return {"content": base64.b64encode(file.read(MAX_REPLY // 2)).decode()}
+
+
+def list_files() -> dict[str, Any]:
+    """Names of files below the working folder and their bytes."""
+    found: dict[str, int] = {}
+    for folder, _, names in os.walk("."):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and len(found) < 4096:
+                found[os.path.relpath(path, ".")] = os.path.getsize(path)
+    return {"files": found}
+
+
+def receive(line: socket.socket, size: int) -> bytes:
+    """So many bytes; none at the end."""
+    data = b""
+    while len(data) < size:
+        part = line.recv(min(size - len(data), 1 << 20))
+        if not part:
+            os._exit(0)
+        data += part
+    return data
+
+
+def serve() -> None:
+    """Answer requests until the other side hangs up."""
+    line = socket.socket(fileno=os.dup(0))
+    # Neither programs nor what they start find the socket.
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    folder = os.getcwd()
+    os.unlink(sys.argv[0])
+    sys.argv = [""]
+    interpreter = Interpreter()
+    actions: dict[str, Callable[..., dict[str, Any]]] = {
+        "run": interpreter.run,
+        "write": write_file,
+        "read": read_file,
+        "list": list_files,
+    }
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        asked = json.loads(receive(line, int.from_bytes(receive(line, 4), "big")))
+        try:
+            if asked["action"] != "run":
+                os.chdir(folder)
+            reply = actions[asked["action"]](**asked["arguments"])
+        except Exception as error:
+            reply = {"failure": f"{type(error).__name__}: {error}"}
+        try:
+            data = json.dumps({**reply, "number": asked["number"]}).encode()
+            assert len(data) <= MAX_REPLY
+        except Exception:
+            failure = {"failure": "what it showed is too large or is no text", "number": asked["number"]}
+            data = json.dumps(failure).encode()
+        line.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def warm_up() -> None:
+    """Do once what every session does, so that they share the memory that it takes."""
+    main, hook = sys.modules["__main__"], sys.displayhook
+    interpreter = Interpreter()
+    for code in ("import math\nmath.pi", "def f(x):\n    return [x, {x: 1}]\nf('a')", "1 / 0"):
+        json.dumps(interpreter.run(code))
+    linecache.cache.clear()
+    sys.modules["__main__"], sys.displayhook = main, hook
+    del builtins.__dict__["_"]

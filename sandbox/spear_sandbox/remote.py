@@ -1,0 +1,96 @@
+"""Sessions of a service, seen from its client."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind, KillReason, SandboxFault
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["HttpSession", "SessionTransport"]
+
+
+class SessionTransport(Protocol):
+    """Sends a request of a session, once: cells have effects."""
+
+    async def send(self, method: str, path: str, body: bytes | None, seconds: float) -> httpx.Response:
+        """The answer, where it is one of success.
+
+        Raises:
+            SandboxFault: the session has ended, or nobody has carried it out.
+            ValueError: the server refused the request.
+        """
+        ...
+
+
+class HttpSession:
+    """See :class:`spear_sandbox.protocol.Session`; made by :meth:`spear_sandbox.client.HttpExecutor.open_session`.
+
+    Args:
+        transport: to the server that has the session.
+        cell_s: seconds of the longest cell.
+        slack_s: seconds that an answer may take beside the cell.
+    """
+
+    def __init__(self, transport: SessionTransport, name: str, *, cell_s: float, slack_s: float) -> None:
+        self.id = name
+        self._transport = transport
+        self._cell_s = cell_s
+        self._slack_s = slack_s
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> CellOutcome:
+        """See :meth:`spear_sandbox.protocol.Session.run`."""
+        seconds = min(timeout_s or self._cell_s, self._cell_s)
+        body = json.dumps({"code": code, "timeout": seconds}).encode("ascii")
+        return _read_cell(await self._send("POST", "/run", body, seconds))
+
+    async def write_file(self, name: str, content: bytes) -> None:
+        """See :meth:`spear_sandbox.protocol.Session.write_file`."""
+        await self._send("PUT", f"/files/{quote(name)}", content)
+
+    async def read_file(self, name: str) -> bytes:
+        """See :meth:`spear_sandbox.protocol.Session.read_file`."""
+        return await self._send("GET", f"/files/{quote(name)}")
+
+    async def list_files(self) -> dict[str, int]:
+        """See :meth:`spear_sandbox.protocol.Session.list_files`."""
+        files: dict[str, int] = json.loads(await self._send("GET", "/files"))
+        return files
+
+    async def interrupt(self) -> None:
+        """See :meth:`spear_sandbox.protocol.Session.interrupt`."""
+        await self._send("POST", "/interrupt", b"")
+
+    async def close(self) -> None:
+        """See :meth:`spear_sandbox.protocol.Session.close`; one that has ended already is fine."""
+        try:
+            await self._send("DELETE", "")
+        except SandboxFault as fault:
+            if fault.kind is not FaultKind.SESSION_ENDED:
+                raise
+
+    async def _send(self, method: str, path: str, body: bytes | None = None, seconds: float = 0.0) -> bytes:
+        answer = await self._transport.send(method, f"/sessions/{self.id}{path}", body, seconds + self._slack_s)
+        return answer.content
+
+
+def _read_cell(body: bytes) -> CellOutcome:
+    try:
+        said: dict[str, Any] = json.loads(body)
+        errors = [CellError(item["ename"], item["evalue"], tuple(item["traceback"])) for item in said["error"]]
+        return CellOutcome(
+            status=CellStatus(said["status"]),
+            stdout=said["stdout"],
+            stderr=said["stderr"],
+            display=tuple(said["display"]),
+            error=errors[0] if errors else None,
+            wall_s=said["execution_time"],
+            truncated=said["truncated"],
+            reason=KillReason(said["reason"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SandboxFault(FaultKind.BAD_REPLY, f"the answer is no outcome of a cell: {error!r}") from None

@@ -1,0 +1,31 @@
+"""A server of the Model Context Protocol over HTTP, behind the gate of all services."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+from spear_sandbox.web.answering import Gate
+from spear_sandbox.web.listening import is_loopback
+from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+__all__ = ["serve_http"]
+
+DRAIN_S = 10
+
+
+def serve_http(server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None) -> None:
+    """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
+
+    Args:
+        server: what is served.
+        listener: closed at the end.
+        host: that it listens on.
+        token: that requests must carry; None asks for none.
+    """
+    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host))
+    with listener, ignore_signals_at_the_end():
+        make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none").run(sockets=[listener])

@@ -1,0 +1,147 @@
+"""Languages beside Python, packages of the operator, and pictures that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+from spear_sandbox.installation import PACKAGES, find_installation
+from spear_sandbox.languages import find_languages
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import Limits
+from tests.sandbox.service import RunningService, ask, run_local
+
+TESTS = (
+    "def test_one(): assert 1\n\ndef test_two(tmp_path): (tmp_path / 'a').write_text('b')\n\ndef test_no(): assert 0\n"
+)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with run_local(Limits(wall_s=20.0), 2) as running:
+        yield running
+
+
+def need(language: str) -> None:
+    if language not in find_languages():
+        pytest.skip(f"{language} is not installed")
+
+
+def run(service: RunningService, **fields: object) -> dict[str, dict[str, object]]:
+    status, content, _ = ask(service.url, fields)
+    assert status == 200, content
+    return dict(content)
+
+
+def test_bash(service: RunningService) -> None:
+    need("bash")
+    files = {"a.txt": base64.b64encode(b"x").decode()}
+    code = "read line; echo $line $(cat a.txt); echo no >&2; echo out > b; exit 3"
+    content = run(service, code=code, language="bash", stdin="in\n", files=files, fetch_files=["b"])
+    result = content["run_result"]
+    assert (content["status"], result["return_code"], result["stdout"], result["stderr"]) == (
+        "Failed",
+        3,
+        "in x\n",
+        "no\n",
+    )
+    assert content["files"] == {"b": base64.b64encode(b"out\n").decode()} and content["compile_result"] is None
+    late = run(service, code="while true; do :; done", language="bash", run_timeout=0.3)["run_result"]
+    assert late["status"] == "TimeLimitExceeded"
+
+
+def test_pytest(service: RunningService) -> None:
+    content = run(service, code=TESTS, language="pytest")
+    assert content["status"] == "Failed" and "1 failed, 2 passed" in str(content["run_result"]["stdout"])
+    content = run(service, code=TESTS, language="pytest", args=["-k", "one or two", "-q", "; touch x"])
+    assert content["status"] == "Failed", "it is an argument, not a command"
+    assert run(service, code=TESTS, language="pytest", args=["-k", "one or two"])["status"] == "Success"
+    assert ask(service.url, {"code": "", "language": "pytest", "args": "-q"})[0] == 422
+
+
+@pytest.mark.slow
+def test_cpp(service: RunningService) -> None:
+    need("cpp")
+    code = "#include <iostream>\nint main() { int x; std::cin >> x; std::cout << 2 * x; return 4; }"
+    content = run(service, code=code, language="cpp", stdin="21", compile_timeout=30)
+    assert content["compile_result"]["return_code"] == 0
+    assert (content["run_result"]["stdout"], content["run_result"]["return_code"]) == ("42", 4)
+    content = run(service, code="int main() {", language="cpp", compile_timeout=30)
+    assert content["status"] == "Failed" and content["run_result"] is None
+    assert "error" in str(content["compile_result"]["stderr"])
+    content = run(service, code="int main() { for (;;); }", language="cpp", compile_timeout=30, run_timeout=0.3)
+    assert content["run_result"]["status"] == "TimeLimitExceeded"
+
+
+@pytest.mark.slow
+def test_node(service: RunningService) -> None:
+    need("nodejs")
+    for name in ("nodejs", "js"):
+        content = run(service, code="console.log(6 * 7)", language=name)
+        assert (content["status"], content["run_result"]["stdout"]) == ("Success", "42\n"), content
+
+
+def test_others_are_named(service: RunningService) -> None:
+    content = run(service, code="1", language="cobol")
+    assert content["status"] == "SandboxError" and "bash" in str(content["message"])
+    assert "bash" in ask(service.url, None, "GET", "/health")[1]["languages"]
+
+
+def test_files_that_fit_a_pattern_come_back(service: RunningService) -> None:
+    code = "for n in range(3): open(f'p{n}.png', 'w').write(str(n))\nimport os; os.symlink('/etc/passwd', 'x.png')"
+    files = run(service, code=code, fetch_files=["*.png", "main.py"])["files"]
+    assert sorted(files) == ["main.py", "p0.png", "p1.png", "p2.png"]
+
+
+@pytest.mark.slow
+def test_packages_of_the_operator_are_warm_and_draw() -> None:
+    pytest.importorskip("matplotlib")
+    installation = find_installation((*PACKAGES, "matplotlib"))
+    assert {"matplotlib", "PIL", "cycler"} <= {name.partition(".")[0] for name in installation.packages}
+
+    async def go() -> None:
+        executor = LocalExecutor("namespaces", zygotes=1, installation=installation)
+        try:
+            await executor.start()
+        except IsolationRefusedError as error:
+            pytest.skip(f"no namespaces here: {error}")
+        session = await executor.open_session()
+        await session.run("import sys; warm = 'matplotlib.pyplot' in sys.modules; import matplotlib.pyplot as plt")
+        outcome = await session.run("plt.plot([1, 2]); plt.show(); print(warm)")
+        (shown,) = outcome.display
+        assert outcome.stdout == "True\n" and base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.savefig('a.png')"
+        made = await executor.run(code, fetch_files=["*.png"])
+        assert made.files["a.png"].startswith(b"\x89PNG") and not made.stderr
+        await executor.close()
+
+    asyncio.run(go())
+
+
+def test_a_package_that_is_not_there_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "spear_sandbox", "serve", "--packages", "no_such_thing"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2 and "no_such_thing" in done.stderr and "import names" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_doctor_lists_them() -> None:
+    command = [sys.executable, "-m", "spear_sandbox", "doctor", "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, timeout=100).stdout)
+    assert set(found["languages"]) == {"bash", "pytest", "cpp", "nodejs"}
+    assert (found["languages"]["pytest"] is None) == (importlib.util.find_spec("pytest") is None)

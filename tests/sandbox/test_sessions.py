@@ -1,0 +1,308 @@
+"""Sessions: what cells do, what a session keeps, when it ends, and the same over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from spear_sandbox.levels import IsolationRefusedError
+from spear_sandbox.local import LocalExecutor
+from spear_sandbox.protocol import CellStatus, FaultKind, KillReason, Limits, SandboxFault
+
+LIMITS = Limits(wall_s=10.0, memory_mb=256)
+
+
+def play(*checks: Callable[[LocalExecutor], Awaitable[None]], **options: Any) -> None:
+    """Start one pool and let all of these use it."""
+
+    async def go() -> None:
+        executor = LocalExecutor("namespaces", limits=LIMITS, zygotes=1, **options)
+        try:
+            await executor.start()
+        except IsolationRefusedError as error:
+            pytest.skip(f"no namespaces here: {error}")
+        try:
+            for check in checks:
+                await asyncio.wait_for(check(executor), 60)
+        finally:
+            await executor.close()
+
+    asyncio.run(go())
+
+
+async def play_cells(executor: LocalExecutor) -> None:
+    session = await executor.open_session(files={"given/a.txt": b"in"})
+    outcome = await session.run("import os\nx = 41\nprint('out', flush=True); os.system('echo sub >&2'); x + 1")
+    assert (outcome.stdout, outcome.stderr) == ("out\n", "sub\n")
+    assert outcome.display == ({"text/plain": "42"},) and outcome.status is CellStatus.FINISHED
+    assert (await session.run("print(_, open('given/a.txt').read(), os.listdir('.'))")).stdout == "42 in ['given']\n"
+    error = (await session.run("def f():\n    return 1 / 0\nf()")).error
+    assert error is not None and (error.name, error.message) == ("ZeroDivisionError", "division by zero")
+    assert "return 1 / 0" in "\n".join(error.traceback) and "/tmp/main.py" not in "\n".join(error.traceback)
+    assert (await session.run("class A:\n def _repr_html_(self): return '<b>'\nA()")).display[0]["text/html"] == "<b>"
+    assert (await session.run("import asyncio\nawait asyncio.sleep(0, 'awaited')")).display[0] == {
+        "text/plain": "'awaited'"
+    }
+    assert (await session.run("input()")).error.name == "EOFError"  # type: ignore[union-attr]
+    assert (await session.run("x = ")).error.name == "SyntaxError"  # type: ignore[union-attr]
+    assert (await session.run("exit()")).error.name == "SystemExit"  # type: ignore[union-attr]
+    assert (await session.run("x")).display[0]["text/plain"] == "41", "it has outlived them all"
+    await session.close()
+
+
+async def keep_files(executor: LocalExecutor) -> None:
+    session = await executor.open_session()
+    await session.write_file("d/data.bin", bytes(range(256)) * 4096)
+    outcome = await session.run("data = open('d/data.bin', 'rb').read()\nlen(data)\nopen('made', 'w').write('me');")
+    assert outcome.error is None and outcome.display == ()
+    assert await session.list_files() == {"d/data.bin": 1 << 20, "made": 2}
+    assert await session.read_file("d/data.bin") == bytes(range(256)) * 4096
+    for name in ("../x", "/etc/passwd", "missing", "d"):
+        with pytest.raises(ValueError, match="file"):
+            await session.read_file(name)
+    with pytest.raises(ValueError, match="MiB"):
+        await session.write_file("large", bytes(9 << 20))
+    other = await executor.open_session()
+    assert await other.list_files() == {} and (await other.run("data")).error is not None, "nothing is shared"
+
+
+async def stop_cells(executor: LocalExecutor) -> None:
+    session = await executor.open_session()
+    late = await session.run("kept = 1\nwhile True: pass", timeout_s=0.3)
+    assert late.status is CellStatus.TIME_LIMIT and late.error is not None
+    running = asyncio.ensure_future(session.run("print('begun', flush=True)\nimport time; time.sleep(20)"))
+    await asyncio.sleep(0.3)
+    await session.interrupt()
+    stopped = await running
+    assert stopped.error is not None and stopped.error.name == "KeyboardInterrupt" and stopped.stdout == "begun\n"
+    assert (await session.run("kept")).display[0]["text/plain"] == "1"
+    stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    ended = await session.run(stubborn, timeout_s=0.2)
+    assert (ended.status, ended.reason) == (CellStatus.ENDED, KillReason.TIMEOUT)
+    with pytest.raises(SandboxFault) as caught:
+        await session.run("1")
+    assert caught.value.kind is FaultKind.SESSION_ENDED and not session.alive
+
+
+async def end_at_limits(executor: LocalExecutor) -> None:
+    many = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        held = bytearray(200 << 20); held[::4096] = b"x" * (200 << 8); time.sleep(20); os._exit(0)
+time.sleep(20)
+"""
+    for code, reason in (
+        (many, KillReason.MEMORY),
+        ("while True: print('x' * 10000)", KillReason.OUTPUT),
+        ("import os; os._exit(0)", KillReason.NONE),
+        ("import os; os.kill(os.getpid(), 11)", KillReason.NONE),
+    ):
+        session = await executor.open_session()
+        outcome = await session.run(code)
+        assert (outcome.status, outcome.reason) == (CellStatus.ENDED, reason), code
+    session = await executor.open_session()
+    assert (await session.run("bytearray(1 << 30)")).error.name == "MemoryError"  # type: ignore[union-attr]
+    assert (await session.run("'still there'")).display != ()
+    large = await session.run("print('y' * (2 << 20))")
+    assert large.truncated and len(large.stdout) == executor.limits.kept_output
+    assert (await session.run("1")).stdout == "", "nothing of the former cell"
+
+
+async def rest_between_cells(executor: LocalExecutor) -> None:
+    """No processor between cells: neither threads, nor children, nor what a timer of its own wakes."""
+    session = await executor.open_session()
+    code = """
+import os, signal, threading, time
+def spin():
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+if os.fork() == 0:
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    spin()
+"""
+    await session.run(code)
+    before = find_cpu(session._pidfd)
+    await asyncio.sleep(1.0)
+    assert find_cpu(session._pidfd) - before < 0.2
+    started = time.monotonic()
+    assert (await session.run("6 * 7")).display == ({"text/plain": "42"},)
+    assert time.monotonic() - started < 5
+    await session.close()
+
+
+def find_cpu(pidfd: int | None) -> float:
+    """CPU seconds of all processes below a session's supervisor so far."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        top = next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+    total, todo = 0, [top]
+    while todo:
+        process = todo.pop()
+        with open(f"/proc/{process}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children") as file:
+                todo += map(int, file.read().split())
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+async def forge_answers(executor: LocalExecutor) -> None:
+    """The program has the socket if it looks for it; what it writes there harms its own session only."""
+    session = await executor.open_session()
+    find = """
+import os, json
+for fd in range(3, 20):
+    try:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith("socket"): break
+    except OSError: pass
+"""
+    await session.run(find)
+    forged = await session.run(
+        'data = b\'{"number": 2, "display": 7, "error": []}\'\nos.write(fd, len(data).to_bytes(4, \'big\') + data)'
+    )
+    assert forged.display == () and forged.error is None
+    await session.run("os.write(fd, (1 << 31).to_bytes(4, 'big'))")
+    assert (await executor.run("print(1)")).stdout == "1\n"
+
+
+async def take_a_place(executor: LocalExecutor) -> None:
+    """A cell takes a place, a session that rests takes none."""
+    sessions = [await executor.open_session() for _ in range(4)]
+    assert executor._admission.taken == 0
+    outcomes = await asyncio.gather(*(session.run(f"{n} * 2") for n, session in enumerate(sessions)))
+    assert [outcome.display[0]["text/plain"] for outcome in outcomes] == ["0", "2", "4", "6"]
+    assert executor._admission.taken == 0
+    running = asyncio.ensure_future(sessions[0].run("import time; time.sleep(30)"))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert executor._admission.taken == 0
+    assert (await sessions[0].run("'again'")).display == ({"text/plain": "'again'"},)
+
+
+@pytest.mark.slow
+def test_cells() -> None:
+    play(play_cells, keep_files, stop_cells, forge_answers)
+
+
+@pytest.mark.slow
+def test_limits_and_rest() -> None:
+    play(end_at_limits, rest_between_cells, take_a_place, max_running=2)
+
+
+@pytest.mark.slow
+def test_a_session_ends_with_its_interpreter_and_with_the_pool() -> None:
+    async def kill(executor: LocalExecutor) -> None:
+        session, other = await executor.open_session(), await executor.open_session()
+        assert session._pidfd is not None
+        signal.pidfd_send_signal(session._pidfd, signal.SIGKILL)
+        with pytest.raises(SandboxFault) as caught:
+            for _ in range(100):
+                await session.run("1")
+                await asyncio.sleep(0.02)
+        assert caught.value.kind is FaultKind.SESSION_ENDED
+        await executor.close()
+        assert not other.alive
+
+    play(kill)
+
+
+httpx = pytest.importorskip("httpx", reason="needs the extra 'server'")
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+from spear_sandbox.client import HttpExecutor  # noqa: E402
+from tests.sandbox.service import RunningService, ask, run_local  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with run_local(LIMITS, 2, max_sessions=3, session_idle_s=5.0) as running:
+        yield running
+
+
+def test_over_http(service: RunningService) -> None:
+    async def go() -> None:
+        executor = HttpExecutor(service.url)
+        session = await executor.open_session(files={"a b.txt": b"in"}, limits=Limits(wall_s=5.0, memory_mb=128))
+        assert (await session.run("x = open('a b.txt').read(); x")).display == ({"text/plain": "'in'"},)
+        await session.write_file("ü/n.bin", b"\0\xff")
+        assert (
+            await session.list_files() == {"a b.txt": 2, "ü/n.bin": 2}
+            and await session.read_file("ü/n.bin") == b"\0\xff"
+        )
+        with pytest.raises(ValueError, match="422"):
+            await session.read_file("missing")
+        error = (await session.run("1 / 0")).error
+        assert error is not None and error.name == "ZeroDivisionError"
+        late = await session.run("while True: pass", timeout_s=0.2)
+        assert late.status is CellStatus.TIME_LIMIT
+        running = asyncio.ensure_future(session.run("import time; time.sleep(20)"))
+        await asyncio.sleep(0.3)
+        await session.interrupt()
+        assert (await running).error is not None
+        assert ask(service.url, None, "GET", "/health")[1]["sessions"] == 1
+        await session.close()
+        await session.close()
+        with pytest.raises(SandboxFault) as caught:
+            await session.run("1")
+        assert caught.value.kind is FaultKind.SESSION_ENDED
+        await executor.close()
+
+    asyncio.run(go())
+
+
+def test_names_bounds_and_idle_sessions(service: RunningService) -> None:
+    assert ask(service.url, {"code": "1"}, path=f"/sessions/{'0' * 32}/run")[0] == 410, "as after a new start"
+    assert ask(service.url, {"code": "1"}, path="/sessions/mine/run")[0] == 404
+    status, content, _ = ask(service.url, {"code": 1}, path=f"/sessions/{'0' * 32}/run")
+    assert status == 422 and "code" in content["detail"]
+    opened = [ask(service.url, {"idle_timeout": 1}, path="/sessions") for _ in range(4)]
+    assert [status for status, _, _ in opened] == [201, 201, 201, 503] and "3 sessions" in opened[-1][1]["detail"]
+    name = opened[0][1]["session_id"]
+    end = time.monotonic() + 10
+    while ask(service.url, None, "GET", f"/sessions/{name}")[0] != 410 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ask(service.url, {"code": "1"}, path=f"/sessions/{name}/run")[0] == 410
+    while ask(service.url, None, "GET", "/health")[1]["sessions"] and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ask(service.url, None, "GET", "/health")[1]["sessions"] == 0
+
+
+def test_notebooks_as_sandbox_fusion_plays_them(service: RunningService) -> None:
+    cells = ["a = 'hello'", "a", "import sys; print(a, file=sys.stderr)", "assert False", "open('f', 'w').write(a);"]
+    status, content, _ = ask(service.url, {"cells": cells, "fetch_files": ["f", "g"]}, path="/run_jupyter")
+    assert (status, content["status"], content["driver"]["return_code"]) == (200, "Success", 0)
+    assert content["cells"][1]["display"] == [{"text/plain": "'hello'"}]
+    assert content["cells"][2]["stderr"] == "hello\n" and content["cells"][3]["error"][0]["ename"] == "AssertionError"
+    assert content["files"] == {"f": base64.b64encode(b"hello").decode()}
+    late = {"cells": ["1", "while True: pass", "2"], "total_timeout": 1}
+    content = ask(service.url, late, path="/run_jupyter")[1]
+    assert content["status"] == "Failed" and content["driver"]["status"] == "TimeLimitExceeded"
+    assert len(content["cells"]) == 2
+    content = ask(service.url, {"cells": ["import os; os._exit(1)"]}, path="/run_jupyter")[1]
+    assert content["status"] == "Failed" and content["driver"]["return_code"] == 1
+    assert ask(service.url, {"cells": 1}, path="/run_jupyter")[0] == 422
+    assert ask(service.url, {"cells": [], "fetch_files": ["../x"]}, path="/run_jupyter")[0] == 422
+    assert ask(service.url, None, "GET", "/health")[1]["sessions"] == 0
+
+
+def test_sessions_want_the_token() -> None:
+    with run_local(LIMITS, 1, token="s3cret") as running:
+        for method, path in (
+            ("POST", "/sessions"),
+            ("POST", "/run_jupyter"),
+            ("POST", f"/sessions/{'0' * 32}/run"),
+            ("GET", f"/sessions/{'0' * 32}/files"),
+            ("PUT", f"/sessions/{'0' * 32}/files/x"),
+            ("DELETE", f"/sessions/{'0' * 32}"),
+        ):
+            assert ask(running.url, b"{}", method, path)[0] == 401, path

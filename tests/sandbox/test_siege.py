@@ -1,0 +1,205 @@
+"""Sieges: random deaths under load, more clients than connections, and many sessions that rest. Minutes; nightly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("httpx", reason="needs the extra 'server'")
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+import httpx
+
+from spear_sandbox.cgroups import Groups
+from spear_sandbox.client import HttpExecutor
+from spear_sandbox.protocol import Limits
+from tests.sandbox.service import need_isolation
+
+pytestmark = pytest.mark.nightly
+
+SECONDS = float(os.environ.get("SPEAR_SIEGE_SECONDS", "300"))
+CLIENTS = 64
+MOST_GROWN_MB = 30
+MOST_OF_A_SESSION_MIB = 4.5
+PROGRAMS = (
+    ("print({n})", "{n}\n"),
+    ("import sympy\nprint(sympy.factorint({n}) == sympy.factorint({n}), {n})", "True {n}\n"),
+    (
+        "import subprocess\nprint(subprocess.run(['echo', '{n}'], capture_output=True, text=True).stdout, end='')",
+        "{n}\n",
+    ),
+)
+
+
+class Server:
+    """``spear-sandbox serve`` in a process of its own, with its log."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "spear_sandbox", "serve", "--port", "0", *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://\S+:\d+", line)
+        assert found is not None, line + self.log.read_text()
+        self.url = found.group()
+
+    def list_below(self) -> list[int]:
+        """All processes that it has started."""
+        found, todo = [], [self.process.pid]
+        while todo:
+            folder = Path(f"/proc/{todo.pop()}/task")
+            with contextlib.suppress(OSError):
+                for thread in folder.iterdir():
+                    below = [int(child) for child in (thread / "children").read_text().split()]
+                    found += below
+                    todo += below
+        return found
+
+    def resident_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    need_isolation()
+    running = Server(tmp_path, "--max-sessions", "600")
+    yield running
+    running.process.terminate()
+    assert running.process.wait(60) == 0
+    assert running.list_below() == []
+
+
+async def post(client: httpx.AsyncClient, url: str, code: str) -> httpx.Response:
+    return await client.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 20})
+
+
+def judge(answer: httpx.Response, right: str) -> str:
+    """How a run ended, where it is an end that clients can tell; anything else is an error of this test."""
+    if answer.status_code == 504:
+        return "504"
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    if said["status"] == "Success":
+        assert said["run_result"]["stdout"] == right, said
+        return "right"
+    if said["status"] == "SandboxError":
+        assert said["message"] and said["sandbox"]["fault"], said
+        return "fault"
+    assert said["sandbox"]["reason"] == "sigkill", said
+    return "sigkill"
+
+
+def test_random_deaths(server: Server) -> None:
+    async def go() -> Counter[str]:
+        ends: Counter[str] = Counter()
+        rng = random.Random(0)
+        stop = time.monotonic() + SECONDS
+        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=CLIENTS + 8)) as client:
+
+            async def ask_on() -> None:
+                while time.monotonic() < stop:
+                    program, right = rng.choice(PROGRAMS)
+                    number = rng.randrange(2, 10**6)
+                    answer = await post(client, server.url, program.replace("{n}", str(number)))
+                    if "subprocess" in program and answer.status_code == 200:
+                        said = answer.json()
+                        # What it started may have been killed: then it prints nothing, and that is what it did.
+                        if said["status"] == "Success" and said["run_result"]["stdout"] == "":
+                            ends["child killed"] += 1
+                            continue
+                    ends[judge(answer, right.replace("{n}", str(number)))] += 1
+
+            async def kill_on() -> None:
+                while time.monotonic() < stop:
+                    await asyncio.sleep(rng.uniform(0.05, 0.4))
+                    below = server.list_below()
+                    if below:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(rng.choice(below), signal.SIGKILL)
+                            ends["kills"] += 1
+
+            asked = [asyncio.ensure_future(ask_on()) for _ in range(CLIENTS)]
+            await asyncio.sleep(min(10, SECONDS / 5))
+            before = server.resident_mb()
+            await asyncio.gather(kill_on(), *asked)
+            grown = server.resident_mb() - before
+            print(
+                f"siege of {SECONDS:g} s: {dict(ends)}, grown by {grown:.1f} MB, log {server.log.stat().st_size} bytes"
+            )
+            assert grown < MOST_GROWN_MB and server.log.stat().st_size < 1 << 20
+            await asyncio.sleep(2)
+            for pid in server.list_below():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            started = time.monotonic()
+            while judge(await post(client, server.url, "print(7)"), "7\n") != "right":
+                await asyncio.sleep(0.01)
+            print(f"first right answer after the death of all: {time.monotonic() - started:.2f} s")
+            assert time.monotonic() - started < 1.0
+        return ends
+
+    ends = asyncio.run(go())
+    assert ends["right"] > ends["kills"] > 0
+
+
+def test_1500_clients_at_once(server: Server) -> None:
+    async def go() -> Counter[int]:
+        async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=1500)) as client:
+            answers = await asyncio.gather(*(post(client, server.url, "print(1)") for _ in range(1500)))
+        return Counter(answer.status_code for answer in answers)
+
+    statuses = asyncio.run(go())
+    print(f"1,500 clients: {dict(statuses)}, log {server.log.stat().st_size} bytes")
+    assert set(statuses) <= {200, 503, 504} and statuses[200] > 0
+    assert server.log.stat().st_size < 1 << 20
+
+
+def test_500_sessions_that_rest(server: Server) -> None:
+    """Their memory, as the kernel counts it."""
+    groups = Groups.find()
+    if groups is None:
+        pytest.skip("no control groups can be made here")
+    folder = groups._free[0].folders[0].parent
+    groups.close()
+
+    async def go() -> None:
+        executor = HttpExecutor(server.url, limits=Limits(wall_s=30.0, memory_mb=256))
+        sessions = []
+        for _ in range(50):
+            sessions += await asyncio.gather(*(executor.open_session() for _ in range(10)))
+        shown = await asyncio.gather(*(session.run(f"x = {n}; x") for n, session in enumerate(sessions)))
+        assert [outcome.display[0]["text/plain"] for outcome in shown] == [str(n) for n in range(500)]
+        await asyncio.sleep(3)
+        held = []
+        for group in folder.glob(f"spear-{server.process.pid}-*"):
+            if (group / "cgroup.procs").read_text().strip():
+                name = "memory.current" if (group / "memory.current").exists() else "memory.usage_in_bytes"
+                held.append(int((group / name).read_text()) / (1 << 20))
+        mean = sum(held) / len(held)
+        print(f"{len(held)} sessions at rest: {mean:.2f} MiB each, {max(held):.2f} at most")
+        assert len(held) >= 500 and mean <= MOST_OF_A_SESSION_MIB
+        assert (await sessions[499].run("x")).display[0]["text/plain"] == "499"
+        for session in sessions:
+            await session.close()
+        await executor.close()
+
+    asyncio.run(go())

@@ -65,9 +65,13 @@ def replay_frames(
     try:
         _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})
         frames = [np.array(env.render())]
-        for turn in trajectory.turns:
-            _, _, _, _, info = env.step(turn.response)
-            frames.append(np.array(env.render()))
+        last = -1
+        for place, response in trajectory.list_steps():
+            _, _, _, _, info = env.step(response)
+            # One frame for each turn: where a program played several responses behind one, the last.
+            frames += [frames[-1]] * (place - last)
+            frames[-1], last = np.array(env.render()), place
+        frames += [frames[-1]] * (len(trajectory.turns) - 1 - last)
     finally:
         env.close()
     if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:

@@ -130,7 +130,8 @@ class Trajectory:
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
     training.  ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.  ``retriever`` is the
-    fingerprint of what found passages for it; None if it asked for none.
+    fingerprint of what found passages for it; None if it asked for none.  ``steps`` is what a program played, each
+    response with the place of the turn before it (-1 for none); None where each turn's response was played.
     """
 
     env_id: str
@@ -155,11 +156,16 @@ class Trajectory:
     memory: tuple[str, ...] = ()
     reflection: str | None = None
     retriever: str | None = None
+    steps: tuple[tuple[int, str], ...] | None = None
 
     @property
     def format_ok(self) -> bool:
         """Every response was well formed."""
         return all(turn.format_ok for turn in self.turns)
+
+    def list_steps(self) -> tuple[tuple[int, str], ...]:
+        """What the environment was given, in its order: the place of the turn that led to it, and the response."""
+        return self.steps if self.steps is not None else tuple((i, turn.response) for i, turn in enumerate(self.turns))
 
     def chains(self) -> list[list[int]]:
         """Places of the turns of each training row: those that go on from one another, in their order."""
@@ -194,6 +200,8 @@ class Trajectory:
         if self.tokens is TokenKind.BYTES:
             turns = [turn | {key: _write_bytes(turn[key]) for key in _ID_KEYS} for turn in turns]
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
+        if self.steps is None:
+            del data["steps"]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -210,6 +218,7 @@ class Trajectory:
             "stop": StopReason(data.pop("stop")),
             "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
             "memory": tuple(data.pop("memory", ())),
+            "steps": _read_steps(data.pop("steps", None)),
         }
         return cls(turns=turns, **read, **data)
 
@@ -277,6 +286,15 @@ def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
 
 def _read_ids(written: str | list[int]) -> tuple[int, ...]:
     return tuple(map(ord, written)) if isinstance(written, str) else _read_numbers(written, {int})
+
+
+def _read_steps(written: list[Any] | None) -> tuple[tuple[int, str], ...] | None:
+    if written is None:
+        return None
+    steps = tuple((place, response) for place, response in written)
+    if not all(isinstance(place, int) and isinstance(response, str) for place, response in steps):
+        raise TypeError("a step is not the place of a turn and a response")
+    return steps
 
 
 def _read_turn(data: Mapping[str, Any]) -> Turn:

@@ -104,6 +104,7 @@ def make_trajectory(layout: Layout = Layout.PER_TURN, count: int = 2, **changes:
             f"s{i}",
             -0.1,
             Finish.STOP,
+            follows=i - 1 if i and layout is Layout.CONVERSATION else None,
         )
         for i in range(count)
     ]

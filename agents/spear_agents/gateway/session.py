@@ -126,6 +126,7 @@ class Session:
         self._most = limits.calls or 8 * int(world.core.max_turns)
         self._transcript = Transcript(prompts.chat, prompts.max_prompt_tokens, prompts.max_row_tokens)
         self._calls: list[_Call] = []
+        self._steps: list[tuple[int, str]] = []
         self._begun = 0
         self._running = 0
         self._fault: str | None = None
@@ -253,6 +254,7 @@ class Session:
         async with self._stepping:
             self._check_open()
             before = self.world.info["reward_terms"]["native_return"]
+            self._steps.append((len(self._calls) - 1, response))
             try:
                 self.stop = await self.world.step(response)
             except SpearError as error:
@@ -311,7 +313,9 @@ class Session:
         elif stop is None:
             stop = StopReason.QUIT
         turns = [_make_turn(call) for call in self._calls]
-        fields: dict[str, Any] = {"layout": Layout.CONVERSATION} | ({"fault": given} if given else {})
+        fields: dict[str, Any] = {"layout": Layout.CONVERSATION, "steps": tuple(self._steps)} | (
+            {"fault": given} if given else {}
+        )
         return self.world.close(stop, turns, self._prompts, **fields)
 
 

@@ -85,30 +85,35 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
 def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
     """The end of the episode, and the native reward of each turn, as the environment gives them now."""
     _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
-    rewards: list[float] = []
-    for turn in episode.turns:
+    rewards = [0.0] * len(episode.turns)
+    played = 0
+    for place, response in episode.list_steps():
         if env.done:
             break
         before = info["reward_terms"]["native_return"]
-        _, _, _, _, info = env.step(turn.response)
+        _, _, _, _, info = env.step(response)
         if info["fault"] is not None:
             raise EnvFault(info["fault"], "a service failed")
-        rewards.append(info["reward_terms"]["native_return"] - before)
+        played += 1
+        if place >= 0:
+            rewards[place] += info["reward_terms"]["native_return"] - before
     return {
         "won": info["won"],
         "score": info["score"],
         "tool_calls": info["tool_calls"],
         "terms": dict(info["reward_terms"]),
         "rewards": rewards,
+        "steps": played,
     }
 
 
 def _compare(episode: Trajectory, found: Mapping[str, Any]) -> list[str]:
     where = f"{episode.task_id}, seed {episode.seed}"
     told = []
-    if len(found["rewards"]) != len(episode.turns):
-        told.append(f"{where}: ends after {len(found['rewards'])} turns, recorded {len(episode.turns)}")
-    for number, (turn, reward) in enumerate(zip(episode.turns, found["rewards"], strict=False), start=1):
+    steps = len(episode.list_steps())
+    if found["steps"] != steps:
+        told.append(f"{where}: ends after {found['steps']} steps, recorded {steps}")
+    for number, (turn, reward) in enumerate(zip(episode.turns, found["rewards"], strict=True), start=1):
         if abs(turn.reward - reward) > TOLERANCE:
             told.append(f"{where}: turn {number} pays {reward:g}, recorded {turn.reward:g}")
     for name in ("won", "score", "tool_calls"):

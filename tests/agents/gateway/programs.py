@@ -62,6 +62,7 @@ def play_program(
     task: str = TASK,
     seed: int = 0,
     sampling: Sampling | None = None,
+    env_id: str = "corridor",
     **options: Any,
 ) -> list[Trajectory]:
     """The records of episodes that ``program`` plays at the same time."""
@@ -81,7 +82,7 @@ def play_program(
                         task_id=task,
                         sampling=sampling or Sampling(max_tokens=64),
                         seed=seed + number,
-                        env_id="corridor",
+                        env_id=env_id,
                     )
                     for number in range(episodes)
                 )

@@ -25,6 +25,7 @@ from spear_agents.prompting import check_taken_keywords
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.settings import SpearSettings
+from spear_training.attention import check_sequence_parallel, resolve_attention
 from spear_training.checkpoints import check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
@@ -109,6 +110,7 @@ def compose_training(
             rollout = config.actor_rollout_ref.rollout
             rollout.dtype = choose_dtype(str(rollout.dtype), Path(model))
         config.spear.env.valid_split = settings.env.valid_split
+    resolve_attention(config, device=config.trainer.device)
     resolve_custom_reward(config)
     training = check_config(config)
     fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
@@ -286,6 +288,7 @@ def check_config(config: DictConfig) -> Training:
     vision = settings.vision_start is not None if made_here else has_vision(name)
     if vision and settings.algorithm.advantage.needs_critic:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
+    check_sequence_parallel(config, str(name), vision=vision)
     environment = inspect_environment(settings.env)
     size, train = config.data.train_batch_size, environment.train
     if train.tasks < size:

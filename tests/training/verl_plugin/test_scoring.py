@@ -147,32 +147,12 @@ def test_a_head_that_is_not_asked_gives_logits() -> None:
     assert torch.equal(model(input_ids=ids).logits, wanted)
 
 
-@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "sequence", "model"])
+@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "model"])
 def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
     model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))
     engine, batch = open_engine(model), ask(make_batch(), packed=False)
-    if reason == "sequence":
-        engine.use_ulysses_sp = True
-    elif reason != "model":
+    if reason != "model":
         tu.assign_non_tensor(batch, **{reason: True})
     _, arguments = engine.prepare_model_inputs(batch)
     assert "learnt" not in arguments
     assert engine._head is None or engine._head.question is None
-
-
-def test_rows_longer_than_their_window_see_no_more_than_it() -> None:
-    from spear_training.verl_plugin.attention import attend_rows
-
-    dice = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 12, 8, generator=dice) for heads in (2, 2, 2))
-    module = torch.nn.Module()
-    rows, _ = attend_rows(
-        module, query, key, value, None, cu_seq_lens_q=torch.tensor([0, 8, 12]), sliding_window=4, scaling=0.3
-    )
-    scores = (query @ key.transpose(2, 3)) * 0.3
-    place = torch.arange(12)
-    distance = place[:, None] - place
-    row = place >= 8
-    seen = (distance >= 0) & (distance < 4) & (row[:, None] == row)
-    wanted = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
-    torch.testing.assert_close(rows, wanted.transpose(1, 2))

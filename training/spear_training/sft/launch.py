@@ -23,6 +23,7 @@ from spear_agents.files import digest_model, explain_unwritable, write_json, wri
 from spear_agents.metrics import read_history
 from spear_agents.models.getting import resolve_model
 from spear_envs.core.errors import SpearError
+from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
@@ -140,6 +141,8 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
             config = compose(name, overrides=[search, *own, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {str(error).splitlines()[0]}") from error
+    resolve_attention(config, "model", device=settings.device)
+    check_exchange(config.model.override_config.attn_implementation, config.engine.ulysses_sequence_parallel_size)
     with open_dict(config):
         config.model.path = str(settings.model.resolve())
         config.data.train_files = str((out / SAMPLES).resolve())

@@ -31,7 +31,7 @@ from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.planning.fitting import Fit, find_room, fit_training
-from spear_training.precision import check_precision, choose_dtype
+from spear_training.precision import check_precision, measure_weights, resolve_dtype
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
@@ -106,9 +106,7 @@ def compose_training(
     settings = RunSettings.from_config(config)
     with open_dict(config):
         config.actor_rollout_ref.model.path = model = _resolve_model(config, settings, out, console)
-        if config.trainer.device == "cpu":
-            rollout = config.actor_rollout_ref.rollout
-            rollout.dtype = choose_dtype(str(rollout.dtype), Path(model))
+        resolve_dtype(config, measure_weights(Path(model)))
         config.spear.env.valid_split = settings.env.valid_split
     resolve_attention(config, device=config.trainer.device)
     resolve_custom_reward(config)

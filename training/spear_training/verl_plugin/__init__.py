@@ -20,3 +20,6 @@ from spear_training.verl_plugin import (  # noqa: F401
     value_heads,
     workers,
 )
+from spear_training.variables import read_secrets
+
+read_secrets()

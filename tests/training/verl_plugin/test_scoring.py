@@ -10,10 +10,14 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable
+from spear_training.planning.architecture import Architecture
+from spear_training.planning.memory import Trainer
 from spear_training.verl_plugin import scoring
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.columns import build_columns, nest_flat
@@ -156,3 +160,32 @@ def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
     _, arguments = engine.prepare_model_inputs(batch)
     assert "learnt" not in arguments
     assert engine._head is None or engine._head.question is None
+
+
+def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:
+    """Most bytes that scoring takes on a GPU beside head and hidden states, by shapes alone: nothing is allocated."""
+    with FakeTensorMode():
+        weight = torch.empty(shape.vocabulary, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+        hidden = torch.empty(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+        places = torch.empty(tokens, dtype=torch.long)
+        head = scoring.ScoringHead(lambda states: torch.nn.functional.linear(states, weight), shape.vocabulary)
+        head.question = scoring.Question(scoring.Learnt(places, places, places, places), None, not update, None)
+        tracker = MemTracker()
+        tracker.track_external(weight, hidden)
+        with tracker, torch.set_grad_enabled(update):
+            scores = head(hidden)
+            assert scores.dtype is torch.float32
+            if update:
+                scores.sum().backward()
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+    (total,) = (size for kind, size in peak.items() if str(kind).endswith("Total"))
+    return total - 2 * (weight.numel() + hidden.numel())
+
+
+@pytest.mark.parametrize("tokens", [18_432, 73_728])
+def test_a_step_s_log_probs_take_what_the_plan_says(tokens: int) -> None:
+    shape = Architecture(1_543_714_304, 0, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, cache_values=0)
+    planned = {item.name: item.bytes for item in Trainer(shape, 2).size_update(tokens, checkpointing=True)}["log-probs"]
+    peak = max(measure_peak(tokens, shape, update=update) for update in (True, False))
+    assert planned == pytest.approx(peak, rel=0.2)
+    assert planned < 0.4 * 2 * tokens * shape.vocabulary, "all logits at once, in bfloat16, would be more"

@@ -47,6 +47,7 @@ KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
+STRATEGIES = ("fsdp2", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
             precision.param_dtype = choose_dtype(str(precision.param_dtype), measure_weights(settings.model))
         config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
         config.spear = facts
+    if config.engine.strategy not in STRATEGIES:
+        raise SpearError(f"engine.strategy can only be {' or '.join(STRATEGIES)} here, not {config.engine.strategy!r}")
     for key, value in FIXED.items():
         if OmegaConf.select(config, key) != value:
             raise SpearError(f"{key} can only be {value!r} here")

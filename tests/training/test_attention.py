@@ -57,7 +57,7 @@ def test_one_built_for_another_torch_is_none(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.syspath_prepend(tmp_path)
     assert choose_attention(AUTO, "cuda") == SDPA
-    with pytest.raises(SpearError, match="cannot be imported .undefined symbol"):
+    with pytest.raises(SpearError, match=r"cannot be imported .undefined symbol"):
         choose_attention(FLASH, "cuda")
 
 
@@ -65,7 +65,7 @@ def test_one_built_for_another_torch_is_none(tmp_path: Path, monkeypatch: pytest
 def test_an_attention_that_stays_within_a_rank_is_refused(place: str, model_folder: Path, tmp_path: Path) -> None:
     config = compose(model_folder, tmp_path, f"{place}=2")  # torch's own exchanges
     config.actor_rollout_ref.model.override_config.attn_implementation = "eager"
-    with pytest.raises(SpearError, match="size=2 with .*=eager: each rank .* take flash_attention_2 or sdpa"):
+    with pytest.raises(SpearError, match=r"size=2 with .*=eager: each rank .* take flash_attention_2 or sdpa"):
         check_config(config)
     config[place.partition(".")[0]].model.override_config.attn_implementation = SDPA
     with pytest.raises(SpearError, match="and pictures: each rank .* take flash_attention_2, or a size of 1"):
@@ -79,7 +79,7 @@ def test_heads_must_divide(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY_CONFIG | {"num_attention_heads": 6, "num_key_value_heads": 2}))
-    with pytest.raises(SpearError, match="size=4 does not divide the model's 6 heads and 2 key heads"):
+    with pytest.raises(SpearError, match=r"size=4 does not divide the model's 6 heads and 2 key heads"):
         compose(folder, tmp_path, f"{SHARED}=4")
     compose(folder, tmp_path, f"{SHARED}=2")
 

@@ -42,7 +42,7 @@ def choose_dtype(chosen: str, weights: float) -> str:
 
 
 def resolve_dtype(config: DictConfig, weights: float) -> None:
-    """Write what ``auto`` means for the rollouts into a configuration; on a GPU that is what the trainer computes in."""
+    """Write what ``auto`` means for the rollouts into a configuration; on a GPU it is the trainer's type."""
     rollout = config.actor_rollout_ref.rollout
     if config.trainer.device == "cpu":
         rollout.dtype = choose_dtype(str(rollout.dtype), weights)

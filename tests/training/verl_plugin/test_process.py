@@ -98,7 +98,7 @@ def test_secrets_lie_in_a_file_that_the_training_names(
     seen: list[Any] = []
     launch(seen.append)
     variables = seen[0].ray_kwargs.ray_init.runtime_env.env_vars
-    assert "abc" not in str(seen[0]) and variables.SPEAR_SECRETS_FILE == str(tmp_path / SECRETS_FILE)
+    assert "abc" not in str(seen[0]) and str(tmp_path / SECRETS_FILE) == variables.SPEAR_SECRETS_FILE
     monkeypatch.setenv("SPEAR_SECRETS_FILE", variables.SPEAR_SECRETS_FILE)
     monkeypatch.setenv("SPEAR_SANDBOX_TOKEN", "mine")
     read_secrets()

@@ -99,7 +99,9 @@ def test_responses_name_the_training_step_of_the_weights() -> None:
 def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device of torch that has no numbers, in the place of a GPU."""
     emptied: list[bool] = []
-    monkeypatch.setattr(rollout_hf, "get_torch_device", lambda: SimpleNamespace(empty_cache=lambda: emptied.append(True)))
+    monkeypatch.setattr(
+        rollout_hf, "get_torch_device", lambda: SimpleNamespace(empty_cache=lambda: emptied.append(True))
+    )
     model = FakeModel()
     server, moved = open_server(model), list[str]()
     server._device = torch.device("meta")

@@ -184,7 +184,9 @@ def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:
 
 @pytest.mark.parametrize("tokens", [18_432, 73_728])
 def test_a_step_s_log_probs_take_what_the_plan_says(tokens: int) -> None:
-    shape = Architecture(1_543_714_304, 0, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, cache_values=0)
+    shape = Architecture(
+        1_543_714_304, 0, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, cache_values=0
+    )
     planned = {item.name: item.bytes for item in Trainer(shape, 2).size_update(tokens, checkpointing=True)}["log-probs"]
     peak = max(measure_peak(tokens, shape, update=update) for update in (True, False))
     assert planned == pytest.approx(peak, rel=0.2)

@@ -101,7 +101,8 @@ class Trainer:
             kept = tokens * inner * model.layers * width
             formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
         logits, head = min(tokens * model.vocabulary, LOGITS), width * model.vocabulary * model.hidden
-        scoring = max(UPDATE_LOGIT_BYTES * logits + 2 * head, LOGIT_BYTES * logits) + 2 * width * tokens * model.hidden
+        scoring = max(UPDATE_LOGIT_BYTES * logits + 2 * head, LOGIT_BYTES * logits)
+        scoring += 2 * width * tokens * model.hidden
         frozen = [Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")] if self.reference else []
         return (
             *frozen,

@@ -1,7 +1,7 @@
 """Attention over rows that lie one behind another without padding, with what torch itself has.
 
-On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, elsewhere torch's attention row by row. Where ranks
-share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
+On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, elsewhere torch's attention row by row. Where
+ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
 """
 
 from __future__ import annotations

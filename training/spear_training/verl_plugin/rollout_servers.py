@@ -101,9 +101,7 @@ class OwnReplica(RolloutReplica):
         """Start the server and publish its handle."""
         self._server_address = name_server(self.backend, self.replica_rank)
         place = await self.find_place()
-        self._server_handle = self.make_server(
-            name=self._server_address, max_concurrency=self.max_concurrency, **place
-        )
+        self._server_handle = self.make_server(name=self._server_address, max_concurrency=self.max_concurrency, **place)
         await self._server_handle.start.remote()
         self.servers = [self._server_handle]
 

@@ -148,8 +148,8 @@ def _make_logits(head: torch.nn.Linear, forward: Callable[..., torch.Tensor], hi
 class ScoresLearnt:
     """A mixin of verl's FSDP engines of a policy: log-probs and entropy of learnt tokens, 0 at all other positions.
 
-    Where ranks share a sequence, each scores its part of it. Where verl needs logits elsewhere (:data:`SPECIAL`, a model
-    of :data:`AFTER_HEAD`) its own way stays.
+    Where ranks share a sequence, each scores its part. Where verl needs logits elsewhere (:data:`SPECIAL`, a model of
+    :data:`AFTER_HEAD`) its own way stays.
     """
 
     use_ulysses_sp: bool

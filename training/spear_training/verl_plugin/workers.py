@@ -29,7 +29,7 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 
 
 class PacksRows(FSDPEngine):
-    """A mixin of verl's FSDP engines: rows without padding where there is no flash-attention, and rows shared by ranks."""
+    """A mixin of verl's FSDP engines: rows without padding, or shared by ranks, where there is no flash-attention."""
 
     engine_config: Any
     use_remove_padding: bool

@@ -49,7 +49,7 @@ def test_and_torch_s_own_where_it_is_not(model_folder: Path, tmp_path: Path) -> 
     config = compose(model_folder, tmp_path)
     assert config.actor_rollout_ref.model.override_config.attn_implementation == SDPA
     assert compose(model_folder, tmp_path, f"{KEY}=eager").critic.model.override_config.attn_implementation == "eager"
-    with pytest.raises(SpearError, match="flash-attn is not installed; take auto"):
+    with pytest.raises(SpearError, match=r"flash-attn is not installed; take auto"):
         compose(model_folder, tmp_path, f"{KEY}={FLASH}")
 
 
@@ -68,7 +68,7 @@ def test_an_attention_that_stays_within_a_rank_is_refused(place: str, model_fold
     with pytest.raises(SpearError, match=r"size=2 with .*=eager: each rank .* take flash_attention_2 or sdpa"):
         check_config(config)
     config[place.partition(".")[0]].model.override_config.attn_implementation = SDPA
-    with pytest.raises(SpearError, match="and pictures: each rank .* take flash_attention_2, or a size of 1"):
+    with pytest.raises(SpearError, match=r"and pictures: each rank .* take flash_attention_2, or a size of 1"):
         check_sequence_parallel(config, str(model_folder), vision=True)
     config.actor_rollout_ref.model.use_remove_padding = False
     with pytest.raises(SpearError, match="use_remove_padding=true"):

@@ -114,8 +114,8 @@ class Trainer:
             Item(
                 "log-probs",
                 scoring,
-                f"{UPDATE_LOGIT_BYTES} × {logits:,.0f} logits at a time (or {LOGIT_BYTES}, with entropy) + {2 * width} × "
-                f"(vocabulary + tokens) × hidden, gradients",
+                f"{UPDATE_LOGIT_BYTES} × {logits:,.0f} logits at a time ({LOGIT_BYTES} with entropy) + {2 * width} × "
+                "(vocabulary + tokens) × hidden, gradients",
             ),
         )
 

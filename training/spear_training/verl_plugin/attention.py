@@ -22,7 +22,7 @@ from verl.utils.ulysses import (
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch before 2.10
-    varlen_attn = None  # type: ignore[assignment]
+    varlen_attn = None
 
 PACKED = "spear_packed"
 """Its name for ``attn_implementation``. transformers makes no mask for an implementation that it does not know."""
@@ -79,8 +79,10 @@ def attend_rows(
         rows = _attend_at_once(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling)
     else:
         lengths = cu_seq_lens_q.diff().tolist()
-        parts = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
-        rows = torch.cat([_attend_row(*row, sliding_window, scaling, dropout) for row in parts], dim=1)
+        parts = [part.split(lengths, dim=2) for part in (query, key, value)]
+        rows = torch.cat(
+            [_attend_row(row, sliding_window, scaling, dropout) for row in zip(*parts, strict=True)], dim=1
+        )
     return (gather_heads_scatter_seq(rows, seq_dim=1, head_dim=2) if ranks > 1 else rows), None
 
 
@@ -112,24 +114,20 @@ def _attend_at_once(
     parts = (part[0].transpose(0, 1) for part in (query, key, value))
     seen = (-1 if window is None else window - 1, 0)
     rows = varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)
-    return rows[None]  # type: ignore[index]
+    return rows[None]
 
 
 def _attend_row(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    window: int | None,
-    scaling: float | None,
-    dropout: float,
+    row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
 ) -> torch.Tensor:
-    """One row [1, L, heads, width]."""
+    """Attention of query, key and value of one row [1, L, heads, width]."""
+    query, key, value = row
     mask = _make_window(query, window)
     causal = mask is None and query.shape[2] > 1
-    row = scaled_dot_product_attention(
+    found = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
     )
-    return row.transpose(1, 2)
+    return found.transpose(1, 2)
 
 
 def _make_window(query: torch.Tensor, width: int | None) -> torch.Tensor | None:

@@ -107,6 +107,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_training/planning/*",
         "spear_training/warmstart*",
         "spear_training/verl_plugin/attention.py",
+        "spear_training/verl_plugin/proofs.py",
     ),
     "gguf": ("spear_agents/models/*",),
     "huggingface_hub": ("spear_agents/models/*",),

@@ -30,8 +30,9 @@ _LINE = re.compile(r".*?\n(?=[!-~])|.+", re.DOTALL)
 """Up to a line break before a visible ASCII character, which no later one joins or composes with."""
 
 _FIELD = " ["
-"""What a field begins with. Behind a visible ASCII character the blank begins a piece in all of these patterns: no piece
-but one of blanks goes on over a blank."""
+"""What a field begins with. Behind a visible ASCII character its blank begins a piece in all of these patterns: only
+pieces of blanks go on over one.
+"""
 
 Encode = Callable[[str], tuple[int, ...]]
 

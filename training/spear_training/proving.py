@@ -22,6 +22,8 @@ from spear_training.checkpoints import is_finished
 REPORT = "prove-gpu.json"
 POLICY = "policy"
 PATIENCE_S = 600
+APART = 0.05
+"""Mean difference of log-probs between rollouts and trainer from which `spear advise` warns, in nats."""
 PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
 DEVICES = ("cuda", "cpu")
 
@@ -133,8 +135,9 @@ class Prover:
             raise RuntimeError(f"it trained the steps {[record['step'] for record in steps]}, not 1 and 2")
         names = ("perf/step_seconds", "training/rollout_log_probs_diff_mean", "training/rollout_log_probs_diff_max")
         figures = {name.rpartition("/")[2]: steps[-1].get(name) for name in names}
-        if not figures["rollout_log_probs_diff_mean"] < 0.05:
-            raise RuntimeError(f"rollouts and trainer are {figures['rollout_log_probs_diff_mean']} nats apart")
+        apart = figures["rollout_log_probs_diff_mean"]
+        if apart is None or apart >= APART:
+            raise RuntimeError(f"rollouts and trainer are {apart} nats apart")
         return figures
 
     def list_command(self, engine: str, run: Path) -> list[str]:

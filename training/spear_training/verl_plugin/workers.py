@@ -56,7 +56,7 @@ class PacksRows(FSDPEngine):
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         """Verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
-        inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+        inputs, arguments = super().prepare_model_inputs(micro_batch)
         if self._packs and tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
             bounds = micro_batch["input_ids"].offsets()
             if arguments["pad_size"]:

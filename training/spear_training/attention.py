@@ -22,6 +22,8 @@ from spear_envs.doctor.findings import Finding, Verdict
 AUTO = "auto"
 FLASH = "flash_attention_2"
 SDPA = "sdpa"
+PACKAGE = "flash_attn"
+"""No dependency: PyPI has it as sources alone."""
 EXCHANGES = (FLASH, SDPA)
 """Kinds that gather the whole rows under Ulysses. Any other would stay inside a rank's part of them, without a word."""
 ACTOR, CRITIC = "actor_rollout_ref.model", "critic.model"
@@ -35,10 +37,10 @@ _PARTS = {
 
 def find_flash_fault() -> str | None:
     """Why flash-attention cannot be used here; None if it can. Imports it, and torch, where it is installed."""
-    if find_spec("flash_attn") is None:
+    if find_spec(PACKAGE) is None:
         return "flash-attn is not installed"
     try:
-        import_module("flash_attn")
+        import_module(PACKAGE)
     except Exception as error:  # built for another torch it raises whatever the linker says
         return f"flash-attn cannot be imported ({(str(error).splitlines() or [type(error).__name__])[0]})"
     return None

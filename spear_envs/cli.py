@@ -42,6 +42,7 @@ SUMMARIES = {
     "init": "Write a package with an environment of your own to start from.",
     "models": "List pretrained models, and bring them here.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
+    "prove-gpu": "Prove that a training works on this machine's GPU.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
     "retriever": "Serve passages to search agents over HTTP.",
@@ -57,7 +58,7 @@ SUMMARIES = {
 ABSENT = {
     **dict.fromkeys(("collect", "compare", "eval", "models", "play", "view"), "./agents"),
     **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
+        ("advise", "algorithms", "demo", "export", "plan", "presets", "prove-gpu", "sft", "train", "warmstart"),
         "./agents ./training",
     ),
 }

@@ -13,7 +13,7 @@ import torch
 
 from spear_agents.engines.base import Finish, Generation, Request, Sampling
 from spear_training.rollouts import HF
-from spear_training.verl_plugin import rollout_hf, rollout_servers
+from spear_training.verl_plugin import rollout_servers
 from spear_training.verl_plugin.rollout_hf import HFServer, HFWeightSender
 from spear_training.verl_plugin.rollout_servers import name_server
 
@@ -99,9 +99,8 @@ def test_responses_name_the_training_step_of_the_weights() -> None:
 def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device of torch that has no numbers, in the place of a GPU."""
     emptied: list[bool] = []
-    monkeypatch.setattr(
-        rollout_hf, "get_torch_device", lambda: SimpleNamespace(empty_cache=lambda: emptied.append(True))
-    )
+    device = SimpleNamespace(empty_cache=lambda: emptied.append(True))
+    monkeypatch.setitem(SERVER._leave_device.__globals__, "get_torch_device", lambda: device)
     model = FakeModel()
     server, moved = open_server(model), list[str]()
     server._device = torch.device("meta")

@@ -37,11 +37,9 @@ from spear_training.verl_plugin.scoring import make_exact
 class HFServer(OwnServer):
     """Holds one copy of the policy and answers batches of requests, one batch at a time."""
 
-    def __init__(self, model_path: str, response_length: int, dtype: str, visible: str | None = None) -> None:
-        if visible is not None:
-            os.environ[get_platform().visible_devices_envvar()] = visible  # before anything asks for the device
+    def __init__(self, model_path: str, response_length: int, dtype: str, device: str = "cpu") -> None:
         threads = int(os.environ.get("OMP_NUM_THREADS", 1))
-        self._device = torch.device("cpu" if visible is None else get_device_name())
+        self._device = torch.device(device)
         self._model = HFModel(model_path, threads=threads, dtype=getattr(torch, dtype))
         make_exact(self._model.model.get_output_embeddings())
         self._response_length = response_length
@@ -89,9 +87,8 @@ class HFReplica(OwnReplica):
     def make_server(self, **options: Any) -> Any:
         """See :class:`OwnReplica`."""
         server: Any = HFServer
-        visible = options.pop("visible", None)
         return server.options(**options).remote(
-            self.model_config.path, self.config.response_length, self.config.dtype, visible
+            self.model_config.path, self.config.response_length, self.config.dtype, get_device_name()
         )
 
     async def find_place(self) -> dict[str, Any]:
@@ -104,10 +101,12 @@ class HFReplica(OwnReplica):
                 ray.get_runtime_context().get_accelerator_ids()[get_platform().ray_resource_name()],
             )
         )
+        # Set before the process begins: CUDA looks once, when verl is imported.
+        variables = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
+        variables[get_platform().visible_devices_envvar()] = devices[0]
         return {
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-            "runtime_env": {"env_vars": dict.fromkeys(get_platform().ray_noset_envvars(), "1")},
-            "visible": devices[0],
+            "runtime_env": {"env_vars": variables},
         }
 
 

@@ -3,7 +3,7 @@
 Has pip resolve it and installs nothing. Fails if pip finds no solution, if a package is not pinned in
 ``constraints/cpu.txt`` or pinned without need, or if anything of CUDA would come along. Takes one to two minutes and
 needs the package index. With the argument ``gpu`` it does the same for ``constraints/gpu.txt`` and the extras of that
-image, on Python 3.11, CUDA included.
+image, CUDA included, for the Python that runs it: 3.10, 3.11 or 3.12.
 """
 
 from __future__ import annotations

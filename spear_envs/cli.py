@@ -46,6 +46,7 @@ SUMMARIES = {
     "models": "List pretrained models, and bring them here.",
     "panel": "List, export and verify fixed tasks and how they are played.",
     "plan": "Print what a training takes: rows, tokens, steps, memory.",
+    "prove-gpu": "Prove that a training works on this machine's GPU.",
     "play": "Play an environment yourself, in the terminal or the browser.",
     "presets": "List the experiments that train runs, and what each needs.",
     "rescore": "Play recorded responses again and compare every reward.",
@@ -77,7 +78,7 @@ ABSENT = {
         "./agents",
     ),
     **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "plan", "presets", "sft", "train", "warmstart"),
+        ("advise", "algorithms", "demo", "export", "plan", "presets", "prove-gpu", "sft", "train", "warmstart"),
         "./agents ./training",
     ),
 }

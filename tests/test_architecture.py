@@ -112,6 +112,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_training/planning/*",
         "spear_training/warmstart*",
         "spear_training/verl_plugin/attention.py",
+        "spear_training/verl_plugin/proofs.py",
     ),
     "gguf": ("spear_agents/models/*",),
     "huggingface_hub": ("spear_agents/models/*",),
@@ -382,7 +383,11 @@ GLOBAL_STATE = re.compile(
     r"|(np|numpy)\.random\.(seed|set_state|rand|randn|randint|random|choice|shuffle|permutation|normal|uniform)"
     r"|torch\.(manual_seed|seed|set_default_dtype|set_default_device)"
 )
-MAY_SEED_TORCH = ("spear_training/verl_plugin/platform.py", "spear_training/warmstart*")
+MAY_SEED_TORCH = (
+    "spear_training/verl_plugin/platform.py",
+    "spear_training/verl_plugin/proofs.py",  # a process of its own
+    "spear_training/warmstart*",
+)
 
 
 def test_rooms_print_nothing_and_touch_no_global_randomness() -> None:

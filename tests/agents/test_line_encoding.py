@@ -31,6 +31,10 @@ MARKUP = (
     "\u0301",
     "é",
     "\u2028",
+    " [",
+    "[SEP]",
+    "1 [",
+    "' [",
 )
 TEXTS = st.lists(st.sampled_from(MARKUP) | st.text(max_size=4), max_size=24).map("".join)
 
@@ -86,6 +90,9 @@ def test_known_lines_are_not_read_again() -> None:
     by_line("Rules.\nYou see a mug.\n")
     by_line("Rules.\nYou see a pan.\n")
     assert read == ["Rules.\n", "You see a mug.\n", "You see a pan.\n"]
+    by_line("Page 1 [SEP] Red shoes [SEP] $1! [SEP] Hat\n")
+    by_line("Page 2 [SEP] Red shoes [SEP] $1! [SEP] Hat\n")
+    assert read[3:] == ["Page 1", " [SEP] Red shoes", " [SEP] $1!", " [SEP] Hat\n", "Page 2"]
 
 
 def change(description: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
@@ -101,6 +108,7 @@ def test_other_tokenizers_read_whole_texts() -> None:
     assert not cuts_at_lines(change(description, "pre_tokenizer", {"type": "ByteLevel", "use_regex": True}))
     assert not cuts_at_lines(change(description, "added_tokens", [{**token, "lstrip": True}]))
     assert not cuts_at_lines(change(description, "added_tokens", [{**token, "content": "a\n"}]))
+    assert not cuts_at_lines(change(description, "added_tokens", [{**token, "content": "a [b"}]))
     assert not cuts_at_lines(change(description, "model", {"type": "Unigram"}))
     other = json.loads(json.dumps(description))
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"

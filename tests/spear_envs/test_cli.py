@@ -217,7 +217,7 @@ def read_commands(folder: str) -> set[str]:
     """Names of the commands that the distribution in a folder brings."""
     text = (ROOT / folder / "pyproject.toml").read_text("utf-8")
     listed = text.partition('[project.entry-points."spear.commands"]\n')[2].partition("\n[")[0]
-    return set(re.findall(r"^(\w+) = ", listed, re.M))
+    return set(re.findall(r"^([\w-]+) = ", listed, re.M))
 
 
 def test_every_command_is_summarised_and_upper_rooms_are_named() -> None:

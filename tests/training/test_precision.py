@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_training import precision  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
-from spear_training.precision import TINY, choose_dtype, has_amx  # noqa: E402
+from spear_training.precision import TINY, choose_dtype, has_amx, measure_weights  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
 
 DTYPE = "actor_rollout_ref.rollout.dtype"
@@ -40,10 +40,10 @@ def test_bfloat16_is_for_large_models_on_a_cpu_that_multiplies_it(
     folder = tmp_path / "model"
     if size is not None:
         make_folder(folder, size)
-    assert choose_dtype("auto", folder) == expected
-    assert choose_dtype("float32", folder) == "float32" and choose_dtype("bfloat16", folder) == "bfloat16"
+    assert choose_dtype("auto", measure_weights(folder)) == expected
+    assert choose_dtype("float32", 0) == "float32" and choose_dtype("bfloat16", 0) == "bfloat16"
     with pytest.raises(SpearError, match="no dtype 'float16' on a CPU: take auto, float32 or bfloat16"):
-        choose_dtype("float16", folder)
+        choose_dtype("float16", 0)
 
 
 def test_the_cpu_says_what_it_can() -> None:

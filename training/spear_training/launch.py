@@ -29,12 +29,13 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.settings import SpearSettings
+from spear_training.attention import check_sequence_parallel, resolve_attention
 from spear_training.checkpoints import check_files, check_origin, is_finished
 from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.planning.fitting import Fit, find_room, fit_training
-from spear_training.precision import check_precision, choose_dtype
+from spear_training.precision import check_precision, measure_weights, resolve_dtype
 from spear_training.rollout_correction import RolloutCorrection
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
@@ -109,12 +110,11 @@ def compose_training(
     settings = RunSettings.from_config(config)
     with open_dict(config):
         config.actor_rollout_ref.model.path = model = _resolve_model(config, settings, out, console)
-        if config.trainer.device == "cpu":
-            rollout = config.actor_rollout_ref.rollout
-            rollout.dtype = choose_dtype(str(rollout.dtype), Path(model))
+        resolve_dtype(config, measure_weights(Path(model)))
         config.spear.env.valid_split = settings.env.valid_split
         if settings.agent is not None:
             config.spear.agent = resolve_program(settings.agent)
+    resolve_attention(config, device=config.trainer.device)
     resolve_custom_reward(config)
     training = check_config(config)
     fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)
@@ -306,6 +306,7 @@ def check_config(config: DictConfig) -> Training:
         raise SpearError("a critic that reads pictures is not supported: choose another spear.advantage.estimator")
     if settings.agent is not None and settings.env.layout is not Layout.CONVERSATION:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
+    check_sequence_parallel(config, str(name), vision=vision)
     environment = inspect_environment(settings.env)
     size, train = config.data.train_batch_size, environment.train
     if train.tasks < size:

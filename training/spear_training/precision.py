@@ -16,7 +16,12 @@ _ROLLOUT = "actor_rollout_ref.rollout.dtype"
 _TRAINER = "fsdp_config.mixed_precision.param_dtype"
 
 
-def choose_dtype(chosen: str, model: Path) -> str:
+def measure_weights(folder: Path) -> int:
+    """Bytes of the weights in a Hugging Face folder, which may be absent."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def choose_dtype(chosen: str, weights: float) -> str:
     """What ``chosen`` means for a model on this CPU.
 
     ``auto`` is bfloat16 on a CPU that multiplies matrices of it (AMX), where it is several times as fast; without AMX
@@ -24,7 +29,7 @@ def choose_dtype(chosen: str, model: Path) -> str:
 
     Args:
         chosen: ``auto``, ``float32`` or ``bfloat16``.
-        model: a Hugging Face folder, which may be absent.
+        weights: bytes of the model's weights; 0 for one that is not made yet.
 
     Raises:
         SpearError: no such type.
@@ -33,8 +38,16 @@ def choose_dtype(chosen: str, model: Path) -> str:
         return chosen
     if chosen != AUTO:
         raise SpearError(f"no dtype {chosen!r} on a CPU: take {AUTO}, {' or '.join(DTYPES)}")
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     return DTYPES[weights >= TINY and has_amx()]
+
+
+def resolve_dtype(config: DictConfig, weights: float) -> None:
+    """Write what ``auto`` means for the rollouts into a configuration; on a GPU it is the trainer's type."""
+    rollout = config.actor_rollout_ref.rollout
+    if config.trainer.device == "cpu":
+        rollout.dtype = choose_dtype(str(rollout.dtype), weights)
+    elif rollout.dtype == AUTO:
+        rollout.dtype = "bfloat16"
 
 
 def has_amx() -> bool:

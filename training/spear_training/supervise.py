@@ -27,23 +27,10 @@ import psutil
 from spear_agents.engines.leftovers import find_semaphores, find_shared_memory
 from spear_agents.metrics import METRICS_FOLDER, measure_metrics, read_history
 from spear_envs.core.errors import SpearError
+from spear_training.variables import MARK, SECRETS_FILE
 
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
-VARIABLES = (
-    "VERL_USE_EXTERNAL_MODULES",
-    "VERL_PLATFORM",
-    "VERL_FILE_LOGGER_PATH",
-    "TENSORBOARD_DIR",
-    "WANDB_DIR",
-    "WANDB_MODE",
-    "HYDRA_FULL_ERROR",
-    "HF_HUB_OFFLINE",
-    "OMP_NUM_THREADS",
-    "RAY_AUTH_MODE",
-)
-"""Environment variables that every process of a run must have, whichever node it is on."""
-MARK = "SPEAR_RUN_MARK"
 PR_SET_PDEATHSIG = 1
 WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
 """Exceptions that say only that another process failed."""
@@ -153,6 +140,7 @@ def supervise_training(
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(process)
             _end_all(mark)
+            (out / SECRETS_FILE).unlink(missing_ok=True)
             signal.signal(signal.SIGINT, interrupt)
             signal.signal(signal.SIGTERM, previous)
     if process.returncode != 0:

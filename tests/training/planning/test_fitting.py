@@ -77,9 +77,9 @@ def test_what_an_update_takes() -> None:
     parameters = SMOLLM.parameters
     assert (items["weights"], items["gradients"], items["Adam"]) == (4 * parameters, 4 * parameters, 8 * parameters)
     assert items["activations"] == 1000 * (10 * 576 + 3 * 1536) * 30 * 2
-    assert items["logits"] == 16 * 1000 * 49_152
+    assert items["log-probs"] == 16 * 1000 * 49_152 + 4 * 1000 * 576, "their entropy takes more than their gradient"
     many = {item.name: item.bytes for item in TRAINER.size_update(100_000, checkpointing=True)}
-    assert many["logits"] == 16 * 2**26, "only a part of them exists at a time"
+    assert many["log-probs"] == 16 * 2**26 + 4 * 100_000 * 576, "only a part of the logits exists at a time"
     assert many["activations"] < 100 * items["activations"] / 10
     beside = Trainer(SMOLLM, width=2, reference=True)
     assert sum_update(9, checkpointing=True, trainer=beside) - sum_update(9, checkpointing=True) == 4 * parameters

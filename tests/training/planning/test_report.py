@@ -10,6 +10,7 @@ from click.testing import CliRunner
 pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
+from spear_training import precision
 from spear_training.planning.cli import plan
 from tests.agents.test_metrics import write_launch
 
@@ -42,6 +43,16 @@ def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:
     made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=1gpu")
     rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
     assert rollout["trainer's share"] == 0
+
+
+def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    for amx in (True, False):
+        monkeypatch.setattr(precision, "has_amx", lambda amx=amx: amx)
+        made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu")
+        rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
+        widths.append(rollout["engine's weights"] / made["parameters"])
+    assert widths == [2, 4]
 
 
 def test_what_does_not_fit_is_said() -> None:

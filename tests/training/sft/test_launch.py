@@ -91,6 +91,7 @@ def test_the_configuration_is_verls_with_the_papers_numbers(settings: SftSetting
         ("fast", "'fast' is no override"),
         ("trainer.nnodes=2", "trainer.nnodes can only be 1 here"),
         ("data.val_files=x", "data.val_files can only be None here"),
+        ("engine.strategy=megatron", "engine.strategy can only be fsdp2 or fsdp here, not 'megatron'"),
         ("trainer.total_training_steps=9", "trainer.total_training_steps can only be None"),
     ],
 )

@@ -11,6 +11,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.workers import CpuLanguageModelEngine
 
 
@@ -18,6 +19,7 @@ def open_engine(model: Any, path: Any = None) -> Any:
     """Our engine of a policy over ``model``, whose head answers it from now on."""
     engine: Any = object.__new__(CpuLanguageModelEngine)
     engine.pad_to_length, engine.use_ulysses_sp = None, False
+    engine._packs = model.config._attn_implementation == PACKED
     engine.model_config = SimpleNamespace(local_path=str(path))
     engine.find_head(model)
     return engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,8 +15,9 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from omegaconf import OmegaConf
 
+from spear_envs.core.errors import SpearError
 from spear_training.launch import CONFIG_FILE, compose_config
-from spear_training.supervise import VARIABLES
+from spear_training.variables import SECRETS_FILE, divide_variables, is_secret, read_secrets
 from spear_training.verl_plugin import process
 
 Run = Callable[..., Any]
@@ -70,7 +72,7 @@ def test_a_cluster_that_runs_is_not_told_what_its_nodes_have(launch: Any, monkey
 
 
 def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+    for name in divide_variables(os.environ)[0]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "spear_training.verl_plugin")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -83,6 +85,47 @@ def test_workers_on_other_nodes_get_the_variables_too(launch: Any, monkeypatch: 
         "OMP_NUM_THREADS": "4",
         "NCCL_DEBUG": "INFO",
     }
+
+
+def test_secrets_lie_in_a_file_that_the_training_names(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEAR_SANDBOX_TOKEN", "abc")
+    monkeypatch.setenv("RAY_ADDRESS", process.OWN_RAY)
+    launch(lambda config: None)
+    assert not (tmp_path / SECRETS_FILE).exists(), "its own Ray inherits them"
+    monkeypatch.delenv("RAY_ADDRESS")
+    seen: list[Any] = []
+    launch(seen.append)
+    variables = seen[0].ray_kwargs.ray_init.runtime_env.env_vars
+    assert "abc" not in str(seen[0]) and str(tmp_path / SECRETS_FILE) == variables.SPEAR_SECRETS_FILE
+    monkeypatch.setenv("SPEAR_SECRETS_FILE", variables.SPEAR_SECRETS_FILE)
+    monkeypatch.setenv("SPEAR_SANDBOX_TOKEN", "mine")
+    read_secrets()
+    assert os.environ["SPEAR_SANDBOX_TOKEN"] == "mine"
+    monkeypatch.delenv("SPEAR_SANDBOX_TOKEN")
+    read_secrets()
+    assert os.environ["SPEAR_SANDBOX_TOKEN"] == "abc"
+    monkeypatch.setenv("SPEAR_SECRETS_FILE", str(tmp_path / "elsewhere"))
+    with pytest.raises(SpearError, match="every node must see the folder of --out"):
+        read_secrets()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "x", True),
+        ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("SPEAR_MIRROR", "https://me:x@host/a", True),
+        ("SPEAR_MIRROR", "https://host/a@b", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("NCCL_SOCKET_IFNAME", "eth0", False),
+    ],
+)
+def test_what_is_secret(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+    plain, hidden = divide_variables({name: value, "PATH": "/bin", "SPEAR_RUN_MARK": "m"})
+    assert (hidden if secret else plain) == {name: value} and not (plain if secret else hidden)
 
 
 def test_ray_is_taken_down_whatever_happens(launch: Any) -> None:

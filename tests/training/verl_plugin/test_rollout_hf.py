@@ -27,6 +27,7 @@ class FakeModel:
         self.finish = finish
         self.requests: list[Request] = []
         self.state: dict[str, torch.Tensor] = {}
+        self.model = torch.nn.Linear(2, 2)
 
     def generate_batch(self, requests: list[Request]) -> list[Generation]:
         self.requests += requests
@@ -39,7 +40,7 @@ class FakeModel:
 def open_server(model: FakeModel) -> Any:
     server = object.__new__(SERVER)
     server._model, server._response_length = model, 16
-    server._thread = ThreadPoolExecutor(1)
+    server._thread, server._device = ThreadPoolExecutor(1), torch.device("cpu")
     return server
 
 
@@ -92,6 +93,19 @@ def test_responses_name_the_training_step_of_the_weights() -> None:
     asyncio.run(server.set_global_steps(3))
     output = asyncio.run(server.generate(request_id="r", prompt_ids=[7], sampling_params={}))
     assert output.extra_fields == {"global_steps": 3}
+
+
+def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a device of torch that has no numbers, in the place of a GPU."""
+    model = FakeModel()
+    server, moved = open_server(model), list[str]()
+    server._device = torch.device("meta")
+    monkeypatch.setattr(model.model, "to", lambda device: moved.append(str(device)))
+    asyncio.run(server.generate_batch([Request((1,), Sampling(), "r")]))
+    asyncio.run(server.sleep())
+    asyncio.run(server.update_weights({"w": torch.ones(2)}))
+    asyncio.run(server.generate_batch([Request((1,), Sampling(), "r")]))
+    assert moved == ["meta", "cpu", "meta"]
 
 
 CALLS = [

@@ -10,10 +10,14 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from spear_training.algorithms import RowTable
+from spear_training.planning.architecture import Architecture
+from spear_training.planning.memory import Trainer
 from spear_training.verl_plugin import scoring
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.columns import build_columns, nest_flat
@@ -147,32 +151,43 @@ def test_a_head_that_is_not_asked_gives_logits() -> None:
     assert torch.equal(model(input_ids=ids).logits, wanted)
 
 
-@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "sequence", "model"])
+@pytest.mark.parametrize("reason", ["use_fused_kernels", "calculate_sum_pi_squared", "model"])
 def test_what_needs_logits_elsewhere_stays_verls(reason: str) -> None:
     model = make_model("sdpa", **({"logit_scale": 2.0} if reason == "model" else {}))
     engine, batch = open_engine(model), ask(make_batch(), packed=False)
-    if reason == "sequence":
-        engine.use_ulysses_sp = True
-    elif reason != "model":
+    if reason != "model":
         tu.assign_non_tensor(batch, **{reason: True})
     _, arguments = engine.prepare_model_inputs(batch)
     assert "learnt" not in arguments
     assert engine._head is None or engine._head.question is None
 
 
-def test_rows_longer_than_their_window_see_no_more_than_it() -> None:
-    from spear_training.verl_plugin.attention import attend_rows
+def measure_peak(tokens: int, shape: Architecture, *, update: bool) -> float:
+    """Most bytes that scoring takes on a GPU beside head and hidden states, by shapes alone: nothing is allocated."""
+    with FakeTensorMode():
+        weight = torch.empty(shape.vocabulary, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+        hidden = torch.empty(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+        places = torch.empty(tokens, dtype=torch.long)
+        head = scoring.ScoringHead(lambda states: torch.nn.functional.linear(states, weight), shape.vocabulary)
+        head.question = scoring.Question(scoring.Learnt(places, places, places, places), None, not update, None)
+        tracker = MemTracker()
+        tracker.track_external(weight, hidden)
+        with tracker, torch.set_grad_enabled(update):
+            scores = head(hidden)
+            assert scores.dtype is torch.float32
+            if update:
+                scores.sum().backward()
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+    (total,) = (size for kind, size in peak.items() if str(kind).endswith("Total"))
+    return total - 2 * (weight.numel() + hidden.numel())
 
-    dice = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 12, 8, generator=dice) for heads in (2, 2, 2))
-    module = torch.nn.Module()
-    rows, _ = attend_rows(
-        module, query, key, value, None, cu_seq_lens_q=torch.tensor([0, 8, 12]), sliding_window=4, scaling=0.3
+
+@pytest.mark.parametrize("tokens", [18_432, 73_728])
+def test_a_step_s_log_probs_take_what_the_plan_says(tokens: int) -> None:
+    shape = Architecture(
+        1_543_714_304, 0, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, cache_values=0
     )
-    scores = (query @ key.transpose(2, 3)) * 0.3
-    place = torch.arange(12)
-    distance = place[:, None] - place
-    row = place >= 8
-    seen = (distance >= 0) & (distance < 4) & (row[:, None] == row)
-    wanted = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
-    torch.testing.assert_close(rows, wanted.transpose(1, 2))
+    planned = {item.name: item.bytes for item in Trainer(shape, 2).size_update(tokens, checkpointing=True)}["log-probs"]
+    peak = max(measure_peak(tokens, shape, update=update) for update in (True, False))
+    assert planned == pytest.approx(peak, rel=0.2)
+    assert planned < 0.4 * 2 * tokens * shape.vocabulary, "all logits at once, in bfloat16, would be more"

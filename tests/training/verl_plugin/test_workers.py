@@ -53,13 +53,12 @@ def test_a_critic_is_built_as_a_token_classifier_over_the_actors_network(
 ) -> None:
     engine: Any = object.__new__(CpuValueModelEngine)
     engine.use_remove_padding = True
-    config = SimpleNamespace(architectures=["Qwen2ForCausalLM"])
+    engine.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=1)
+    config = SimpleNamespace(architectures=["Qwen2ForCausalLM"], _attn_implementation="sdpa")
     engine.model_config = SimpleNamespace(hf_config=config, model_type="value_model")
 
     chosen: list[str] = []
-    module = SimpleNamespace(
-        config=SimpleNamespace(_attn_implementation="sdpa"), set_attn_implementation=lambda name: chosen.append(name)
-    )
+    module = SimpleNamespace(set_attn_implementation=lambda name: chosen.append(name))
 
     def build(self: Any) -> Any:
         assert self.model_config.model_type == "language_model" and not self.use_remove_padding

@@ -12,7 +12,9 @@ GIB = 2**30
 LOGITS = 2**26
 """How many logits exist at a time, see :mod:`spear_training.verl_plugin.scoring`."""
 LOGIT_BYTES = 16
-"""Estimate of what a logit takes in its backward pass: itself, its float32 copy, the logarithm and their gradients."""
+"""What a logit takes where its entropy is asked for too: float32 value, logarithm, probability and product."""
+UPDATE_LOGIT_BYTES = 8
+"""What it takes in an update: two of these at a time, forwards and backwards."""
 VLLM_PROCESSES = 3 * GIB
 """What vLLM's own take on a CPU besides weights and cache: with a model of 135 M parameters 3 GiB were seen."""
 PROCESSES = 3 * GIB
@@ -98,7 +100,9 @@ class Trainer:
         else:
             kept = tokens * inner * model.layers * width
             formula = f"estimate: {width} × tokens × (10 hidden + 3 mlp) × layers"
-        logits = min(tokens * model.vocabulary, LOGITS)
+        logits, head = min(tokens * model.vocabulary, LOGITS), width * model.vocabulary * model.hidden
+        scoring = max(UPDATE_LOGIT_BYTES * logits + 2 * head, LOGIT_BYTES * logits)
+        scoring += 2 * width * tokens * model.hidden
         frozen = [Item("reference policy", 4 * parameters / shards, f"4 {per}, float32")] if self.reference else []
         return (
             *frozen,
@@ -107,7 +111,12 @@ class Trainer:
             Item("Adam", 8 * parameters / shards * networks, f"8 {per}, two float32 moments"),
             Item("gathered layers", 2 * width * model.largest, f"2 × {width} × largest layer, one ahead"),
             Item("activations", kept, formula),
-            Item("logits", LOGIT_BYTES * logits, f"estimate: {LOGIT_BYTES} × {logits:,.0f}, a part of them at a time"),
+            Item(
+                "log-probs",
+                scoring,
+                f"{UPDATE_LOGIT_BYTES} × {logits:,.0f} logits at a time ({LOGIT_BYTES} with entropy) + {2 * width} × "
+                "(vocabulary + tokens) × hidden, gradients",
+            ),
         )
 
 

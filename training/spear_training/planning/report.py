@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,6 +18,7 @@ from spear_training.planning.architecture import find_architecture
 from spear_training.planning.fitting import fit_training
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
+from spear_training.precision import measure_weights, resolve_dtype
 from spear_training.settings import RunSettings
 
 
@@ -74,6 +76,7 @@ def make_plan(
     if path is None:
         return Plan(shape, texts, step, None, None, device_bytes)
     model = find_architecture(str(path))
+    resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
         fit = fit_training(config, overrides, device_bytes)
         choice = fit.describe() if fit is not None else ""

@@ -23,10 +23,11 @@ from spear_agents.files import digest_model, explain_unwritable, write_json, wri
 from spear_agents.metrics import read_history
 from spear_agents.models.getting import resolve_model
 from spear_envs.core.errors import SpearError
+from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
-from spear_training.precision import AUTO, choose_dtype
+from spear_training.precision import AUTO, choose_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.data import Observer, Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
@@ -46,6 +47,7 @@ KEYS = "sft_trainer_engine.yaml in the package verl.trainer.config"
 FIXED = {"trainer.nnodes": 1, "trainer.resume_mode": "auto", "trainer.test_freq": -1, "trainer.default_hdfs_dir": None,
          "trainer.total_training_steps": None, "data.val_files": None, "data.pad_mode": "no_padding"}  # fmt: skip
 """Keys of verl that can only have this value here."""
+STRATEGIES = ("fsdp2", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -140,15 +142,19 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
             config = compose(name, overrides=[search, *own, *checked])
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise SpearError(f"overrides do not fit the configuration: {str(error).splitlines()[0]}") from error
+    resolve_attention(config, "model", device=settings.device)
+    check_exchange(config.model.override_config.attn_implementation, config.engine.ulysses_sequence_parallel_size)
     with open_dict(config):
         config.model.path = str(settings.model.resolve())
         config.data.train_files = str((out / SAMPLES).resolve())
         config.trainer.default_local_dir = str((out / "checkpoints").resolve())
         if settings.device == "cpu":
             precision = config.engine.mixed_precision
-            precision.param_dtype = choose_dtype(str(precision.param_dtype), settings.model)
+            precision.param_dtype = choose_dtype(str(precision.param_dtype), measure_weights(settings.model))
         config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
         config.spear = facts
+    if config.engine.strategy not in STRATEGIES:
+        raise SpearError(f"engine.strategy can only be {' or '.join(STRATEGIES)} here, not {config.engine.strategy!r}")
     for key, value in FIXED.items():
         if OmegaConf.select(config, key) != value:
             raise SpearError(f"{key} can only be {value!r} here")

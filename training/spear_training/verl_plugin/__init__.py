@@ -12,6 +12,7 @@ before anything of verl that asks for a device.
 
 import verl  # noqa: F401  (must stay first)
 
+from spear_training.variables import read_secrets
 from spear_training.verl_plugin import (  # noqa: F401
     platform,
     rollout_hf,
@@ -20,3 +21,5 @@ from spear_training.verl_plugin import (  # noqa: F401
     value_heads,
     workers,
 )
+
+read_secrets()

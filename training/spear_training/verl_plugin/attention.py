@@ -1,15 +1,33 @@
-"""Attention over rows that lie one behind another without padding, on a CPU: what flash-attention does on a GPU."""
+"""Attention over rows that lie one behind another without padding, with what torch itself has.
+
+On a GPU that is the flash kernel of :mod:`torch.nn.attention.varlen`, elsewhere torch's attention row by row. Where
+ranks share a sequence (Ulysses), each gets all tokens of some heads first, and gives the results back.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from verl.utils.ulysses import (
+    gather_heads_scatter_seq,
+    gather_seq_scatter_heads,
+    get_ulysses_sequence_parallel_world_size,
+)
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None
 
 PACKED = "spear_packed"
 """Its name for ``attn_implementation``. transformers makes no mask for an implementation that it does not know."""
+KERNEL_SINCE = (8, 0)
+"""Compute capability that torch's flash kernel needs."""
 
 
 def attend_rows(
@@ -20,33 +38,96 @@ def attend_rows(
     attention_mask: torch.Tensor | None,
     *,
     cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of transformers' interface in which each row sees itself alone.
 
     Args:
         module: the layer.
-        query: [1, heads, L, width], L tokens of all rows.
+        query: [1, heads, L, width], L tokens of all rows, or this rank's part of them.
         key, value: [1, key heads, L, width].
         attention_mask: None.
-        cu_seq_lens_q: where the rows begin and end [N + 1]; None for one row.
+        cu_seq_lens_q: where the rows begin and end [N + 1], int32; None for one row.
+        max_length_q: tokens of the longest.
         is_causal: False for the patches of a picture, which come one picture at a time.
         sliding_window: how many tokens a token sees, itself included; None for all before it.
-        options: ``scaling``, ``dropout`` and what others read.
+        scaling: of the scores.
+        dropout: of the weights.
+        options: what others read.
 
     Returns:
         [1, L, heads, width] and no weights.
     """
     if cu_seq_lens_q is None or is_causal is False:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, is_causal=is_causal, **options)
-    lengths = cu_seq_lens_q.diff().tolist()
-    rows = [
-        sdpa_attention_forward(module, *parts, _make_window(parts[0], sliding_window), is_causal=True, **options)[0]
-        for parts in zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
-    ]
-    return torch.cat(rows, dim=1), None
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, is_causal=is_causal, scaling=scaling, dropout=dropout, **options
+        )
+    ranks = get_ulysses_sequence_parallel_world_size()
+    if ranks > 1:
+        copies = max(ranks // key.shape[1], 1)  # of each key head, so that every rank gets one
+        key, value = (part.repeat_interleave(copies, dim=1) for part in (key, value))
+        query, key, value = (
+            gather_seq_scatter_heads(part.contiguous(), seq_dim=2, head_dim=1) for part in (query, key, value)
+        )
+    if _has_kernel(query) and not dropout:
+        longest = int(cu_seq_lens_q.diff().max()) if max_length_q is None else max_length_q
+        rows = _attend_at_once(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling)
+    else:
+        lengths = cu_seq_lens_q.diff().tolist()
+        parts = [part.split(lengths, dim=2) for part in (query, key, value)]
+        rows = torch.cat(
+            [_attend_row(row, sliding_window, scaling, dropout) for row in zip(*parts, strict=True)], dim=1
+        )
+    return (gather_heads_scatter_seq(rows, seq_dim=1, head_dim=2) if ranks > 1 else rows), None
+
+
+def _has_kernel(query: torch.Tensor) -> bool:
+    return (
+        varlen_attn is not None
+        and query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(query.device) >= KERNEL_SINCE
+    )
+
+
+def _attend_at_once(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    longest: int,
+    window: int | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """All rows in one call of torch's kernel [1, L, heads, width]."""
+    own: dict[str, Any] = {}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        own["enable_gqa"] = True
+    else:  # torch 2.11 promises nothing for fewer key heads than heads
+        groups = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    parts = (part[0].transpose(0, 1) for part in (query, key, value))
+    seen = (-1 if window is None else window - 1, 0)
+    rows = varlen_attn(*parts, bounds, bounds, longest, longest, scale=scaling, window_size=seen, **own)
+    return rows[None]
+
+
+def _attend_row(
+    row: tuple[torch.Tensor, ...], window: int | None, scaling: float | None, dropout: float
+) -> torch.Tensor:
+    """Attention of query, key and value of one row [1, L, heads, width]."""
+    query, key, value = row
+    mask = _make_window(query, window)
+    causal = mask is None and query.shape[2] > 1
+    found = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
+    )
+    return found.transpose(1, 2)
 
 
 def _make_window(query: torch.Tensor, width: int | None) -> torch.Tensor | None:

@@ -18,7 +18,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from spear_training.launch import CONFIG_FILE
-from spear_training.supervise import VARIABLES, die_with_parent
+from spear_training.supervise import die_with_parent
+from spear_training.variables import SECRETS_VARIABLE, divide_variables, write_secrets
 
 OWN_RAY = "local"
 """``RAY_ADDRESS`` of a training that starts Ray by itself."""
@@ -30,16 +31,19 @@ def main() -> None:
     """Run the training that ``RUN_FOLDER/config.yaml`` describes."""
     die_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    config = OmegaConf.load(Path(sys.argv[1]) / CONFIG_FILE)
+    out = Path(sys.argv[1])
+    config = OmegaConf.load(out / CONFIG_FILE)
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         environment = config.ray_kwargs.ray_init.runtime_env
+        # Workers of a cluster that was started before, and on other nodes, do not inherit this process's environment.
+        plain, secret = divide_variables(os.environ)
+        if secret and os.environ.get("RAY_ADDRESS") != OWN_RAY:
+            plain[SECRETS_VARIABLE] = str(write_secrets(out.resolve(), secret))
         if os.environ.get("RAY_ADDRESS", OWN_RAY) != OWN_RAY:
             for key in OF_A_NODE:
                 config.ray_kwargs.ray_init.pop(key, None)
-        own = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-        # Workers on other nodes do not inherit this process's environment.
-        environment.env_vars = {**own, **(environment.get("env_vars") or {})}
+        environment.env_vars = {**plain, **(environment.get("env_vars") or {})}
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     try:
         run_ppo(config, task_runner_class=TaskRunnerV1)

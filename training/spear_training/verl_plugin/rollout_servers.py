@@ -1,4 +1,4 @@
-"""What the rollout backends of a CPU share.
+"""What our own rollout backends share.
 
 verl's asynchronous rollout has three parts: a replica (starts the server), a server actor (generates, takes weights,
 and answers a few calls that only a GPU engine has work for) and an adapter inside the training worker (pushes the
@@ -29,7 +29,7 @@ def name_server(backend: str, replica_rank: int) -> str:
     return f"{backend}_server_{replica_rank}"
 
 
-def register_backend(backend: str, replica: type[CpuReplica], sender: type[WeightSender]) -> None:
+def register_backend(backend: str, replica: type[OwnReplica], sender: type[WeightSender]) -> None:
     """Make ``actor_rollout_ref.rollout.name=<backend>`` known to verl."""
     # verl 0.9.1 has no public register function for the adapter; a test checks that the name still exists.
     rollout_base._ROLLOUT_REGISTRY[(backend, "async")] = f"{sender.__module__}.{sender.__qualname__}"
@@ -62,8 +62,8 @@ def make_output(answer: Generation, global_steps: int | None) -> TokenOutput:
     )
 
 
-class CpuServer:
-    """What every rollout server is asked for besides responses; on a CPU there is nothing to do for most of it."""
+class OwnServer:
+    """What every rollout server is asked for besides responses; ours have nothing to do for most of it."""
 
     global_steps: int | None = None
 
@@ -84,7 +84,7 @@ class CpuServer:
     release_kv_cache = resume_kv_cache = start_profile = stop_profile = _do_nothing
 
 
-class CpuReplica(RolloutReplica):
+class OwnReplica(RolloutReplica):
     """Starts one server."""
 
     backend: str
@@ -93,10 +93,15 @@ class CpuReplica(RolloutReplica):
     def make_server(self, **options: Any) -> Any:
         """Make the server's Ray actor, with Ray's ``options``, and return its handle."""
 
+    async def find_place(self) -> dict[str, Any]:
+        """Ray's options that put the server where it belongs; on a CPU that is anywhere."""
+        return {}
+
     async def launch_servers(self) -> None:
         """Start the server and publish its handle."""
         self._server_address = name_server(self.backend, self.replica_rank)
-        self._server_handle = self.make_server(name=self._server_address, max_concurrency=self.max_concurrency)
+        place = await self.find_place()
+        self._server_handle = self.make_server(name=self._server_address, max_concurrency=self.max_concurrency, **place)
         await self._server_handle.start.remote()
         self.servers = [self._server_handle]
 
@@ -104,7 +109,7 @@ class CpuReplica(RolloutReplica):
 def close_servers(replicas: Iterable[RolloutReplica]) -> None:
     """Have our servers end in order; one that has died already is passed over."""
     for replica in replicas:
-        for server in replica.servers if isinstance(replica, CpuReplica) else ():
+        for server in replica.servers if isinstance(replica, OwnReplica) else ():
             try:
                 ray.get(server.close.remote(), timeout=CLOSE_SECONDS)
             except ray.exceptions.RayError:
@@ -124,10 +129,10 @@ class WeightSender(BaseRollout):
         self._replica_rank = own_replica if replica_rank < 0 else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
-        """Do nothing: a CPU server never gives its memory away."""
+        """Do nothing: the server takes its memory back by itself."""
 
     async def release(self) -> None:
-        """Do nothing: a CPU server never gives its memory away."""
+        """Do nothing: the server takes its memory back by itself."""
 
     async def update_weights(self, weights, global_steps: int | None = None, **_: Any) -> None:
         """Send the full state dict, in the type that the server computes in, to this replica's server."""

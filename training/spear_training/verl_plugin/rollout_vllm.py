@@ -22,8 +22,8 @@ from spear_agents.engines.vllm_options import VLLMOptions, size_cpu_cache
 from spear_training.rollouts import VLLM_CPU
 from spear_training.verl_plugin.deaths import stop_if_dead
 from spear_training.verl_plugin.rollout_servers import (
-    CpuReplica,
-    CpuServer,
+    OwnReplica,
+    OwnServer,
     WeightSender,
     make_output,
     read_sampling,
@@ -35,7 +35,7 @@ _CACHE_SHARE = 0.25
 
 
 @ray.remote(num_cpus=0)
-class VLLMServer(CpuServer):
+class VLLMServer(OwnServer):
     """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
 
     def __init__(self, model_path: str, options: VLLMOptions, max_batch: int, response_length: int) -> None:
@@ -97,13 +97,13 @@ class VLLMServer(CpuServer):
         return self._engine
 
 
-class VLLMReplica(CpuReplica):
+class VLLMReplica(OwnReplica):
     """Starts one :class:`VLLMServer`."""
 
     backend = VLLM_CPU
 
     def make_server(self, **options: Any) -> Any:
-        """See :class:`CpuReplica`."""
+        """See :class:`OwnReplica`."""
         config = self.config
         server: Any = VLLMServer
         own: Any = (config.engine_kwargs or {}).get(VLLM_CPU) or {}

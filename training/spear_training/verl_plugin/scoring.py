@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.checkpoint import checkpoint
 from verl.utils import tensordict_utils as tu
+from verl.utils.ulysses import get_ulysses_sequence_parallel_rank
 
 LOGITS = 2**26
 """How many logits exist at a time."""
@@ -43,6 +44,13 @@ class Learnt:
     hidden: torch.Tensor
     labels: torch.Tensor
     rows: torch.Tensor
+
+    def take_share(self, rank: int, width: int) -> Learnt:
+        """Those of one rank, where ranks have ``width`` positions each."""
+        first = rank * width
+        mine = (self.places >= first) & (self.places < first + width)
+        places = self.places[mine]
+        return Learnt(places, places - first, self.labels[mine], self.rows[mine])
 
 
 def find_learnt(micro_batch: TensorDict, *, padded: bool) -> Learnt:
@@ -140,12 +148,14 @@ def _make_logits(head: torch.nn.Linear, forward: Callable[..., torch.Tensor], hi
 class ScoresLearnt:
     """A mixin of verl's FSDP engines of a policy: log-probs and entropy of learnt tokens, 0 at all other positions.
 
-    Where verl needs logits elsewhere (:data:`SPECIAL`, sequence parallelism, a model of :data:`AFTER_HEAD`) its own way
-    stays.
+    Where ranks share a sequence, each scores its part. Where verl needs logits elsewhere (:data:`SPECIAL`, a model of
+    :data:`AFTER_HEAD`) its own way stays.
     """
 
     use_ulysses_sp: bool
+    ulysses_sequence_parallel_size: int
     find_forbidden: Callable[[TensorDict], Forbid | None]
+    _gather_and_unpad_packed: Callable[[torch.Tensor, int], torch.Tensor]
     _head: ScoringHead | None = None
 
     def _build_fsdp_module(self, module: Any) -> Any:
@@ -162,16 +172,22 @@ class ScoresLearnt:
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         """Verl's model inputs; the head is asked for what the micro-batch needs."""
         inputs, arguments = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
-        if self._head is None or self.use_ulysses_sp or any(_get(micro_batch, key) for key in SPECIAL):
+        if self._head is None or any(_get(micro_batch, key) for key in SPECIAL):
             return inputs, arguments
-        learnt = find_learnt(micro_batch, padded=not _get(micro_batch, "use_remove_padding", True))
+        packed = _get(micro_batch, "use_remove_padding", True)
+        learnt, width = find_learnt(micro_batch, padded=not packed), len(micro_batch["input_ids"].values())
+        if packed:
+            width += arguments["pad_size"]
+            if self.use_ulysses_sp:
+                width //= self.ulysses_sequence_parallel_size
+                learnt = learnt.take_share(get_ulysses_sequence_parallel_rank(), width)
         temperature = None
         if not arguments["temperature_is_one"]:
             given = torch.as_tensor(micro_batch["temperature"], dtype=torch.float32, device=learnt.rows.device)
             temperature = given.expand(len(micro_batch))[learnt.rows]
         entropy = bool(_get(micro_batch, "calculate_entropy"))
         self._head.question = Question(learnt, temperature, entropy, self.find_forbidden(micro_batch))
-        return inputs, arguments | {"learnt": learnt}
+        return inputs, arguments | {"learnt": learnt, "width": width}
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
@@ -182,11 +198,19 @@ class ScoresLearnt:
             return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)  # type: ignore[misc]
         ids = micro_batch["input_ids"]
         names = ("log_probs", "entropy") if _get(micro_batch, "calculate_entropy") else ("log_probs",)
-        nowhere = torch.zeros(len(ids.values()), device=learnt.places.device)
-        return {
-            name: torch.nested.nested_tensor_from_jagged(nowhere.index_copy(0, learnt.places, values), ids.offsets())
+        packed = _get(micro_batch, "use_remove_padding", True)
+        places, nowhere = learnt.places, torch.zeros(output_args["width"], device=learnt.places.device)
+        if packed:
+            places = learnt.hidden  # in this rank's share
+        scored = {
+            name: nowhere.index_copy(0, places, values)
             for name, values in zip(names, output.logits[0].unbind(-1), strict=False)
         }
+        if packed:
+            scored = {
+                name: self._gather_and_unpad_packed(values, output_args["pad_size"]) for name, values in scored.items()
+            }
+        return {name: torch.nested.nested_tensor_from_jagged(values, ids.offsets()) for name, values in scored.items()}
 
 
 def _get(micro_batch: TensorDict, key: str, default: Any = False) -> Any:

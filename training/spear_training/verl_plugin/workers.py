@@ -18,6 +18,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from spear_envs.core.errors import SpearError
+from spear_training.attention import SDPA, check_exchange
 from spear_training.verl_plugin.adapters import MergesAdapter
 from spear_training.verl_plugin.attention import PACKED
 from spear_training.verl_plugin.scoring import ScoresLearnt
@@ -27,8 +28,45 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 """What transformers and trl call the layer that turns a hidden state into a value."""
 
 
+class PacksRows(FSDPEngine):
+    """A mixin of verl's FSDP engines: rows without padding, or shared by ranks, where there is no flash-attention."""
+
+    engine_config: Any
+    use_remove_padding: bool
+    module: Any
+    _packs = False
+    """Whether :func:`.attention.attend_rows` attends."""
+
+    def _build_module(self) -> Any:
+        wanted = self.model_config.hf_config._attn_implementation
+        vision = hasattr(self.model_config.hf_config, "vision_config")
+        check_exchange(wanted, self.engine_config.ulysses_sequence_parallel_size, vision=vision)
+        if wanted != SDPA or not self.use_remove_padding:
+            return super()._build_module()
+        # Without padding verl sends the attention of Qwen2.5-VL straight to flash-attention.
+        self.use_remove_padding = False
+        try:
+            module = super()._build_module()
+        finally:
+            self.use_remove_padding = True
+        # Not in the configuration, which is saved with the model: only here is there something of this name.
+        module.set_attn_implementation(PACKED)
+        self._packs = True
+        return module
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+        """Verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
+        inputs, arguments = super().prepare_model_inputs(micro_batch)
+        if self._packs and tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
+            bounds = micro_batch["input_ids"].offsets()
+            if arguments["pad_size"]:
+                bounds = torch.cat([bounds, bounds[-1:] + arguments["pad_size"]])
+            inputs["cu_seq_lens_q"], inputs["max_length_q"] = bounds.int(), int(bounds.diff().max())
+        return inputs, arguments
+
+
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
-class LanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, FSDPEngineWithLMHead):
+class LanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, PacksRows, FSDPEngineWithLMHead):
     """verl's own FSDP engine of a policy, with logits only where a token is learnt; it reads our rows' pictures."""
 
 
@@ -36,19 +74,6 @@ class CpuEngine(FSDPEngine):
     """What both engines on a CPU have to do otherwise."""
 
     engine_config: Any
-    use_remove_padding: bool
-
-    def _build_module(self) -> Any:
-        # Without padding verl sends the attention of Qwen2.5-VL straight to flash-attention, which no CPU has.
-        packed, self.use_remove_padding = self.use_remove_padding, False
-        try:
-            module = super()._build_module()
-        finally:
-            self.use_remove_padding = packed
-        if packed and module.config._attn_implementation == "sdpa":
-            # Not in the configuration, which is saved with the model: only here is there something of this name.
-            module.set_attn_implementation(PACKED)
-        return module
 
     def _build_fsdp_module(self, module: Any) -> Any:
         # verl offloads a model without an optimiser (the reference policy) to pinned memory, which only a GPU has.
@@ -59,21 +84,14 @@ class CpuEngine(FSDPEngine):
         finally:
             self.engine_config = config
 
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        """Verl's model inputs, and where the rows begin and end for :func:`.attention.attend_rows`."""
-        inputs, arguments = super().prepare_model_inputs(micro_batch)
-        if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
-            inputs["cu_seq_lens_q"] = micro_batch["input_ids"].offsets()
-        return inputs, arguments
-
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuLanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, CpuEngine, FSDPEngineWithLMHead):
+class CpuLanguageModelEngine(ScoresLearnt, MergesAdapter, ReadsPictures, PacksRows, CpuEngine, FSDPEngineWithLMHead):
     """The same, registered for the CPU."""
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cuda", vendor="nvidia")
-class ValueModelEngine(FSDPEngineWithValueHead):
+class ValueModelEngine(PacksRows, FSDPEngineWithValueHead):
     """verl's FSDP engine of a critic: the actor's network under a value head, with the attention it is configured for.
 
     verl's own loads such a model with flash-attention, whatever its configuration says.

@@ -1,0 +1,134 @@
+"""Which attention the trainer computes with: one decision, made and checked before Ray starts.
+
+PyPI has flash-attention as a source package alone, and verl asks for it by default. Without it rows without padding are
+attended by :mod:`spear_training.verl_plugin.attention`, which a configuration calls ``sdpa``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from spear_envs.core.errors import SpearError
+from spear_envs.doctor.findings import Finding, Verdict
+
+AUTO = "auto"
+FLASH = "flash_attention_2"
+SDPA = "sdpa"
+PACKAGE = "flash_attn"
+"""No dependency: PyPI has it as sources alone."""
+EXCHANGES = (FLASH, SDPA)
+"""Kinds that gather the whole rows under Ulysses. Any other would stay inside a rank's part of them, without a word."""
+ACTOR, CRITIC = "actor_rollout_ref.model", "critic.model"
+_KEY = "override_config.attn_implementation"
+_PARTS = {
+    ACTOR: ("actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref"),
+    CRITIC: ("critic", "critic.fsdp"),
+}
+"""Where a configuration says how many ranks share a sequence."""
+
+
+def find_flash_fault() -> str | None:
+    """Why flash-attention cannot be used here; None if it can. Imports it, and torch, where it is installed."""
+    if find_spec(PACKAGE) is None:
+        return "flash-attn is not installed"
+    try:
+        import_module(PACKAGE)
+    except Exception as error:  # built for another torch it raises whatever the linker says
+        return f"flash-attn cannot be imported ({(str(error).splitlines() or [type(error).__name__])[0]})"
+    return None
+
+
+def choose_attention(wanted: str, device: str) -> str:
+    """What ``wanted`` means on ``device``: ``auto`` is flash-attention on a GPU where it can be imported, else torch's.
+
+    Raises:
+        SpearError: flash-attention is asked for and cannot be had.
+    """
+    fault = "it needs a GPU" if device == "cpu" else find_flash_fault() if wanted in (AUTO, FLASH) else None
+    if wanted == AUTO:
+        return SDPA if fault else FLASH
+    if wanted == FLASH and fault:
+        raise SpearError(f"{ACTOR}.{_KEY}={FLASH}: {fault}; take {AUTO}, which then is torch's own attention")
+    return wanted
+
+
+def resolve_attention(config: DictConfig, *nodes: str, device: str) -> None:
+    """Write the choice into the models of a configuration, by default those of a training with verl's PPO trainer."""
+    with open_dict(config):
+        for node in nodes or (ACTOR, CRITIC):
+            wanted = OmegaConf.select(config, f"{node}.{_KEY}")
+            OmegaConf.update(config, f"{node}.{_KEY}", choose_attention(str(wanted or AUTO), device))
+
+
+def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> None:
+    """Check that ranks which share a sequence can attend to all of it.
+
+    Args:
+        config: of a training, with its attention resolved.
+        model: of the policy; where it is a folder, its heads must divide.
+        vision: whether it reads pictures.
+
+    Raises:
+        SpearError: they cannot; names the key to change.
+    """
+    for node, places in _PARTS.items():
+        if node == CRITIC and not config.critic.enable:
+            continue
+        for place in places:
+            key = f"{place}.ulysses_sequence_parallel_size"
+            size = int(OmegaConf.select(config, key) or 1)
+            if size > 1:
+                check_exchange(str(OmegaConf.select(config, f"{node}.{_KEY}")), size, vision=vision)
+                if not OmegaConf.select(config, f"{node}.use_remove_padding"):
+                    raise SpearError(f"{key}={size} takes rows without padding: set {node}.use_remove_padding=true")
+                _check_heads(Path(model) / "config.json", key, size)
+
+
+def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
+    """Refuse an attention that would see only its rank's part of the rows.
+
+    Raises:
+        SpearError: ``attention`` does not exchange them among the ``size`` ranks of a sequence.
+    """
+    kinds = (FLASH,) if vision else EXCHANGES
+    if size > 1 and attention not in kinds:
+        raise SpearError(
+            f"ulysses_sequence_parallel_size={size} with {_KEY}={attention}{' and pictures' if vision else ''}: each "
+            f"rank would attend to its own part of a row alone; take {' or '.join(kinds)}, or a size of 1"
+        )
+
+
+def _check_heads(path: Path, key: str, size: int) -> None:
+    if not path.is_file():
+        return
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    text = content | content.get("text_config", {})
+    heads = int(text.get("num_attention_heads") or size)
+    groups = int(text.get("num_key_value_heads") or heads)
+    if heads % size or (groups % size and size % groups):
+        raise SpearError(
+            f"{key}={size} does not divide the model's {heads} heads and {groups} key heads: take a size that does"
+        )
+
+
+def check_attention(command: str = "nvidia-smi") -> Iterator[Finding]:
+    """The check of ``spear doctor``: what a training on this machine's GPUs would attend with."""
+    if shutil.which(command) is None:
+        yield Finding("attention", Verdict.OK, "torch's own, row by row: there is no GPU")
+        return
+    fault = find_flash_fault()
+    if fault is None:
+        yield Finding("attention", Verdict.OK, f"{FLASH}, which trainings on a GPU take")
+    elif find_spec("torch") is None or find_spec("torch.nn.attention.varlen") is None:
+        mend = "Install torch 2.10 or later, or flash-attn: long rows are slow otherwise."
+        yield Finding("attention", Verdict.NOTE, f"{fault}, and torch has no kernel for rows without padding", mend)
+    else:
+        yield Finding("attention", Verdict.OK, f"torch's own kernel for rows without padding ({fault})")

@@ -1,0 +1,189 @@
+"""``spear prove-gpu``: does all that a training needs of a GPU work on this one? No network is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from spear_agents.files import write_json
+from spear_agents.metrics import read_history
+from spear_training.checkpoints import is_finished
+
+REPORT = "prove-gpu.json"
+POLICY = "policy"
+PATIENCE_S = 600
+APART = 0.05
+"""Mean difference of log-probs between rollouts and trainer from which `spear advise` warns, in nats."""
+PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one step: ``ok``, ``failed`` or ``left out``, with figures, or why."""
+
+    name: str
+    verdict: str
+    seconds: float
+    figures: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Runs the steps on one device.
+
+    Attributes:
+        out: folder of the report and the runs.
+        device: ``cuda``, or ``cpu`` to see that the steps themselves work, at small sizes.
+    """
+
+    out: Path
+    device: str
+
+    def list_steps(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """All steps by name, in their order."""
+        alone = {name: lambda name=name: self._run_proof(name) for name in ("attention", "log-probs", "loss")}
+        return {
+            **alone,
+            "policy": self._make_policy,
+            "training": lambda: self._train("spear_hf"),
+            "training with vLLM": lambda: self._train("vllm" if self.device == "cuda" else "vllm_cpu"),
+        }
+
+    def prove(self, only: tuple[str, ...] = ()) -> Iterator[Proof]:
+        """Take the steps, or those named, whatever becomes of each; the report is written after every one."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        found: list[Proof] = []
+        for name, step in self.list_steps().items():
+            if only and name not in only:
+                continue
+            start = time.monotonic()
+            try:
+                proof = Proof(name, "ok", time.monotonic() - start, step())
+            except LeftOut as reason:
+                proof = Proof(name, "left out", 0.0, why=str(reason))
+            except Exception as error:  # one step that fails must not hide what others say
+                proof = Proof(name, "failed", 0.0, why=str(error).strip()[-2000:] or type(error).__name__)
+            found.append(Proof(name, proof.verdict, round(time.monotonic() - start, 1), proof.figures, proof.why))
+            write_json(self.out / REPORT, {**self.describe(), "steps": [asdict(each) for each in found]})
+            yield found[-1]
+
+    def describe(self) -> dict[str, Any]:
+        """The machine, as far as it matters."""
+        return {
+            "device": self.device,
+            "name": _read_cards() if self.device == "cuda" else platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "packages": {name: found for name in PACKAGES if (found := _find_version(name))},
+        }
+
+    def _run_proof(self, name: str) -> dict[str, Any]:
+        size = "full" if self.device == "cuda" else "small"
+        command = [sys.executable, "-m", "spear_training.verl_plugin.proofs", name, self.device, size]
+        environment = dict(os.environ)
+        if self.device == "cpu":
+            environment["VERL_PLATFORM"] = "cpu"
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip() or f"it ended with {done.returncode}")
+        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return figures
+
+    def _make_policy(self) -> dict[str, Any]:
+        """A tiny policy that knows a little of Sokoban, made on the CPU."""
+        from spear_training.warmstart import WarmStartSettings, train_policy
+
+        keywords = {"modality": "text"}
+        settings = WarmStartSettings("spear/Sokoban-v0", env_kwargs=keywords, episodes=300, epochs=1, panel_tasks=0)
+        report = train_policy(settings, self.out / POLICY, overwrite=True)
+        return {"parameters": report.parameters, "loss": report.loss}
+
+    def _train(self, engine: str) -> dict[str, Any]:
+        """Two steps of the demo: killed after the first, and resumed."""
+        if not (self.out / POLICY / "config.json").is_file():
+            raise LeftOut("there is no policy: the step before made none")
+        wanted = "vllm" if engine == "vllm" else "vllm-cpu" if engine == "vllm_cpu" else "transformers"
+        if _find_version(wanted) is None:
+            raise LeftOut(f"{wanted} is not installed")
+        run = self.out / f"run-{engine}"
+        command = self.list_command(engine, run)
+        end = time.monotonic() + PATIENCE_S
+        with (self.out / f"{run.name}.log").open("wb") as log:
+            training = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            while not is_finished(run / "checkpoints" / "global_step_1"):
+                if training.poll() is not None or time.monotonic() > end:
+                    _kill(training)
+                    raise RuntimeError(f"no checkpoint of step 1; see {log.name} and {run / 'train.log'}")
+                time.sleep(0.2)
+            _kill(training)
+            resumed = subprocess.run(command, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
+        if resumed.returncode:
+            raise RuntimeError(f"the run did not resume; see {run / 'train.log'}")
+        steps = [record for record in read_history(run) if "training/global_step" in record]
+        if [record["step"] for record in steps] != [1, 2]:
+            raise RuntimeError(f"it trained the steps {[record['step'] for record in steps]}, not 1 and 2")
+        names = ("perf/step_seconds", "training/rollout_log_probs_diff_mean", "training/rollout_log_probs_diff_max")
+        figures = {name.rpartition("/")[2]: steps[-1].get(name) for name in names}
+        apart = figures["rollout_log_probs_diff_mean"]
+        if apart is None or apart >= APART:
+            raise RuntimeError(f"rollouts and trainer are {apart} nats apart")
+        return figures
+
+    def list_command(self, engine: str, run: Path) -> list[str]:
+        """The training as a user would start it."""
+        return [
+            *(sys.executable, "-m", "spear_training", "preset=demo"),
+            f"cluster={'1gpu' if self.device == 'cuda' else 'cpu'}",
+            f"actor_rollout_ref.model.path={self.out / POLICY}",
+            f"actor_rollout_ref.rollout.name={engine}",
+            *("trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.test_freq=2"),
+            *("trainer.val_before_train=false", "data.train_batch_size=8", "data.val_max_samples=8"),
+            *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+            *("--out", str(run)),
+        ]
+
+
+class LeftOut(Exception):
+    """A step that cannot be taken here; says why."""
+
+
+def _kill(training: subprocess.Popen[bytes]) -> None:
+    """End the training and what it started at once, as a node that loses power does."""
+    try:
+        import psutil
+
+        family = [*psutil.Process(training.pid).children(recursive=True), psutil.Process(training.pid)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=30)
+
+
+def _find_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _read_cards() -> str:
+    command = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    except OSError:
+        return "unknown"

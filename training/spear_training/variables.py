@@ -1,0 +1,67 @@
+"""Which environment variables go with a training to every node, and how those that are secret do.
+
+A Ray cluster that was started before knows nothing of the shell that starts a training. What is not secret goes into
+Ray's runtime environment, which verl and Ray write into their logs. Secrets lie in a file of the run folder, which all
+nodes see and its owner alone can read, for as long as the training runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from spear_envs.core.errors import SpearError
+
+PREFIXES = ("SPEAR_", "HF_", "HUGGING_FACE_", "WANDB_", "NCCL_", "GLOO_", "VERL_", "VLLM_", "AWS_", "FSSPEC_")
+NAMES = ("TENSORBOARD_DIR", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM")
+MARK = "SPEAR_RUN_MARK"
+"""What a training's processes on this machine carry, and no others."""
+SECRETS_FILE = ".secrets.json"
+SECRETS_VARIABLE = "SPEAR_SECRETS_FILE"
+_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
+_ADDRESS = re.compile(r"://[^/\s]*@")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not be seen in a log: by its name, or since it is an address with a password."""
+    return bool(_SECRET.search(name) or _ADDRESS.search(value))
+
+
+def divide_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What of an environment goes to every node: plain variables, and secret ones."""
+    passed = {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(PREFIXES) or name in NAMES) and name not in (MARK, SECRETS_VARIABLE)
+    }
+    secret = {name: value for name, value in passed.items() if is_secret(name, value)}
+    return {name: value for name, value in passed.items() if name not in secret}, secret
+
+
+def write_secrets(out: Path, secrets: Mapping[str, str]) -> Path:
+    """Leave ``secrets`` in a run folder, for its owner alone, and return the file."""
+    path = out / SECRETS_FILE
+    path.unlink(missing_ok=True)  # one that a killed run left may have another owner or mode
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(dict(secrets), file)
+    return path
+
+
+def read_secrets() -> None:
+    """Take the secrets of this training into this process's environment; what it has already stays.
+
+    Raises:
+        SpearError: the file that the training named cannot be read here.
+    """
+    name = os.environ.get(SECRETS_VARIABLE)
+    if name is None:
+        return
+    try:
+        content: dict[str, str] = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpearError(f"{name} cannot be read on this node: every node must see the folder of --out") from error
+    for key, value in content.items():
+        os.environ.setdefault(key, value)

@@ -50,7 +50,7 @@ class Distribution:
 
 
 DISTRIBUTIONS = {
-    "spear-sandbox": Distribution("sandbox", "spear_sandbox", frozenset(), frozenset({"server", "serve"})),
+    "spear-sandbox": Distribution("sandbox", "spear_sandbox", frozenset(), frozenset({"mcp", "server", "serve"})),
     "spear-envs": Distribution(
         ".",
         "spear_envs",

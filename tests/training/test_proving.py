@@ -70,7 +70,7 @@ def test_the_training_on_a_gpu_can_be_composed(engine: str, tmp_path: Path, mode
     assert config.actor_rollout_ref.rollout.dtype == "bfloat16" and not config.spear.deterministic
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_is_killed_and_resumed(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--out", str(tmp_path), "--only", "policy", "--only", "training"]
     result = CliRunner().invoke(prove_gpu, arguments)

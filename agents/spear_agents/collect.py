@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ class _SampleMaker:
             if told is None or (tokens is None and self._tokens is not None):
                 self.unrepeatable += 1
                 continue
-            yield from _join_samples(read_messages(told), tokens, trajectory, self.joined)
+            chains = (tokens or told).chains()
+            yield from _join_samples(read_messages(told, chains), tokens, trajectory, self.joined)
 
     def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
         """The episode played again with other tokens; None where the environment showed something else."""
@@ -175,8 +177,10 @@ class _Player:
         return Generation(tuple(ids), (0.0,) * len(ids), turn.finish)
 
 
-def read_messages(trajectory: Trajectory) -> list[list[Message]]:
+def read_messages(trajectory: Trajectory, chains: Sequence[Sequence[int]]) -> list[list[Message]]:
     """The messages of each line of an episode whose ids are bytes with roles; the last one is the policy's.
+
+    There is a line for each of ``chains``, the turns of a training row: a conversation up to the last of them.
 
     A conversation that runs on within the assistant's message is one such message, the environment's words included:
     only its ``loss_mask`` tells them apart.
@@ -187,8 +191,8 @@ def read_messages(trajectory: Trajectory) -> list[list[Message]]:
             [*codec.read_messages(turn.prompt_ids), {"role": "assistant", "content": turn.response}]
             for turn in trajectory.turns
         ]
-    ids = [token for turn in trajectory.turns for token in (*turn.prompt_ids, *turn.response_ids)]
-    return [codec.read_messages(ids)] if ids else []
+    spoken = [(*turn.prompt_ids, *turn.response_ids) for turn in trajectory.turns]
+    return [codec.read_messages([*chain.from_iterable(spoken[: places[-1] + 1])]) for places in chains]
 
 
 def _join_samples(

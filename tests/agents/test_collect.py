@@ -71,6 +71,24 @@ def test_tokens_are_those_of_the_messages_and_the_mask_is_on_the_responses(
         assert learned.replace(" ", "") == "".join(answer + tokenizer.eos_token for answer in answers)
 
 
+def test_a_template_that_drops_thoughts_makes_a_line_of_each_turn(settings: EvalSettings, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.agents.test_transcript import make_tokenizer
+
+    tokenizer = make_tokenizer("Qwen3")
+    tokenizer.save_pretrained(tmp_path / "model")
+    out = tmp_path / "data.jsonl"
+    found = collect_episodes(replace(settings, layout=Layout.CONVERSATION), out, tokenizer=str(tmp_path / "model"))
+    lines = read_lines(out)
+    assert found.samples == len(lines) == 9
+    assert [len(line["messages"]) for line in lines] == [2, 4, 2, 4, 6, 2, 4, 6, 8]
+    for line in lines:
+        prompt = tokenizer.apply_chat_template(line["messages"][:-1], tokenize=False, add_generation_prompt=True)
+        learned = [*tokenizer.encode(GO), tokenizer.eos_token_id]
+        assert line["input_ids"] == [*tokenizer.encode(prompt, add_special_tokens=False), *learned]
+        assert sum(line["loss_mask"]) == len(learned)
+
+
 def test_a_model_of_transformers_gives_its_own_tokens(settings: EvalSettings, tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "data.jsonl"
     model = replace(settings, engine=EngineKind.HF, model=str(tiny_model), episodes_per_task=2)

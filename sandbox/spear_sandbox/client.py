@@ -160,7 +160,7 @@ class HttpExecutor:
         answer = await transport.send("POST", "/sessions", json.dumps(asked).encode("ascii"), slack_s)
         try:
             name = str(json.loads(answer.content)["session_id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise SandboxFault(FaultKind.BAD_REPLY, f"{endpoint.url}: no session ({error!r}).") from None
         return HttpSession(transport, name, cell_s=wanted.wall_s, slack_s=slack_s)
 

@@ -92,5 +92,5 @@ def _read_cell(body: bytes) -> CellOutcome:
             truncated=said["truncated"],
             reason=KillReason(said["reason"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise SandboxFault(FaultKind.BAD_REPLY, f"the answer is no outcome of a cell: {error!r}") from None

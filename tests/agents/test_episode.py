@@ -56,7 +56,7 @@ def play(
 
 def test_a_won_episode_is_recorded_whole() -> None:
     engine = Script(*say("go", "back", "go", "go"))
-    trajectory = play(CorridorEnv(), engine)
+    trajectory = play(CorridorEnv(mu=1.0), engine)
     assert (trajectory.stop, trajectory.won, trajectory.score, trajectory.fault) == (StopReason.WON, True, 1.0, None)
     assert [turn.action for turn in trajectory.turns] == ["go", "back", "go", "go"]
     assert [turn.observation for turn in trajectory.turns] == ["P__", "_P_", "P__", "_P_"]
@@ -115,7 +115,7 @@ def test_a_fault_takes_back_what_was_paid(reward: RewardMode, fault: str) -> Non
     trajectory = play(CorridorEnv(reward=reward), Breaking(*say("go", "back", "break")))
     assert (trajectory.stop, trajectory.fault, trajectory.reward) == (StopReason.FAULT, fault, 0.0)
     assert trajectory.turns[0].reward == trajectory.turns[1].reward == -0.1, "the record keeps what the benchmark said"
-    stopped = play(CorridorEnv(max_turns=2, reward=reward), Script(*say("go", "back")))
+    stopped = play(CorridorEnv(max_turns=2, reward=reward, mu=1.0), Script(*say("go", "back")))
     assert stopped.reward == pytest.approx(-0.2 if reward is RewardMode.NATIVE else -1 + 0.2 + 0.1)
 
 

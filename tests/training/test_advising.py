@@ -45,7 +45,7 @@ def test_each_piece_is_said_once(config: DictConfig) -> None:
         observe(make_steps(count))
     assert seen == [3, 7, 7, 8], "the observer is asked every time"
     lines = console.export_text().splitlines()
-    mends = ("spear.replay.capacity=", "spear.sil.warmup_steps=40", "spear.filter.void=off")
+    mends = ("spear.replay.capacity=", "spear.sil.warmup_steps=60", "spear.filter.void=off")
     assert len(lines) == 3 and all(mend in line for mend, line in zip(mends, lines, strict=True))
     assert all(line.startswith("advice ") for line in lines)
     assert adviser.told == {"replay buffer", "warm-up", "masks"}

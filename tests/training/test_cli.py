@@ -210,7 +210,7 @@ def test_the_demo_takes_its_steps_from_the_environment_too(
     call(capsys, "demo", "--out", str(tmp_path), "--seed", "3")
     monkeypatch.setenv("SPEAR_DEMO_STEPS", "5")
     call(capsys, "demo", "--out", str(tmp_path))
-    assert [(made["steps"], made["seed"]) for made in calls] == [(40, 3), (5, 0)]
+    assert [(made["steps"], made["seed"]) for made in calls] == [(60, 3), (5, 0)]
     assert {made["out"] for made in calls} == {tmp_path}
 
 

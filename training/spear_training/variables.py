@@ -61,7 +61,7 @@ def read_secrets() -> None:
         return
     try:
         content: dict[str, str] = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{name} cannot be read on this node: every node must see the folder of --out") from error
     for key, value in content.items():
         os.environ.setdefault(key, value)

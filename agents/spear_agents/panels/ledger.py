@@ -150,7 +150,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
     for path in paths:
         try:
             entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, TypeError) as error:
             raise SpearError(f"{path} is no entry of a ledger ({type(error).__name__}): {error}") from error
         if entry.name != path.stem:
             raise SpearError(f"{path} holds the entry {entry.name!r}: a file has the name of its entry.")

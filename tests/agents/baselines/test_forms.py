@@ -103,7 +103,9 @@ def test_the_form_takes_the_place_of_the_environments_own() -> None:
 def test_every_environment_can_be_asked_in_either_form_and_reads_its_experts_actions(name: str, method: Method) -> None:
     keywords = {"modality": "text"} if name == "Sokoban" else {}
     env: Any = gym.make(
-        f"spear_envs:spear/{name}-v0", split=None if name == "WebShop" else "train", **keywords
+        f"spear_envs:spear/{name}-{'v1' if name == 'Sokoban' else 'v0'}",
+        split=None if name == "WebShop" else "train",
+        **keywords,
     ).unwrapped
     try:
         _, info = env.reset(seed=0)

@@ -57,6 +57,7 @@ def test_every_check_has_a_name() -> None:
         "memory",
         "graphics",
         "data",
+        "attention",
         "verl",
     ]
 

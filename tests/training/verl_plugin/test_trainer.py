@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ class FakeRollouts:
     def collect(self, futures: Sequence[Any]) -> Rollout:
         assert futures == ["future"]
         made = play(self.played)
-        return Rollout(made.records, made.rows, made.generations, tuple(self.episodes))
+        return replace(made, episodes=tuple(self.episodes))
 
 
 class FakeQueue:

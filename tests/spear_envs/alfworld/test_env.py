@@ -34,21 +34,18 @@ def write_small(folder: Path, data: dict[str, Any] | None = None) -> Path:
     return path
 
 
-def test_contract() -> None:
-    check_spear_env("spear/ALFWorld-v0").raise_on_failure()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs",
     [
+        {},
         {"rooms": "small", "max_turns": 20, "reward": "native", "anchor": "observation", "aliases": "paper"},
         {"response_format": "plain", "split": "valid_unseen"},
         {"on_malformed": "peer", "split": "valid_seen"},
     ],
-    ids=["small", "plain", "peer"],
+    ids=["default", "small", "plain", "peer"],
 )
-def test_contract_with_other_keywords(kwargs: dict[str, Any]) -> None:
+def test_contract(kwargs: dict[str, Any]) -> None:
     check_spear_env("spear/ALFWorld-v0", **kwargs).raise_on_failure()
 
 

@@ -119,9 +119,13 @@ def test_splitting_by_room_keeps_rooms_apart() -> None:
     assert not train & (rooms["valid"] | rooms["test"])
 
 
-def test_small_rooms_give_shorter_held_out_lists() -> None:
+@pytest.mark.nightly
+def test_a_recipe_without_held_out_rooms_is_told() -> None:
     with pytest.raises(LevelError, match="too few rooms"):
         draw_held_out(Recipe(5, 5, 1, 6, 8), 256)
+
+
+def test_small_rooms_give_shorter_held_out_lists() -> None:
     lists = draw_held_out(Recipe(5, 5, 1, 2, 12), 256)
     assert all(0 < len(levels) < 256 for levels in lists.values())
 

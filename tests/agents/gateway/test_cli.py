@@ -22,14 +22,14 @@ from tests.agents.chat_server import Script
 
 
 def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from spear_agents.gateway.cli import gateway; gateway()", "spear/Sokoban-v0"]
+    command = [sys.executable, "-c", "from spear_agents.gateway.cli import gateway; gateway()", "spear/Sokoban-v1"]
     command += ["--engine", "expert"]
     command += ["--env", "modality=text", "--tasks", "2", "--port", "0", "--out", str(tmp_path), "--concurrency", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
         url = ready.split()[-1]
-        assert ready.startswith("ready: spear/Sokoban-v0, 2 episodes at a time, at http://127.0.0.1:")
+        assert ready.startswith("ready: spear/Sokoban-v1, 2 episodes at a time, at http://127.0.0.1:")
         with httpx.Client(verify=False, timeout=20) as client:
             opened = [client.post(f"{url}/episodes", json={"seed": 7}).json()]
             again = {"task": opened[0]["task"], "seed": 7}
@@ -63,7 +63,7 @@ def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
 def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
     program = tmp_path / "walker.py"
     program.write_text("async def play(task):\n    await task.call('act', {'action': 'up'})\n")
-    model = ["spear/Sokoban-v0", "--engine", "openai", "--base-url", script.url, "--model", "m", "--tasks", "3"]
+    model = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", script.url, "--model", "m", "--tasks", "3"]
     played = ["--agent", f"{program}:play", "--env", "response_format=plain", "--env", "modality=text"]
     result = CliRunner().invoke(evaluate, [*model, *played, "--out", str(tmp_path / "run"), "--form", "json"])
     assert result.exit_code == 0, result.output
@@ -72,5 +72,5 @@ def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
 
     result = CliRunner().invoke(evaluate, [*model, "--agent", f"{program}:absent"])
     assert result.exit_code != 0 and "no function 'absent'" in str(result.exception)
-    result = CliRunner().invoke(evaluate, ["spear/Sokoban-v0", "--engine", "expert", "--agent", f"{program}:play"])
+    result = CliRunner().invoke(evaluate, ["spear/Sokoban-v1", "--engine", "expert", "--agent", f"{program}:play"])
     assert result.exit_code != 0 and "an agent asks a model in its own way" in str(result.exception)

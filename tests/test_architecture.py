@@ -143,7 +143,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_envs/retrieval/mcp_server.py",
         "spear_training/*",
     ),
-    "mcp": ("spear_envs/retrieval/mcp_server.py",),
+    "mcp": ("spear_envs/adapters/mcp_server.py", "spear_envs/retrieval/mcp_server.py"),
     "hydra": ("spear_training/*",),
     "omegaconf": ("spear_training/*",),
     "yaml": ("spear_envs/retrieval/backends/settings.py", "spear_training/*"),

@@ -29,7 +29,9 @@ def test_gem(run_peer: RunPeer) -> None:
     assert report["episodes"] > 4 and report["untouched"]
 
 
-@pytest.mark.parametrize("episodes", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "episodes", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)]
+)
 def test_gem_conforms(run_peer: RunPeer, episodes: int) -> None:
     """Texts, rewards, ends and faults are the bare environment's, as tests/agents/gateway has it for the others."""
     assert int(run_peer("gem_conforms.py", str(episodes)).splitlines()[-1]) > 20 * episodes

@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -61,7 +62,7 @@ class ToolEpisode:
         self.env = env
         self._out = out
         self._conversation = Conversation(env, find_tools_template(env))
-        self._lock = asyncio.Lock()
+        self._lock = threading.Lock()
         self._broken = False
         self.first = self.last = self._conversation.reset(task=task, seed=seed)
         self._save()
@@ -72,17 +73,21 @@ class ToolEpisode:
         return self._broken or self.last.done
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Message:
-        """Play a call; several at once are played one after the other.
+        """Play a call; several at once are played one after the other, and one that is cancelled is played too.
 
         Raises:
             CallError: the call cannot be played, which costs no turn; or the episode has ended.
         """
-        async with self._lock:
+        return await asyncio.to_thread(self._play, name, arguments)
+
+    def _play(self, name: str, arguments: Mapping[str, Any]) -> Message:
+        # The thread ends what it began, also when the client cancels the call.
+        with self._lock:
             if self.ended:
                 raise CallError(ENDED)
             action = write_call(self.env.tools, name, arguments)
             try:
-                self.last = await asyncio.to_thread(self._conversation.respond, action)
+                self.last = self._conversation.respond(action)
             except Exception as error:
                 logger.exception("the environment failed")
                 self._broken = True

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ async def play_expert(client: Client, twin: Any) -> Any:
     return result
 
 
+@pytest.mark.slow
 def test_a_client_that_starts_the_command_wins(tmp_path: Path) -> None:
     out = tmp_path / "episode.json"
     twin = make_plain(HOUSE)
@@ -96,6 +98,29 @@ def test_what_is_wrong_is_told_and_costs_no_turn(monkeypatch: pytest.MonkeyPatch
             assert result.is_error and "ZeroDivisionError" in result.content[0].text
             assert (await client.call_tool("act", {"action": "left"})).content[0].text == ENDED
             assert episode.describe()["reward"] is None and episode.describe()["fault"] == "env_failed"
+
+    asyncio.run(go())
+
+
+def test_a_call_that_the_client_gives_up_is_played_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_plain(CORRIDOR)
+    act, played = env._act, []
+
+    def act_slowly(action: str) -> Any:
+        played.append(action)
+        time.sleep(0.1)
+        played.append("done")
+        return act(action)
+
+    monkeypatch.setattr(env, "_act", act_slowly)
+
+    async def go() -> None:
+        episode = ToolEpisode(env, seed=1)
+        given_up = asyncio.create_task(episode.call("act", {"action": "up"}))
+        await asyncio.sleep(0.02)
+        given_up.cancel()
+        assert (await episode.call("act", {"action": "down"})).info["turn"] == 2
+        assert played == ["up", "done", "down", "done"] and episode.describe()["turns"] == 2
 
     asyncio.run(go())
 

@@ -41,7 +41,7 @@ def hear(message: Message) -> Seen:
     scope="module",
     params=[
         *(pytest.param((env_id, 4), marks=[pytest.mark.slow] if env_id in SLOW else []) for env_id in SETTINGS),
-        *(pytest.param((env_id, 40), marks=pytest.mark.nightly) for env_id in SETTINGS),
+        *(pytest.param((env_id, 48), marks=pytest.mark.nightly) for env_id in SETTINGS),
     ],
     ids=lambda param: f"{param[0].rpartition('/')[2]}-{param[1]}",
 )

@@ -52,7 +52,7 @@ SUMMARIES = {
     "rescore": "Play recorded responses again and compare every reward.",
     "retriever": "Serve passages to search agents over HTTP.",
     "sandbox": "Run untrusted Python: service, check-up, single files.",
-    "serve": "Serve an environment to clients of OpenEnv.",
+    "serve": "Serve an environment to clients of OpenEnv or MCP.",
     "sft": "Fine-tune a model on what collect wrote, through verl.",
     "train": "Train a policy with SPEAR, through verl.",
     "view": "Look at recorded episodes and learning curves.",

@@ -148,7 +148,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_sandbox/mcp_server.py",
         "spear_training/*",
     ),
-    "mcp": ("spear_envs/retrieval/mcp_server.py", "spear_sandbox/mcp_server.py", "spear_sandbox/web/mcp.py"),
+    "mcp": (
+        "spear_envs/adapters/mcp_server.py",
+        "spear_envs/retrieval/mcp_server.py",
+        "spear_sandbox/mcp_server.py",
+        "spear_sandbox/web/mcp.py",
+    ),
     "hydra": ("spear_training/*",),
     "omegaconf": ("spear_training/*",),
     "yaml": ("spear_envs/retrieval/backends/settings.py", "spear_training/*"),

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from spear_envs.core.env import SpearEnv, image_of, text_of
+from spear_envs.core.env import RewardMode, SpearEnv, image_of, text_of
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.making import make_env
 from spear_envs.core.prompts import PromptContext, PromptTemplate
-from spear_envs.core.tools import CallParser
+from spear_envs.core.rewards import compose_reward
+from spear_envs.core.tools import CallParser, show_call
 
-__all__ = ["Conversation", "Message", "find_tools_template", "make_conversation"]
+__all__ = ["CallTemplate", "Conversation", "Message", "find_tools_template", "make_conversation"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,19 @@ class Conversation:
             text = self.template.follow_up(self._context(observation, info))
         return self._say(text, observation, reward, terminated, truncated, info)
 
+    def pay(self, last: Message) -> float | None:
+        """The reward of an episode that stops after ``last``; one that has not ended counts as lost.
+
+        Returns:
+            None after a fault that was not the model's.
+        """
+        if last.info["fault"] is not None:
+            return None
+        terms = last.info["reward_terms"]
+        if self.env.reward_mode is RewardMode.NATIVE:
+            return float(terms["native_return"])
+        return compose_reward(terms, self.env.mu(self.env.training_step))
+
     def _context(self, observation: Any, info: Mapping[str, Any]) -> PromptContext:
         return PromptContext(
             instruction=info["instruction"],
@@ -109,16 +123,61 @@ def make_conversation(env_id: str, template: str | PromptTemplate = "default", *
     return Conversation(make_env(env_id, keywords=keywords), template)
 
 
-def find_tools_template(env: SpearEnv[Any]) -> PromptTemplate:
+@dataclass(frozen=True)
+class CallTemplate:
+    """Another template that writes the actions of an environment as calls of its tools.
+
+    Args:
+        inner: the words.
+        env: whose tools they are; they may change with the task.
+    """
+
+    inner: PromptTemplate
+    env: SpearEnv[Any]
+
+    @property
+    def name(self) -> str:
+        """As the other template's."""
+        return self.inner.name
+
+    @property
+    def token_pattern(self) -> str | None:
+        """As the other template's."""
+        return self.inner.token_pattern
+
+    def system(self) -> str | None:
+        """As the other template's."""
+        return self.inner.system()
+
+    def render(self, context: PromptContext) -> str:
+        """The other template's prompt."""
+        return self.inner.render(self._show(context))
+
+    def follow_up(self, context: PromptContext) -> str:
+        """The other template's message."""
+        return self.inner.follow_up(self._show(context))
+
+    def respond(self, action: str, think: str = "") -> str:
+        """As the other template's."""
+        return self.inner.respond(action, think)
+
+    def _show(self, context: PromptContext) -> PromptContext:
+        actions = context.admissible_actions
+        if actions is None:
+            return context
+        return replace(context, admissible_actions=[show_call(self.env.tools, action) for action in actions])
+
+
+def find_tools_template(env: SpearEnv[Any]) -> CallTemplate:
     """The environment's words for tools, or its default (else first) ones with a call asked for at their end.
 
     Raises:
         SpearError: it has neither.
     """
     if "tools" in env.templates:
-        return env.templates["tools"]
+        return CallTemplate(env.templates["tools"], env)
     template = env.templates.get("default") or next(iter(env.templates.values()))
     if is_dataclass(template) and any(field.name == "parser" for field in fields(template)):
         asking: Any = replace(template, parser=CallParser(env.tools, env.parser))
-        return asking
+        return CallTemplate(asking, env)
     raise SpearError(f"{type(env).__name__} has no words for tools: give it a template named 'tools'.")

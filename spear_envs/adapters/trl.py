@@ -5,7 +5,6 @@ Nothing of TRL is imported here; what it asks of an environment is a class with 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,10 @@ import numpy as np
 from PIL import Image
 
 from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
-from spear_envs.core.env import RewardMode, SpearEnv
+from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
-from spear_envs.core.rewards import compose_reward
-from spear_envs.core.tools import Tool
+from spear_envs.core.tools import Tool, write_call
 
 __all__ = ["TrlEnvironment", "make_factory", "make_rows"]
 
@@ -58,13 +56,7 @@ class TrlEnvironment:
         Returns:
             None after a fault that was not the model's: TRL then leaves the rollout out of its group's statistics.
         """
-        last, env = self._last, self._conversation.env
-        if last is None or last.info["fault"] is not None:
-            return None
-        terms = last.info["reward_terms"]
-        if env.reward_mode is RewardMode.NATIVE:
-            return float(terms["native_return"])
-        return compose_reward(terms, env.mu(env.training_step))
+        return None if self._last is None else self._conversation.pay(self._last)
 
     def _play(self, action: str) -> Shown:
         if self._last is None or self._last.done:
@@ -119,20 +111,12 @@ def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> lis
 
 
 def _make_method(tool: Tool) -> Callable[..., Shown]:
-    """A method with the tool's own argument, and the docstring that transformers makes the model's description of."""
+    """A method with the tool's own arguments, and the docstring that transformers makes the model's description of."""
 
     def call(self: TrlEnvironment, **arguments: Any) -> Shown:
-        if set(arguments) != {tool.parameter} or not isinstance(arguments[tool.parameter], str):
-            raise TypeError(f"{tool.name} takes one argument, the text {tool.parameter!r}.")
-        return self._play(tool.write(arguments[tool.parameter]))
+        return self._play(write_call(self._conversation.env.tools, tool.name, arguments))
 
-    call.__name__ = call.__qualname__ = tool.name
-    call.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.parameter}: {tool.meaning}\n"
-    call.__annotations__ = {tool.parameter: str, "return": str}
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter("self", kinds), inspect.Parameter(tool.parameter, kinds, annotation=str)]
-    call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
-    return call
+    return tool.dress(call, "self")
 
 
 def _show(message: Message) -> Shown:

@@ -21,12 +21,14 @@ from spear_envs.alfworld.prompts import CompactHouseholdTemplate, HouseholdTempl
 from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
+from spear_envs.alfworld.tools import TOOLS, find_tools
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
+from spear_envs.core.tools import Tool
 
 __all__ = ["ALFWorldEnv", "Anchor", "Expert"]
 
@@ -92,6 +94,7 @@ class ALFWorldEnv(SpearEnv[str]):
     templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
         _make_templates(TagParser())
     )
+    tools: tuple[Tool, ...] = TOOLS  # type: ignore[misc]
 
     def __init__(
         self,
@@ -160,6 +163,7 @@ class ALFWorldEnv(SpearEnv[str]):
 
     def _start(self, task: Task) -> None:
         self._opening = self._said = self._game.start(cast(GameTaskSet, self.tasks).source(task), self.wording)
+        self.tools = find_tools(self._game.play.game.wording)
         self.episode.won = self._game.won
         self._shown = set()
         self.episode.extra_terms["admissible_commands"] = 0.0

@@ -12,6 +12,7 @@ from spear_envs.core.prompts import DefaultTemplate, PromptContext
 
 __all__ = ["CompactHouseholdTemplate", "HouseholdTemplate", "strip_opening"]
 
+_HIDDEN = frozenset({"help", "help()"})
 UNREAD = "Your response could not be read"
 """What the answer to a malformed response begins with."""
 _WELCOME = "-= Welcome to TextWorld, ALFRED! =-\n\n"
@@ -76,7 +77,7 @@ class HouseholdTemplate:
 
     @property
     def _template(self) -> DefaultTemplate:
-        return DefaultTemplate(_RULES if self.lists else _SHORT_RULES, self.parser, hidden_actions=frozenset({"help"}))
+        return DefaultTemplate(_RULES if self.lists else _SHORT_RULES, self.parser, hidden_actions=_HIDDEN)
 
     def _strip(self, context: PromptContext) -> PromptContext:
         return replace(

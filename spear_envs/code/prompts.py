@@ -6,26 +6,31 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Annotated
 
-from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call
+from spear_envs.code.grammar import TOOL_NAME, CodeParser, read_call, write_answer
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
-from spear_envs.core.tools import CallParser, Tool
+from spear_envs.core.tools import CallParser, make_tool
 
 __all__ = ["TOOLS", "CompactCodeTemplate", "RetoolTemplate", "ToolCallTemplate", "make_templates"]
 
 
-class _CodeTool(Tool):
-    def write(self, argument: str) -> str:
-        """A call in JSON, which holds any code; a fence ends at the first fence in it."""
-        call = json.dumps({"name": self.name, "arguments": {self.parameter: argument}}).replace("<", "\\u003c")
-        return f"<tool_call>\n{call}\n</tool_call>"
+@make_tool(r"```python\n(?P<code>.*)\n```")
+def code_interpreter(code: Annotated[str, "The code to run."]) -> str:
+    """Runs Python code and returns what it prints."""
+    # A call in JSON, which holds any code; a fence ends at the first fence in it.
+    call = json.dumps({"name": TOOL_NAME, "arguments": {"code": code}}).replace("<", "\\u003c")
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
-TOOLS = (
-    _CodeTool(TOOL_NAME, "Runs Python code and returns what it prints.", "code", "The code to run."),
-    Tool("answer", "Answers; this ends the task.", "answer", "The answer alone.", "\\boxed{", "}"),
-)
+@make_tool(r"\\boxed\{(?P<answer>.*)\}")
+def answer(answer: Annotated[str, "The answer alone."]) -> str:
+    """Answers; this ends the task."""
+    return write_answer(answer)
+
+
+TOOLS = (code_interpreter, answer)
 """The two kinds of actions as functions."""
 
 _WHEN = """\

@@ -26,13 +26,14 @@ from spear_envs.core.tasks import (
     check_disjoint,
     check_split,
 )
-from spear_envs.core.tools import CallParser, Tool
+from spear_envs.core.tools import CallError, CallParser, Tool, make_tool
 
 __all__ = [
     "INFO_KEYS",
     "MAX_RESPONSE_LENGTH",
     "REWARD_TERM_KEYS",
     "ActionResult",
+    "CallError",
     "CallParser",
     "CompactTemplate",
     "DefaultTemplate",
@@ -65,6 +66,7 @@ __all__ = [
     "choose_member",
     "image_of",
     "make_parser",
+    "make_tool",
     "register_env",
     "set_training_step",
     "text_of",

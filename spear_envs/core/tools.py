@@ -1,46 +1,218 @@
-"""Actions as calls of tools, for models and trainers that act by calling functions."""
+"""Actions as calls of tools with typed arguments, for models and trainers that act by calling functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.parsing import ParsedResponse, ResponseParser
 
-__all__ = ["ACT", "CallParser", "Tool"]
+__all__ = ["ACT", "CallError", "CallParser", "Tool", "make_tool", "show_call", "write_call"]
+
+_TYPES: Mapping[Any, tuple[str, str]] = MappingProxyType(
+    {str: ("string", "a text"), int: ("integer", "a whole number"), bool: ("boolean", "true or false")}
+)
+"""Type in JSON and in words."""
+_LIST_BREAK = ", "
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class CallError(SpearError):
+    """A call that cannot be played; the message is one sentence for the model."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A kind of action as a function with one text for its argument."""
+    """A kind of action as a function, made by :func:`make_tool`.
 
-    name: str
-    """Of the function: an identifier."""
-    description: str
-    """What it does, in a sentence."""
-    parameter: str
-    """Name of the argument: an identifier."""
-    meaning: str
-    """What the argument is, in a sentence."""
-    before: str = ""
-    after: str = ""
-    """What stands around the argument in the plain form of the action."""
+    Args:
+        function: writes the action in plain form. Its name, docstring and annotations are the tool's.
+        form: what such actions match, with a named group for each argument.
+    """
 
-    def write(self, argument: str) -> str:
-        """The action in plain form."""
-        return f"{self.before}{argument}{self.after}"
+    function: Callable[..., str]
+    form: re.Pattern[str]
+
+    @property
+    def name(self) -> str:
+        """Of the function: an identifier."""
+        return self.function.__name__
+
+    @property
+    def description(self) -> str:
+        """What it does, in a sentence."""
+        return (self.function.__doc__ or "").strip()
+
+    @cached_property
+    def types(self) -> Mapping[str, Any]:
+        """Type of each argument: a plain one, a ``Literal`` of texts, or a list of either."""
+        hints = get_type_hints(self.function)
+        return {name: hints[name] for name in self.meanings}
+
+    @cached_property
+    def meanings(self) -> Mapping[str, str]:
+        """What each argument is, in a sentence."""
+        hints = get_type_hints(self.function, include_extras=True)
+        return {name: hints[name].__metadata__[0] for name in inspect.signature(self.function).parameters}
 
     def schema(self) -> Mapping[str, Any]:
         """The function as chat templates and servers of models take it (JSON schema, OpenAI's form)."""
-        argument = {"type": "string", "description": self.meaning}
-        parameters = {"type": "object", "properties": {self.parameter: argument}, "required": [self.parameter]}
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments."""
+        described = {
+            name: {**_write_schema(kind), "description": self.meanings[name]} for name, kind in self.types.items()
+        }
+        parameters: dict[str, Any] = {"type": "object", "properties": described}
+        return {**parameters, "required": list(described)} if described else parameters
 
-ACT = Tool("act", "Takes one action and returns what comes of it.", "action", "The action, and nothing else.")
-"""The one tool of an environment whose actions are all of one kind."""
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """The action in plain form; raises as :meth:`check`."""
+        self.check(arguments)
+        return self.function(**arguments)
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse arguments that the tool does not take.
+
+        Raises:
+            CallError: they have other names or types, or a value that is not offered.
+        """
+        for name in arguments:
+            if name not in self.types:
+                known = ", ".join(self.types) or "none"
+                raise CallError(
+                    f"{self.name} takes no argument {name!r}: it takes {known}.{suggest_name(str(name), self.types)}"
+                )
+        for name, kind in self.types.items():
+            if name not in arguments:
+                raise CallError(f"{self.name} needs the argument {name!r}: {_describe(kind)}.")
+            if not _fits(arguments[name], kind):
+                shown = json.dumps(arguments[name], ensure_ascii=False, default=repr)
+                raise CallError(f"{name!r} of {self.name} is {_describe(kind)}, not {_shorten(shown)}.")
+
+    def read(self, action: str) -> dict[str, Any] | None:
+        """The arguments of an action in plain form; None if this tool does not write it."""
+        found = self.form.fullmatch(action)
+        if found is None:
+            return None
+        return {
+            name: text.split(_LIST_BREAK) if get_origin(self.types[name]) is list else text
+            for name, text in found.groupdict().items()
+        }
+
+    def dress(self, function: _Function, *before: str) -> _Function:
+        """Give a function the tool's name, signature and docstring, from which frameworks make their schemas.
+
+        Args:
+            function: called with the arguments as keywords.
+            before: parameters in front of the tool's, such as ``self``.
+        """
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in before]
+        parameters += [inspect.Parameter(name, kind, annotation=hint) for name, hint in self.types.items()]
+        lines = [f"    {name}: {meaning}\n" for name, meaning in self.meanings.items()]
+        dressed: Any = function
+        dressed.__name__ = dressed.__qualname__ = self.name
+        dressed.__doc__ = "".join([self.description, *(["\n\nArgs:\n", *lines] if lines else [])])
+        dressed.__annotations__ = {**self.types, "return": str}
+        dressed.__signature__ = inspect.Signature(parameters, return_annotation=str)
+        return function
+
+
+def make_tool(form: str) -> Callable[[Callable[..., str]], Tool]:
+    """Make a tool of a function that writes an action.
+
+    Each parameter is ``Annotated[type, "What it is."]``, where the type is str, int, bool, a ``Literal`` of texts or a
+    list of one of these; the docstring is a sentence for the model.
+
+    Args:
+        form: regular expression that matches the whole of what the function writes, with a named group for each
+            parameter; of a list it matches the items with ``", "`` between.
+
+    Raises:
+        TypeError: an annotation is none of these, or form and parameters do not fit.
+    """
+
+    def make(function: Callable[..., str]) -> Tool:
+        tool = Tool(function, re.compile(form, re.DOTALL))
+        try:
+            written = [_write_schema(kind) for kind in tool.types.values()]
+        except (AttributeError, KeyError) as error:
+            raise TypeError(f'tool {tool.name}: annotate each parameter Annotated[type, "What it is."]') from error
+        if len(written) != len(tool.form.groupindex) or set(tool.form.groupindex) != set(tool.types):
+            raise TypeError(f"tool {tool.name}: its form needs a group for each of {', '.join(tool.types)}")
+        return tool
+
+    return make
+
+
+def write_call(tools: Sequence[Tool], name: str, arguments: Mapping[str, Any]) -> str:
+    """The action of a call in plain form.
+
+    Raises:
+        CallError: there is no such tool, or its arguments are wrong.
+    """
+    known = {tool.name: tool for tool in tools}
+    if name not in known:
+        raise CallError(f"There is no tool {name!r}.{suggest_name(name, known)} There is: {', '.join(known)}.")
+    return known[name].write(arguments)
+
+
+def show_call(tools: Sequence[Tool], action: str) -> str:
+    """An action as the call that plays it, such as ``go_to(receptacle="desk 1")``; as it is if no tool writes it."""
+    for tool in tools:
+        arguments = tool.read(action)
+        if arguments is not None:
+            shown = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+            return f"{tool.name}({', '.join(shown)})"
+    return action
+
+
+def _write_schema(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _write_schema(get_args(kind)[0])}
+    if get_origin(kind) is Literal:
+        return {"type": "string", "enum": list(get_args(kind))}
+    return {"type": _TYPES[kind][0]}
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is list:
+        return f"a list, each item {_describe(get_args(kind)[0])}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return _TYPES[kind][1]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    return type(value) is kind  # True is no number
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def act(action: Annotated[str, "The action, and nothing else."]) -> str:
+    """Takes one action and returns what comes of it."""
+    return action
+
+
+ACT = make_tool("(?P<action>.+)")(act)
+"""The one tool of an environment whose actions have no types of their own."""
 
 
 @dataclass(frozen=True)

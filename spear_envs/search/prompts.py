@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated
 
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
-from spear_envs.core.tools import CallParser, Tool
+from spear_envs.core.tools import CallParser, make_tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
 __all__ = [
@@ -204,10 +205,19 @@ def _join_title(title: str, text: str) -> str:
     return text if text.removeprefix("The ").startswith(title.removeprefix("The ")) else f"{title}: {text}"
 
 
-TOOLS = (
-    Tool("search", "Returns the best passages for a query.", "query", "The query.", "<search>", "</search>"),
-    Tool("answer", "Answers; this ends the task.", "answer", "The answer alone.", "<answer>", "</answer>"),
-)
+@make_tool("<search>(?P<query>.*)</search>")
+def search(query: Annotated[str, "The query."]) -> str:
+    """Returns the best passages for a query."""
+    return f"<search>{query}</search>"
+
+
+@make_tool("<answer>(?P<answer>.*)</answer>")
+def answer(answer: Annotated[str, "The answer alone."]) -> str:
+    """Answers; this ends the task."""
+    return f"<answer>{answer}</answer>"
+
+
+TOOLS = (search, answer)
 """The two kinds of actions as functions."""
 
 _TOOL_RULES = """\

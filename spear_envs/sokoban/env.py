@@ -19,6 +19,7 @@ from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.spaces import PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, check_split
+from spear_envs.core.tools import Tool
 from spear_envs.sokoban.engine import MOVE_REWARD, Board
 from spear_envs.sokoban.generate import Recipe, parse_room
 from spear_envs.sokoban.levels import WORDS, Level, SplitBy, format_spaced
@@ -28,6 +29,7 @@ from spear_envs.sokoban.search import find_solution
 from spear_envs.sokoban.sprites import TILE, Image, Sprites, load_tiles
 from spear_envs.sokoban.tasks import make_level_set, make_task_set, read_level
 from spear_envs.sokoban.terminal import paint_board
+from spear_envs.sokoban.tools import find_tools
 
 TEXT_LENGTH = 2_048
 """Most characters of an observation's text: the largest board in spaced form, and a message."""
@@ -81,6 +83,7 @@ class SokobanEnv(SpearEnv[Observation]):
     )
 
     splits: tuple[str, ...] = SpearEnv.splits  # type: ignore[misc]
+    tools: tuple[Tool, ...] = find_tools(1)  # type: ignore[misc]
 
     def __init__(
         self,
@@ -148,6 +151,7 @@ class SokobanEnv(SpearEnv[Observation]):
             tool_reward=tool_reward,
             render_mode=render_mode,
         )
+        self.tools = find_tools(self.moves_per_turn)
         self.templates = MappingProxyType(
             {
                 "default": SokobanTemplate(self.modality, self.sprites, self.moves_per_turn, parser),

@@ -15,16 +15,18 @@ from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
 from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
+from spear_envs.core.tools import CallParser
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.opening import MINI, open_catalog
 from spear_envs.webshop.oracle import plan_purchase
 from spear_envs.webshop.pages import ObservationMode, add_message, list_item, list_results, list_sub_page, write_page
 from spear_envs.webshop.parsing import VerbatimParser, find_peer_action
-from spear_envs.webshop.prompts import CompactShopTemplate, ShopTemplate, compress_page, compress_task
+from spear_envs.webshop.prompts import TOOL_RULES, CompactShopTemplate, ShopTemplate, compress_page, compress_task
 from spear_envs.webshop.reward import NOTHING_BOUGHT
 from spear_envs.webshop.shop import Page, Shop, read_action
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
+from spear_envs.webshop.tools import TOOLS
 
 __all__ = ["Outcome", "WebShopEnv"]
 
@@ -83,6 +85,7 @@ class WebShopEnv(SpearEnv[str]):
     templates: Mapping[str, PromptTemplate] = MappingProxyType(  # type: ignore[misc]
         {"default": ShopTemplate(), "compact": CompactShopTemplate()}
     )
+    tools = TOOLS
     splits: tuple[str, ...] = SPLITS  # type: ignore[misc]
 
     def __init__(
@@ -127,7 +130,11 @@ class WebShopEnv(SpearEnv[str]):
         elif split_scheme == SplitScheme.VERL_AGENT.value:
             self.splits = ("train", "test")
         self.templates = MappingProxyType(
-            {"default": ShopTemplate(parser), "compact": CompactShopTemplate(parser, self.observation_mode)}
+            {
+                "default": ShopTemplate(parser),
+                "compact": CompactShopTemplate(parser, self.observation_mode),
+                "tools": ShopTemplate(CallParser(TOOLS, parser), "tools", rules=TOOL_RULES),
+            }
         )
         self._goal_kind = goal_kind
         self._shop: Shop | None = None

@@ -15,6 +15,8 @@ from spear_envs.webshop.shop import PAGE_SIZE
 
 __all__ = [
     "LONGEST_WITH_HISTORY",
+    "RULES",
+    "TOOL_RULES",
     "CompactShopTemplate",
     "ShopTemplate",
     "compress_page",
@@ -25,15 +27,18 @@ __all__ = [
 LONGEST_WITH_HISTORY = 13_000
 """Most characters of a prompt with history; a longer one is written without it, as verl-agent does."""
 
-_RULES = """\
+_GAME = """\
 You are shopping in an online store. Find a product that fits your task, choose the options it asks for, and buy it. \
 Your score, from 0 to 1, is the share of the wanted attributes, options and price limit that your purchase fulfils; \
 a product of another kind scores much less.
-- search[words] finds up to 50 products, ten on a page. It can be used on every page.
-- click[name] clicks on something that the page offers. A product's code opens the product; the value of an option \
+- {search} finds up to 50 products, ten on a page. It can be used on every page.
+- {click} clicks on something that the page offers. A product's code opens the product; the value of an option \
 chooses it, and another value of the same option replaces it; 'next >' and '< prev' turn pages; 'description' and \
 'features' tell more about a product.
-- click[buy now] buys the open product with the options chosen so far. It ends the task, so compare before you buy."""
+- {buy} buys the open product with the options chosen so far. It ends the task, so compare before you buy."""
+RULES = _GAME.format(search="search[words]", click="click[name]", buy="click[buy now]")
+TOOL_RULES = _GAME.format(search="search(query)", click="click(target)", buy='click(target="buy now")')
+"""The same where actions are calls of tools."""
 
 
 def strip_instruction(observation: str, instruction: str) -> str:
@@ -58,11 +63,13 @@ class ShopTemplate:
 
     Args:
         parser: states the form of a response, as the environment reads it.
+        rules: what the shop is like and what may be done.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)
     name: str = "default"
     token_pattern: str | None = None
+    rules: str = RULES
 
     def system(self) -> str | None:
         """None: the rules stand in the user message, so that templates of models without a system role work too."""
@@ -70,7 +77,7 @@ class ShopTemplate:
 
     def render(self, context: PromptContext) -> str:
         """The whole prompt; without history where it would be longer than 13,000 characters."""
-        head = f"{_RULES}\n\nYour task: {context.instruction}"
+        head = f"{self.rules}\n\nYour task: {context.instruction}"
         tail = self.follow_up(context)
         if context.history:
             taken, first = context.turn - 1, context.turn - len(context.history)

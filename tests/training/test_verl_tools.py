@@ -143,8 +143,8 @@ def test_a_program_and_a_search_on_real_services(tokenizer: Any, tools: list[Any
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        (call("code_interpreter", code=3), "takes one argument, the text 'code'"),
-        (call("code_interpreter"), "takes one argument, the text 'code'"),
+        (call("code_interpreter", code=3), "'code' of code_interpreter is a text, not 3."),
+        (call("code_interpreter"), "code_interpreter needs the argument 'code': a text."),
         (call("code_interpreter", code=" \n"), "Empty input argument"),
         (call("search", query=" "), "The query is empty"),
         (call("search", query="x" * 9_000), "at most 8,192 are searched"),

@@ -30,7 +30,7 @@ from spear_envs.code.prompts import TOOLS as CODE_TOOLS
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.core.errors import SpearError, choose_member, suggest_name
 from spear_envs.core.faults import EnvFault
-from spear_envs.core.tools import Tool
+from spear_envs.core.tools import CallError, Tool
 from spear_envs.search.env import MAX_QUERY
 from spear_envs.search.grammar import mend_text, render_information
 from spear_envs.search.opening import open_searcher
@@ -114,10 +114,11 @@ class _ServiceTool(BaseTool, ABC):
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Answer a call; the reward of a call is 0, and its metrics say whether the service failed."""
-        argument = parameters.get(self._tool.parameter) if isinstance(parameters, dict) else None
-        if not isinstance(argument, str):
-            told = f"{self.name} takes one argument, the text {self._tool.parameter!r}."
-            return ToolResponse(text=told), 0.0, {}
+        try:
+            self._tool.check(parameters if isinstance(parameters, dict) else {})
+        except CallError as error:
+            return ToolResponse(text=str(error)), 0.0, {}
+        (argument,) = parameters.values()
         counts = getattr(kwargs.get("agent_data"), "extra_fields", {})
         try:
             told = await asyncio.get_running_loop().run_in_executor(self._threads, self._work, argument)

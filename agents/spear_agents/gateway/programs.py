@@ -119,24 +119,17 @@ class AgentTask:
 
 
 def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[..., Any]:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(tool.parameter, kind, annotation=str)],
-        return_annotation=str,
-    )
+    def bind(*values: Any, **keywords: Any) -> dict[str, Any]:
+        # What is missing or unknown is told to the model.
+        return {**inspect.signature(tool.function).bind_partial(*values).arguments, **keywords}
 
-    def call(*args: Any, **keywords: Any) -> Any:
-        return task.call(tool.name, signature.bind(*args, **keywords).arguments)
+    def call(*values: Any, **keywords: Any) -> Any:
+        return task.call(tool.name, bind(*values, **keywords))
 
-    async def call_async(*args: Any, **keywords: Any) -> Any:
-        return await call(*args, **keywords)
+    async def call_async(*values: Any, **keywords: Any) -> Any:
+        return await task.call(tool.name, bind(*values, **keywords))
 
-    function: Any = call if blocking else call_async
-    function.__name__ = function.__qualname__ = tool.name
-    function.__doc__ = f"{tool.description}\n\nArgs:\n    {tool.parameter}: {tool.meaning}\n"
-    function.__annotations__ = {tool.parameter: str, "return": str}
-    function.__signature__ = signature
-    return function
+    return tool.dress(call if blocking else call_async)
 
 
 def load_program(name: str) -> Program:

@@ -19,9 +19,10 @@ from spear_agents.trajectory import Layout, StopReason, Trajectory, Turn
 from spear_agents.transcript import Asked, Transcript
 from spear_envs.adapters.conversation import find_tools_template
 from spear_envs.core.env import text_of
-from spear_envs.core.errors import SpearError, suggest_name
+from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTemplate
+from spear_envs.core.tools import CallError, write_call
 
 NO_STEP = "(no step)"
 """The action of a call after which the program did nothing in the environment."""
@@ -279,14 +280,11 @@ class Session:
         core = self.world.core
         if core.response_format is not ResponseFormat.PLAIN:
             raise SpearError("tools act in bare actions: make the environment with response_format=plain")
-        tools = {tool.name: tool for tool in core.tools}
-        tool = tools.get(name)
-        if tool is None:
-            return f"There is no tool {name!r}.{suggest_name(name, tools)} There is: {', '.join(tools)}."
-        argument = arguments.get(tool.parameter)
-        if set(arguments) != {tool.parameter} or not isinstance(argument, str):
-            return f"{name} takes one argument, the text {tool.parameter!r}."
-        return await self.step(tool.write(argument))
+        try:
+            action = write_call(core.tools, name, arguments)
+        except CallError as error:
+            return str(error)
+        return await self.step(action)
 
     # ---------------------------------------------------------------- the end
 

@@ -1,8 +1,14 @@
-"""``spear serve``: an environment behind OpenEnv's protocol."""
+"""``spear serve``: an environment behind OpenEnv's protocol, or one episode behind MCP."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
 import click
+from click.core import ParameterSource
 
 from spear_envs.cli import read_keywords
 from spear_envs.completion import ENV
@@ -10,6 +16,9 @@ from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, wr
 from spear_sandbox.web.options import take_address, warn_of_open_address
 
 __all__ = ["serve"]
+
+_FOR_OPENENV = ("template", "host", "port", "max_sessions", "idle", "max_message_mb")
+_FOR_MCP = ("task", "seed", "out")
 
 
 @click.command()
@@ -34,7 +43,17 @@ __all__ = ["serve"]
 @click.option(
     "--max-message-mb", type=click.IntRange(1), default=4, show_default=True, help="MiB of one message of a client."
 )
+@click.option("--mcp", is_flag=True, help="One episode as tools of MCP, over stdin and stdout (extra 'mcp').")
+@click.option("--task", help="With --mcp: id of the task.  [default: the seed draws it]")
+@click.option("--seed", type=click.IntRange(0), help="With --mcp: of the episode.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --mcp: new file that always holds task, reward and end as JSON.",
+)
+@click.pass_context
 def serve(
+    context: click.Context,
     env_id: str,
     pairs: tuple[str, ...],
     template: str,
@@ -43,18 +62,29 @@ def serve(
     max_sessions: int,
     idle: float,
     max_message_mb: int,
+    mcp: bool,
+    task: str | None,
+    seed: int | None,
+    out: Path | None,
 ) -> None:
     """Serve the environment ENV_ID to OpenEnv's clients until SIGINT or SIGTERM.
 
     Each connection to the WebSocket /ws is one session with an environment of its own. Listens on this machine only,
     unless --host says otherwise. If SPEAR_ENV_TOKEN is set, clients must send it as a bearer token.
+
+    \b
+    With --mcp the command is one episode, for a client that starts it:
+        {"mcpServers": {"task": {"command": "spear", "args": ["serve", "spear/ALFWorld-v0", "--mcp", "--seed", "7"]}}}
     """
+    _refuse_options(context, _FOR_OPENENV if mcp else _FOR_MCP, mcp)
+    keywords = read_keywords(pairs)
+    if mcp:
+        _serve_episode(env_id, keywords, task, seed, out)
+        return
     from spear_envs.adapters.conversation import Conversation, make_conversation
     from spear_envs.adapters.openenv.server import EnvService, ServiceSettings
     from spear_envs.adapters.openenv.serving import make_service_server, serve_service
     from spear_envs.adapters.openenv.wire import TOKEN_VARIABLE
-
-    keywords = read_keywords(pairs)
 
     def make(split: str | None) -> Conversation:
         return make_conversation(env_id, template, **(keywords if split is None else {**keywords, "split": split}))
@@ -77,3 +107,20 @@ def serve(
     warn_of_open_address(url, host, settings.token, allows="play", variable=TOKEN_VARIABLE)
     click.echo(f"ready: {env_id}, {max_sessions} sessions, at {url}")
     serve_service(server, service, listener)
+
+
+def _refuse_options(context: click.Context, names: Iterable[str], mcp: bool) -> None:
+    for name in names:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is not for --mcp." if mcp else f"{option} is for --mcp: add it.")
+
+
+def _serve_episode(
+    env_id: str, keywords: Mapping[str, Any], task: str | None, seed: int | None, out: Path | None
+) -> None:
+    from spear_envs.adapters.mcp_server import ToolEpisode, serve_stdio
+    from spear_envs.core.making import make_env
+
+    env = make_env(env_id, keywords={"response_format": "plain", **keywords})
+    asyncio.run(serve_stdio(ToolEpisode(env, task=task, seed=seed, out=out)))

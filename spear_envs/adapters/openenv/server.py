@@ -254,7 +254,7 @@ def _add_play(app: FastAPI, service: EnvService) -> None:
     @app.post("/mcp")
     async def mcp(request: Request) -> Response:
         asked = await service.read_object(request)
-        error = {"code": -32601, "message": "this environment has no MCP tools: play it over the WebSocket /ws."}
+        error = {"code": -32601, "message": "play over the WebSocket /ws; MCP is `spear serve --mcp`."}
         return _write(200, {"jsonrpc": "2.0", "id": asked.get("id"), "error": error})
 
 

@@ -108,7 +108,7 @@ def test_async_programs_and_functions_made_of_tools() -> None:
         assert act.__name__ == "act" and list(inspect.signature(act).parameters) == ["action"]
         assert task.tools[0]["function"]["name"] == "act"
         assert "_P_" in await act(action="go") and not task.done
-        assert await task.call("act", {"wrong": "go"}) == "act takes one argument, the text 'action'."
+        assert await task.call("act", {"wrong": "go"}) == "act takes no argument 'wrong': it takes action."
         assert "There is no tool 'atc'" in await task.call("atc", {"action": "go"})
         await act("go")  # as openai-agents calls it
         assert task.done

@@ -27,3 +27,11 @@ def test_gem(run_peer: RunPeer) -> None:
     report = json.loads(run_peer("gem_plays.py").splitlines()[-1])
     assert all(won and total > 1 for won, total in report["wins"].values()), report
     assert report["episodes"] > 4 and report["untouched"]
+
+
+@pytest.mark.parametrize(
+    "episodes", [pytest.param(4, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.nightly)]
+)
+def test_gem_conforms(run_peer: RunPeer, episodes: int) -> None:
+    """Texts, rewards, ends and faults are the bare environment's, as tests/agents/gateway has it for the others."""
+    assert int(run_peer("gem_conforms.py", str(episodes)).splitlines()[-1]) > 20 * episodes

@@ -14,6 +14,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env
 from spear_envs.core.rewards import compose_reward
+from spear_envs.core.tools import CallError
 from tests.calling_policy import make_policy
 from tests.spear_envs.corridor import CORRIDOR
 
@@ -22,12 +23,11 @@ FIVE = ("spear/ALFWorld-v0", "spear/WebShop-v0", "spear/Sokoban-v1", "spear/Sear
 
 def call_expert(made: Any, plain: str) -> Any:
     """The call of a tool that plays an action in plain form."""
-    env = made._conversation.env
-    for tool in env.tools:
-        if tool.before and plain.startswith(tool.before):
-            return getattr(made, tool.name)(**{tool.parameter: plain[len(tool.before) : len(plain) - len(tool.after)]})
-    first = env.tools[0]
-    return getattr(made, first.name)(**{first.parameter: plain.removeprefix("```python\n").removesuffix("\n```")})
+    for tool in made._conversation.env.tools:
+        arguments = tool.read(plain)
+        if arguments is not None:
+            return getattr(made, tool.name)(**arguments)
+    raise AssertionError(plain)
 
 
 @pytest.mark.parametrize("env_id", FIVE)
@@ -44,7 +44,7 @@ def test_the_expert_wins_by_calls_of_tools(env_id: str) -> None:
         assert env.episode.action and made._last.info["format_ok"]
     assert shown.endswith(ENDED) and made._last.info["won"]
     assert made.get_reward() == made._last.reward > 1
-    assert call_expert(made, "left") == ENDED and made.get_reward() > 1
+    assert made._play("left") == ENDED and made.get_reward() > 1
     env.close()
 
 
@@ -59,7 +59,7 @@ def test_methods_are_the_tools_and_nothing_else() -> None:
 
 def test_schemas_are_read_off_the_methods() -> None:
     transformers_utils = pytest.importorskip("transformers.utils", reason="transformers comes with the extra 'train'")
-    for env_id in ("spear/SearchR1-v0", "spear/CodeInterpreter-v0", CORRIDOR):
+    for env_id in (*FIVE, CORRIDOR):
         made: Any = make_factory(env_id)()
         for tool in made._conversation.env.tools:
             found = transformers_utils.get_json_schema(getattr(made, tool.name))
@@ -85,7 +85,7 @@ def test_an_unfinished_episode_is_lost_and_a_fault_is_nobodys(monkeypatch: pytes
     terms = made._last.info["reward_terms"]
     assert made.get_reward() == compose_reward(terms, 0.0) == pytest.approx(-1 + 0.1)
     for wrong in ({"move": "left"}, {"action": 3}, {}, {"action": "left", "more": "x"}):
-        with pytest.raises(TypeError, match="'action'"):
+        with pytest.raises(CallError, match=r"act (takes|needs)|'action' of act"):
             made.act(**wrong)
 
     def fail(action: str) -> Any:
@@ -101,11 +101,11 @@ def test_an_unfinished_episode_is_lost_and_a_fault_is_nobodys(monkeypatch: pytes
 
 def test_pictures_stand_where_the_text_has_their_place() -> None:
     made: Any = make_factory("spear/Sokoban-v1")()
-    first, second = made.reset(seed=1), made.act(action="up")
+    first, second = made.reset(seed=1), made.move(direction="up")
     for blocks in (first, second):
         assert [block["type"] for block in blocks[:3]] == ["text", "image", "text"]
         assert np.array_equal(np.asarray(blocks[1]["image"]).shape, (96, 96, 3))
-    assert "Call act" in first[2]["text"] and "<image>" not in json.dumps([b.get("text") for b in first])
+    assert "Call move" in first[2]["text"] and "<image>" not in json.dumps([b.get("text") for b in first])
 
 
 def make_caller(texts: list[str], act: Any) -> tuple[Any, Any]:

@@ -20,8 +20,8 @@ report: dict[str, object] = {}
 
 # gem.make, and the expert through GEM's interface.
 wins = {}
-for name in ("ALFWorld", "WebShop", "Sokoban", "SearchR1", "CodeInterpreter"):
-    env = gem.make(f"spear:{name}-v0")
+for name in ("ALFWorld-v0", "WebShop-v0", "Sokoban-v1", "SearchR1-v0", "CodeInterpreter-v0"):
+    env = gem.make(f"spear:{name}")
     text, info = env.reset(seed=3)
     assert isinstance(text, str) and info["instruction"]
     done, total = False, 0.0

@@ -1,0 +1,188 @@
+"""One episode as tools of the Model Context Protocol, by the official package ``mcp``.
+
+The newest revision of the protocol has no sessions over HTTP, so an episode is a process that its client starts and
+speaks to over stdin and stdout. Whoever starts it chooses the task and reads what was paid; the agent has the tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mcp import types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from PIL import Image
+
+from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
+from spear_envs.core.env import SpearEnv
+from spear_envs.core.errors import SpearError
+from spear_envs.core.parsing import ResponseFormat
+from spear_envs.core.prompts import IMAGE
+from spear_envs.core.tools import CallError, write_call
+
+__all__ = ["ENDED", "PROMPT", "ToolEpisode", "make_mcp_server", "serve_stdio"]
+
+ENDED = "The task has ended. Do not call any tool."
+PROMPT = "task"
+"""Name of the prompt that holds the task, the rules and what the environment shows first."""
+logger = logging.getLogger(__name__)
+
+
+class ToolEpisode:
+    """An episode that has begun, and is played by calls of tools.
+
+    Args:
+        env: with ``response_format="plain"``.
+        task: id of the task; None lets ``seed`` draw it.
+        seed: of the episode.
+        out: a file that does not exist yet, and from now on always holds what :meth:`describe` gives, as JSON.
+
+    Raises:
+        SpearError: no such task, the environment does not take bare actions, or the file exists.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(
+        self, env: SpearEnv[Any], *, task: str | None = None, seed: int | None = None, out: Path | None = None
+    ) -> None:
+        if env.response_format is not ResponseFormat.PLAIN:
+            raise SpearError("tools act in bare actions: leave response_format at 'plain'.")
+        if out is not None and out.exists():
+            raise SpearError(f"{out} exists: name another file for this episode.")
+        self.env = env
+        self._out = out
+        self._conversation = Conversation(env, find_tools_template(env))
+        self._lock = threading.Lock()
+        self._broken = False
+        self.first = self.last = self._conversation.reset(task=task, seed=seed)
+        self._save()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the environment has ended the episode, or failed."""
+        return self._broken or self.last.done
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Message:
+        """Play a call; several at once are played one after the other, and one that is cancelled is played too.
+
+        Raises:
+            CallError: the call cannot be played, which costs no turn; or the episode has ended.
+        """
+        return await asyncio.to_thread(self._play, name, arguments)
+
+    def _play(self, name: str, arguments: Mapping[str, Any]) -> Message:
+        # The thread ends what it began, also when the client cancels the call.
+        with self._lock:
+            if self.ended:
+                raise CallError(ENDED)
+            action = write_call(self.env.tools, name, arguments)
+            try:
+                self.last = self._conversation.respond(action)
+            except Exception as error:
+                logger.exception("the environment failed")
+                self._broken = True
+                raise CallError(f"The environment failed ({type(error).__name__}). {ENDED}") from error
+            finally:
+                self._save()
+            return self.last
+
+    def describe(self) -> dict[str, Any]:
+        """What was played and paid, for whoever started the episode: the reward is None after a fault."""
+        info = self.last.info
+        return {
+            "task": info["task_id"],
+            "turns": info["turn"],
+            "done": self.last.done,
+            "won": info["won"],
+            "reward": None if self._broken else self._conversation.pay(self.last),
+            "fault": "env_failed" if self._broken else info["fault"],
+        }
+
+    def _save(self) -> None:
+        if self._out is not None:
+            part = self._out.with_name(f"{self._out.name}.part")
+            part.write_text(json.dumps(self.describe()) + "\n")
+            part.replace(self._out)
+
+
+def make_mcp_server(episode: ToolEpisode) -> Server[Any]:
+    """The server of the environment's tools, and of a prompt with the task; ``reset`` is none of the agent's.
+
+    A result carries reward and end in its ``_meta``, which clients do not show to models.
+    """
+
+    async def list_tools(context: Any, page: Any) -> types.ListToolsResult:
+        tools = [
+            types.Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
+            for tool in episode.env.tools
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            message = await episode.call(asked.name, asked.arguments or {})
+        except CallError as error:
+            return types.CallToolResult(content=[types.TextContent(type="text", text=str(error))], is_error=True)
+        content = _show(message)
+        if message.done:
+            content.append(types.TextContent(type="text", text=ENDED))
+        keys = ("turn", "won", "fault")
+        paid = {"reward": message.reward, "terminated": message.terminated, "truncated": message.truncated}
+        told = {f"spear/{key}": value for key, value in {**paid, **{key: message.info[key] for key in keys}}.items()}
+        return types.CallToolResult(content=content, _meta=told)
+
+    async def list_prompts(context: Any, page: Any) -> types.ListPromptsResult:
+        about = "The task, the rules, and what the environment shows first."
+        return types.ListPromptsResult(prompts=[types.Prompt(name=PROMPT, description=about)])
+
+    async def get_prompt(context: Any, asked: types.GetPromptRequestParams) -> types.GetPromptResult:
+        if asked.name != PROMPT:
+            raise SpearError(f"there is no prompt {asked.name!r}: there is {PROMPT!r}.")
+        blocks = [types.PromptMessage(role="user", content=part) for part in _show(episode.first)]
+        return types.GetPromptResult(messages=blocks)
+
+    return Server(
+        "spear-environment",
+        version=version("spear-envs"),
+        instructions=_write_instructions(episode.first),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
+    )
+
+
+async def serve_stdio(episode: ToolEpisode) -> None:
+    """Serve over stdin and stdout until the client leaves."""
+    server = make_mcp_server(episode)
+    async with stdio_server() as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
+
+
+def _write_instructions(first: Message) -> str:
+    return first.text if first.image is None else first.text.replace(IMAGE, f"(a picture: see the prompt {PROMPT!r})")
+
+
+def _show(message: Message) -> list[Any]:
+    """A message as content, with the picture where the text has its place."""
+    if message.image is None:
+        return [types.TextContent(type="text", text=message.text)]
+    texts = [types.TextContent(type="text", text=text) for text in message.text.split(IMAGE, 1)]
+    picture = types.ImageContent(type="image", data=_encode(message.image), mime_type="image/png")
+    return [texts[0], picture, *texts[1:]]
+
+
+def _encode(image: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")

@@ -101,7 +101,7 @@ def sandbox() -> None:
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds after which a request that waits is answered with 504.",
+    help="Seconds that a request may wait for a place; then 504, and 503 at once where they would not do.",
 )
 @click.option(
     "--max-run-timeout",

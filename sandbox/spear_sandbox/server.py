@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
-from spear_sandbox.cells import CellService, add_routes
+from spear_sandbox.cells import CellService, add_routes, turn_away
 from spear_sandbox.languages import find_languages, run_language
 from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
@@ -175,7 +175,7 @@ class RunService:
             await self.admission.enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
         except NoPlaceError as error:
             self.tally.gateway_timeouts += 1
-            raise HTTPException(504, f"all {self.settings.max_running} places are taken: {error}.") from None
+            raise turn_away(error, f"all {self.settings.max_running} places are taken") from None
         waited = time.perf_counter() - start
         self.tally.queue_seconds.add(waited)
         self.tally.running += 1

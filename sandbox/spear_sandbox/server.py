@@ -82,6 +82,8 @@ class ServiceSettings:
     """After which a session is ended that nobody uses."""
     local: bool = False
     """Listens on the loopback interface: requests under the name of another host are refused."""
+    hosts: frozenset[str] = frozenset()
+    """Names under which it may be asked without a token, beside addresses and names without a dot."""
 
 
 class RunService:
@@ -127,7 +129,8 @@ class RunService:
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
-        check_sender(request, token=self.settings.token, local=self.settings.local)
+        settings = self.settings
+        check_sender(request, token=settings.token, local=settings.local, hosts=settings.hosts)
 
     async def run_code(self, request: Request) -> Response:
         """Answer ``POST /run_code``."""

@@ -182,7 +182,7 @@ class TestCompose:
 
     def test_the_sandbox_has_its_profile_and_a_proc_of_its_own(self, compose: dict[str, Any]) -> None:
         options = dict(option.split("=") for option in compose["services"]["sandbox"]["security_opt"] if "=" in option)
-        assert options["systempaths"] == "unconfined"
+        assert options["systempaths"] == "unconfined" and options["apparmor"] == "${SPEAR_APPARMOR:-unconfined}"
         profile = PurePosixPath(options["seccomp"])
         assert not profile.is_absolute() and (ROOT / profile).is_file()
         others = [name for name, service in compose["services"].items() if "seccomp" in str(service["security_opt"])]

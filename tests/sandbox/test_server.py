@@ -198,6 +198,22 @@ def fill(running: RunningService, executor: ScriptedExecutor, pool: ThreadPoolEx
     return futures
 
 
+def test_a_name_that_its_owner_has_pointed_here_runs_no_code() -> None:
+    """A page of that name is, to a browser, one of this service."""
+    foreign = {"Host": "evil.example:8080", "Origin": "http://evil.example:8080"}
+    with run_scripted() as (running, executor):
+        executor.open = True
+        status, answer, _ = ask(running.url, {"code": "a"}, **foreign)
+        assert status == 403 and "--allowed-host" in answer["detail"] and executor.started == []
+        assert ask(running.url, {"code": "a"}, Host="sandbox:8080")[0] == 200
+    with run_scripted(hosts=frozenset({"evil.example"})) as (running, executor):
+        executor.open = True
+        assert ask(running.url, {"code": "a"}, **foreign)[0] == 200
+    with run_scripted(token="s3cret") as (running, executor):
+        executor.open = True
+        assert ask(running.url, {"code": "a"}, **foreign, Authorization="Bearer s3cret")[0] == 200
+
+
 class TestQueue:
     def test_runs_wait_for_places_and_none_is_lost(self) -> None:
         with run_scripted(max_running=2) as (running, executor), ThreadPoolExecutor(40) as pool:

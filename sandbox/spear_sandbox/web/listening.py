@@ -6,13 +6,13 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["bind_socket", "find_stranger", "is_loopback", "read_token", "write_url"]
+__all__ = ["bind_socket", "find_foreign_name", "find_stranger", "is_loopback", "read_token", "write_url"]
 
 BACKLOG = 2048
 
@@ -82,6 +82,34 @@ def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
     if local and not here:
         return "this service is for this machine alone: ask it under 127.0.0.1 or localhost, or start it with --host."
     return None
+
+
+def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
+    """Why the name that a request gives may be a stranger's; None for one that cannot be.
+
+    Without a token a service that runs code must know its names: the owner of any other can point it here, and pages
+    of that name would then be of this service. Nobody can point an address, or a name without a dot, elsewhere.
+
+    Args:
+        headers: of the request, in small letters.
+        allowed: further names, in small letters.
+    """
+    named = headers.get("host", "")
+    try:
+        name = (urlsplit(f"//{named}").hostname or "").rstrip(".")
+    except ValueError:  # brackets that hold no address
+        name = ""
+    if name in allowed or (name and "." not in name) or _is_address(name):
+        return None
+    return f"this service is not known as {named[:80]!a}: name it with --allowed-host, or set a token."
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def write_url(host: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spear_sandbox.errors import SpearError
-from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
+from spear_sandbox.web.listening import bind_socket, find_foreign_name, is_loopback, read_token, write_url
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,25 @@ from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, wr
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "stranger"),
+    [
+        ("sandbox:8080", False),
+        ("10.0.0.7:8080", False),
+        ("[fd00::7]:8080", False),
+        ("Sandbox.Example.ORG", False),
+        ("sandbox.example.org.:80", False),
+        ("evil.example:8080", True),
+        ("sandbox.example.org.evil.example", True),
+        ("127.0.0.1.evil.example", True),
+        ("[", True),
+        ("", True),
+    ],
+)
+def test_names_that_a_stranger_may_point_here(host: str, stranger: bool) -> None:
+    assert (find_foreign_name({"host": host}, {"sandbox.example.org"}) is not None) is stranger
 
 
 def test_ports() -> None:

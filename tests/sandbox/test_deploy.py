@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from spear_sandbox.wire import TOKEN_VARIABLE
+
 FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "spear_sandbox" / "deploy"
 UPSTREAM = "https://raw.githubusercontent.com/moby/profiles/main/seccomp/default.json"
 DEFAULT = "9da637d2ab0a204fcbd91bd88f1be9e004a3acab61c571a9f5b8870e588a17d2"
@@ -112,7 +114,17 @@ class TestKubernetes:
     def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
         policy = read_manifests()["NetworkPolicy"]["spec"]
         assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
-        assert all(rule["from"] for rule in policy["ingress"])
+        peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+        assert len(peers) == 3 and all(peer["podSelector"]["matchLabels"] for peer in peers)
+
+    def test_the_token_is_a_file(self) -> None:
+        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        (variable,) = container["env"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert variable == {"name": f"{TOKEN_VARIABLE}_FILE", "value": f"{mounts['token']}/token"}
+        (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "token"]
+        assert secret["secretName"] == "spear-sandbox"
 
     def test_the_parts_fit_together(self) -> None:
         found = read_manifests()

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
@@ -120,10 +121,19 @@ def write_url(host: str, port: int) -> str:
 def read_token(variable: str) -> str | None:
     """The bearer token in a variable of the environment; None if it is empty or not set.
 
+    Or in the file that ``<variable>_FILE`` names, as orchestrators mount secrets; a line end after it is dropped.
+
     Raises:
-        SpearError: it has characters that no HTTP header carries.
+        SpearError: it has characters that no HTTP header carries, or the file cannot be read or is empty.
     """
     token = os.environ.get(variable) or None
+    if token is None and (path := os.environ.get(f"{variable}_FILE")):
+        try:
+            token = Path(path).read_text("utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpearError(f"{variable}_FILE: {path} cannot be read ({error}): name a file with the token.") from None
+        if not token:
+            raise SpearError(f"{variable}_FILE: {path} is empty: write the token into it.")
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
         raise SpearError(f"{variable} has characters that no HTTP header carries: use letters and digits.")
     return token

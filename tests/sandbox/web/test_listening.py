@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from spear_sandbox.errors import SpearError
@@ -57,6 +59,21 @@ def test_ports() -> None:
 def test_urls() -> None:
     assert write_url("127.0.0.1", 80) == "http://127.0.0.1:80"
     assert write_url("::1", 80) == "http://[::1]:80"
+
+
+def test_tokens_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
+    secret = tmp_path / "token"
+    monkeypatch.setenv("TOKEN_OF_A_TEST_FILE", str(secret))
+    with pytest.raises(SpearError, match="cannot be read"):
+        read_token("TOKEN_OF_A_TEST")
+    secret.write_text("")
+    with pytest.raises(SpearError, match="is empty"):
+        read_token("TOKEN_OF_A_TEST")  # never a service without one
+    secret.write_text("s3cret\n")
+    assert read_token("TOKEN_OF_A_TEST") == "s3cret"
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "nearer")
+    assert read_token("TOKEN_OF_A_TEST") == "nearer"
 
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

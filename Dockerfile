@@ -33,7 +33,7 @@ COPY spear_envs ./spear_envs
 COPY agents ./agents
 COPY training ./training
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip wheel -q --no-deps -w /wheel ./sandbox . ./agents ./training
+    pip wheel -q --no-build-isolation --no-deps -w /wheel ./sandbox . ./agents ./training
 
 # What the project needs, before the project: a change of the code leaves these layers as they are. Without its sources a
 # distribution installs as an empty package with the same requirements. The links are those of the checkout.
@@ -47,11 +47,17 @@ RUN mkdir spear_envs && touch spear_envs/README.md \
 
 # What all images share: a user without rights, and two folders that are its own.
 FROM ${BASE} AS runtime
-RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin spear && install -d -o spear -g spear /data /runs
+# The public base has a pip of its own, and every base with venv the wheel of one.
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin spear && install -d -o spear -g spear /data /runs \
+    && if python3 -m pip --version >/dev/null 2>&1; then python3 -m pip uninstall -q -y setuptools wheel pip; fi \
+    && rm -rf /usr/share/python-wheels "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/ensurepip"
 ENV PATH=/opt/spear/bin:$PATH SPEAR_DATA=/data PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 LABEL org.opencontainers.image.title="SPEAR Envs" \
       org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
+# `--build-arg COMMIT=$(git rev-parse HEAD)`; the history is not part of the build.
+ARG COMMIT=
+LABEL org.opencontainers.image.revision="${COMMIT}"
 WORKDIR /runs
 ENTRYPOINT ["spear"]
 
@@ -127,7 +133,7 @@ COPY --chown=10001:10001 . .
 ENV VENV=/opt/spear RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    PIP_NO_COMPILE= make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
+    PIP_NO_COMPILE="" make setup EXTRAS=sandbox,api,env-server TORCH_INDEX="$TORCH_INDEX"
 USER 10001:10001
 # As the first process of a container make would neither end at Ctrl-C nor take orphans away.
 ENTRYPOINT ["tini", "--"]

@@ -35,10 +35,10 @@ nightly: setup  ## long checks: wheels in fresh environments on every Python, a 
 	$(PY) -m pytest -q -m nightly --durations=10 $(ARGS)
 	HYPOTHESIS_PROFILE=thorough $(PY) -m pytest -q -n 2 -m "hypothesis and not slow and not nightly" --durations=10
 
-container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, debootstrap)
+container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, iptables, debootstrap)
 	scripts/container_test.sh $(ARGS)
 
-lint: setup  ## ruff, mypy, and the files that GitHub reads
+lint: setup  ## ruff, mypy, and the files that GitHub, Docker and Kubernetes read
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -48,6 +48,8 @@ lint: setup  ## ruff, mypy, and the files that GitHub reads
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(VENV)/bin/hadolint Dockerfile
+	$(VENV)/bin/kubernetes-validate --strict --quiet sandbox/spear_sandbox/deploy/k8s.yaml
 	$(VENV)/bin/zizmor --offline --quiet --strict-collection .github
 
 bench: setup  ## every benchmark beside its peers and bars: runs/bench/ (ARGS=--quick for minutes)

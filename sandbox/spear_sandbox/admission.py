@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 
-__all__ = ["Admission", "NoPlaceError"]
+__all__ = ["Admission", "NoPlaceError", "QueueFullError"]
+
+REMEMBERED = 64
+"""Runs whose ends say how fast the queue moves."""
+FEWEST = 16
+"""Before so many have ended since the queue was last empty, nobody is turned away for its speed."""
+SLACK = 1.25
+"""The queue is taken to be slower than it was by this factor."""
 
 
 class NoPlaceError(Exception):
     """A caller has waited as long as it may; the message says for what."""
+
+
+class QueueFullError(NoPlaceError):
+    """A caller is turned away before its time: no place would become free within it.
+
+    Args:
+        retry_s: seconds after which it may come again.
+    """
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class Admission:
@@ -17,15 +38,16 @@ class Admission:
 
     Args:
         places: runs at a time.
-        longest_queue: callers that may wait; more of them are turned away, but only after the wait they were promised,
-            since a caller that is turned away at once comes back at once.
+        longest_queue: callers that may wait; more of them are turned away at once, and so are those whose turn, at
+            the speed of the queue, comes too late for them.
     """
 
     def __init__(self, places: int, longest_queue: int) -> None:
         self.places = places
         self.longest_queue = longest_queue
         self.taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Turn] = deque()
+        self._ends: deque[float] = deque(maxlen=REMEMBERED)
 
     @property
     def queued(self) -> int:
@@ -39,34 +61,65 @@ class Admission:
             seconds: how long to wait for it; None for as long as it takes.
 
         Raises:
+            QueueFullError: none will become free within this time.
             NoPlaceError: none became free within this time.
         """
         if self.taken < self.places and not self._waiting:
             self.taken += 1
             return
+        turn = _Turn(math.inf if seconds is None else time.monotonic() + seconds)
         if len(self._waiting) >= self.longest_queue:
-            await asyncio.sleep(seconds or 0)
-            raise NoPlaceError(f"{self.longest_queue} others wait already")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            raise QueueFullError(f"{self.longest_queue} others wait already", self._expect(self.longest_queue))
         self._waiting.append(turn)
+        self._turn_away()
         try:
-            await asyncio.wait((turn,), timeout=seconds)
+            await asyncio.wait((turn.come,), timeout=seconds)
         except asyncio.CancelledError:
             self._give_up(turn)
             raise
-        if not turn.done():
+        if not turn.come.done():
             self._give_up(turn)
             raise NoPlaceError(f"no place became free within {seconds:g} s")
+        turn.come.result()
 
     def leave(self) -> None:
         """Give a place back: to the one who has waited longest, if anybody waits."""
         if self._waiting:
-            self._waiting.popleft().set_result(None)
+            self._ends.append(time.monotonic())
+            self._waiting.popleft().come.set_result(None)
+            self._turn_away()
         else:
+            self._ends.clear()
             self.taken -= 1
 
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():  # the place came in the same moment: it is the next one's
-            self.leave()
-        else:
+    def _turn_away(self) -> None:
+        """Turn those away at the end of the queue whose turn would come too late."""
+        if len(self._ends) < FEWEST:
+            return
+        now = time.monotonic()
+        while self._waiting and now + self._expect(len(self._waiting)) > self._waiting[-1].until:
+            wait_s = self._expect(len(self._waiting))
+            others = len(self._waiting) - 1
+            self._waiting.pop().come.set_exception(
+                QueueFullError(f"{others} others wait already, for some {wait_s:.0f} s", wait_s)
+            )
+
+    def _expect(self, number: int) -> float:
+        """Seconds until the turn of the caller with this number in the queue, from 1."""
+        if len(self._ends) < FEWEST:
+            return 1.0
+        return SLACK * number * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+    def _give_up(self, turn: _Turn) -> None:
+        if not turn.come.done():
             self._waiting.remove(turn)
+        elif turn.come.exception() is None:  # the place came in the same moment: it is the next one's
+            self.leave()
+
+
+class _Turn:
+    """One caller that waits."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.come: asyncio.Future[None] = asyncio.get_running_loop().create_future()

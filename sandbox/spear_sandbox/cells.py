@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
-from spear_sandbox.admission import NoPlaceError
+from spear_sandbox.admission import NoPlaceError, QueueFullError
 from spear_sandbox.protocol import (
     CellOutcome,
     CellStatus,
@@ -26,7 +27,10 @@ from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import wait_for_end, write_json
 from spear_sandbox.wire import BadRequestError, check_name, read_files
 
-__all__ = ["CellService", "add_routes", "describe_cell"]
+__all__ = ["CellService", "add_routes", "describe_cell", "turn_away"]
+
+MOST_RETRY_S = 60
+"""Nobody is asked to stay away for longer."""
 
 Given = TypeVar("Given", bound=BaseModel)
 Ask = Callable[[Request], Awaitable[bytes]]
@@ -263,6 +267,14 @@ def _find(service: CellService, name: str) -> LocalSession:
         raise HTTPException(410, str(fault)) from None
 
 
+def turn_away(error: NoPlaceError, what: str) -> HTTPException:
+    """503 for a request that was turned away early, 504 for one that has waited."""
+    if isinstance(error, QueueFullError):
+        after = {"Retry-After": str(max(1, min(MOST_RETRY_S, math.ceil(error.retry_s))))}
+        return HTTPException(503, f"{what}: {error}.", headers=after)
+    return HTTPException(504, f"{what}: {error}.")
+
+
 async def _answer(work: Awaitable[Any], status: int = 200, request: Request | None = None) -> Response:
     """What came out of it; for a cell, it is interrupted when the one who asked goes away."""
     task = asyncio.ensure_future(work)
@@ -277,7 +289,7 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
     except LookupError:
         raise HTTPException(404, "this is no name of a session: POST /sessions gives one.") from None
     except NoPlaceError as error:
-        raise HTTPException(504, f"no place for this cell: {error}.") from None
+        raise turn_away(error, "no place for this cell") from None
     except TooManySessionsError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
     except (BadRequestError, ValueError) as error:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -55,6 +56,22 @@ ISOLATION_OPTIONS = (
 )
 
 
+def _read_hosts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> frozenset[str]:
+    for value in values:
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", value):
+            raise click.BadParameter(f"{value!r} is not a name: give, for instance, sandbox.example.org.")
+    return frozenset(value.lower().rstrip(".") for value in values)
+
+
+take_hosts = click.option(
+    "--allowed-host",
+    "hosts",
+    multiple=True,
+    callback=_read_hosts,
+    help="Name under which it may be asked without a token, beside addresses and names without a dot; can be repeated.",
+)
+
+
 class RefusedError(click.ClickException):
     """No isolation holds."""
 
@@ -86,6 +103,7 @@ def sandbox() -> None:
 @sandbox.command(name="serve")
 @_take_isolation
 @take_address(8080)
+@take_hosts
 @click.option(
     "--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows."
 )
@@ -101,7 +119,7 @@ def sandbox() -> None:
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds after which a request that waits is answered with 504.",
+    help="Seconds that a request may wait for a place; then 504, and 503 at once where they would not do.",
 )
 @click.option(
     "--max-run-timeout",
@@ -146,6 +164,7 @@ def serve_runs(
     weak: str | None,
     host: str,
     port: int,
+    hosts: frozenset[str],
     max_running: int | None,
     queue_length: int,
     queue_wait: float,
@@ -196,6 +215,7 @@ def serve_runs(
                 session_idle_s=session_idle,
                 token=token,
                 local=is_loopback(host),
+                hosts=hosts,
             )
             await _answer(executor, settings, host, port)
         finally:
@@ -353,6 +373,7 @@ def run_file(
 @click.option("--url", help="Run on this service instead of on this machine.")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
 @take_address(8082)
+@take_hosts
 @click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
 @click.option(
     "--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions that may be open."
@@ -364,6 +385,7 @@ def serve_mcp(
     http: bool,
     host: str,
     port: int,
+    hosts: frozenset[str],
     memory_mb: int,
     max_sessions: int,
 ) -> None:
@@ -402,7 +424,7 @@ def serve_mcp(
     address = write_url(host, listener.getsockname()[1])
     warn_of_open_address(address, host, token, allows="run code", variable=TOKEN_VARIABLE)
     click.echo(f"ready: tools at {address}/mcp")
-    serve_http(server, listener, host=host, token=token)
+    serve_http(server, listener, host=host, token=token, names=hosts)
 
 
 def _read_text(file: BinaryIO) -> str:

@@ -38,6 +38,8 @@ KEPT_CONNECTIONS = 128
 KEEPALIVE_S = 4.0
 """Below the 5 s after which a server with uvicorn's default closes an idle connection under the next request."""
 RETRIED_ONCE = frozenset({502, 503})
+MOST_RETRY_S = 60.0
+"""A server that asks for a longer wait is asked again after this one."""
 SERVICE = Service("a sandbox", "/run_code", 8080, TOKEN_VARIABLE)
 LEFT_OUT = Backoff(first=2.0, longest=2.0, jitter=0.0)
 """How long a server that failed is asked last."""
@@ -48,9 +50,9 @@ class Retries:
     """How often a run is sent again, and when."""
 
     busy: int = 3
-    """Further tries after 504: all places of the server were taken."""
+    """Further tries after 504, and 503 with ``Retry-After``: all places of the server were taken."""
     broken: int = 1
-    """Further tries after a connection that could not be made or broke, 502, 503, and a run that the server lost."""
+    """Further tries after a connection that could not be made or broke, other 502 and 503, and a run that was lost."""
     first_wait_s: float = 1.0
     """Seconds before the first further try; doubled for each one after it, less a random part of up to a half."""
 
@@ -186,7 +188,8 @@ class HttpExecutor:
                 if left[failure.kind] == 0:
                     raise SandboxFault(failure.kind, f"{failure} (try {tries}, the last)") from None
                 left[failure.kind] -= 1
-            await asyncio.sleep(self.retries.choose_wait(tries, self._rng))
+                wait_s = failure.wait_s
+            await asyncio.sleep(max(wait_s, self.retries.choose_wait(tries, self._rng)))
 
     async def _send(self, url: str, body: bytes, seconds: float) -> Outcome:
         """One try.
@@ -220,8 +223,10 @@ class HttpExecutor:
             sentence = f"{url} cannot be reached or broke off ({type(error).__name__}: {error})"
             raise _Passing(FaultKind.UNAVAILABLE, sentence) from None
         status = response.status_code
-        if status == 504:
-            raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {read_detail(response)}")
+        asked = response.headers.get("retry-after", "") if status == 503 else ""
+        if status == 504 or asked.isdecimal():
+            wait_s = min(float(asked or 0), MOST_RETRY_S)
+            raise _Passing(FaultKind.TIMEOUT, f"{url} had no free place: {read_detail(response)}", wait_s)
         if status in RETRIED_ONCE:
             raise _Passing(FaultKind.UNAVAILABLE, f"{url} answered {status}: {read_detail(response)}")
         if status == 410:
@@ -279,6 +284,7 @@ class _Line:
 class _Passing(Exception):
     """A failure after which the run may be sent again."""
 
-    def __init__(self, kind: FaultKind, message: str) -> None:
+    def __init__(self, kind: FaultKind, message: str, wait_s: float = 0.0) -> None:
         super().__init__(message)
         self.kind = kind
+        self.wait_s = wait_s

@@ -26,10 +26,16 @@ GUEST_UID = 10001
 _STRONG = (Isolation.NAMESPACES, Isolation.BWRAP)
 _REMEDY = (
     "To mend it: in a container, start it with the seccomp profile spear_sandbox/deploy/seccomp.json and all of /proc "
-    "(docker run --security-opt seccomp=… --security-opt systempaths=unconfined; podman: unmask=ALL); "
+    "(docker run --security-opt seccomp=… --security-opt systempaths=unconfined; "
+    "with AppArmor also apparmor=unconfined; podman: unmask=ALL); "
     "on a host, allow user namespaces (sysctl user.max_user_namespaces=10000, "
     "kernel.unprivileged_userns_clone=1 on Debian, kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu). "
     "To run with less around the programs, say so: --allow-weak-isolation landlock, or isolation='landlock' in Python."
+)
+_APPARMOR = (
+    "'Permission denied' is what AppArmor's profile for containers says to a mount: start the container with "
+    "--security-opt apparmor=unconfined, or load spear_sandbox/deploy/apparmor.profile and name it: "
+    "apparmor=spear-sandbox. "
 )
 
 
@@ -64,7 +70,9 @@ async def choose_backend(
         await backend.close()
         shown = "; ".join(f"probe {probe.name!r} failed ({probe.detail})" for probe in failed[:3])
         failures.append(f"{level.value}: {shown}")
-    raise IsolationRefusedError(f"No isolation holds here. {'. '.join(failures)}. {_REMEDY}")
+    shown = ". ".join(failures)
+    first = _APPARMOR if "mount" in shown and "Permission denied" in shown else ""
+    raise IsolationRefusedError(f"No isolation holds here. {shown}. {first}{_REMEDY}")
 
 
 async def examine(level: Isolation, *, uid: int = GUEST_UID, installation: Installation | None = None) -> list[Probe]:

@@ -17,6 +17,7 @@ from spear_sandbox.levels import GUEST_UID, IsolationRefusedError, choose_backen
 from spear_sandbox.protocol import FaultKind, Health, Isolation, Limits, Outcome, SandboxFault
 from spear_sandbox.runs import carry_out, make_job
 from spear_sandbox.sessions import LocalSession
+from spear_sandbox.zygotes import LostRunError
 
 __all__ = ["LocalExecutor"]
 
@@ -24,6 +25,10 @@ REFUSED_S = 60.0
 """For so long a refusal is remembered."""
 MEMORY_WAIT_S = 0.5
 """How long a run waits whose memory others took, before it is tried once more."""
+LOST_TRIES = 3
+"""How often a run is started that something outside ends."""
+LOST_WITHIN_S = 5.0
+"""One that had run for longer is not started again: the caller's time is bounded."""
 
 
 class LocalExecutor:
@@ -92,13 +97,20 @@ class LocalExecutor:
         """See :meth:`spear_sandbox.protocol.Executor.run`."""
         bounds = (limits or self.limits).cut(self.limits)
         job = make_job(code, files, fetch_files, bounds)
-        try:
-            return await self._run(job, stdin, bounds)
-        except SandboxFault as fault:
-            if fault.kind is not FaultKind.MEMORY:
-                raise
-        await asyncio.sleep(MEMORY_WAIT_S)  # those that took it are dead, or come to their own limits
-        return await self._run(job, stdin, bounds)
+        lost = starved = 0
+        while True:
+            arrived = time.monotonic()
+            try:
+                return await self._run(job, stdin, bounds)
+            except LostRunError:
+                lost += 1
+                if lost == LOST_TRIES or time.monotonic() - arrived > LOST_WITHIN_S:
+                    raise
+            except SandboxFault as fault:
+                starved += 1
+                if fault.kind is not FaultKind.MEMORY or starved > 1:
+                    raise
+                await asyncio.sleep(MEMORY_WAIT_S)  # those that took it are dead, or come to their own limits
 
     async def _run(self, job: Job, stdin: str | None, bounds: Limits) -> Outcome:
         arrived = time.monotonic()

@@ -16,7 +16,7 @@ from spear_sandbox.cgroups import Group, Groups, OomKill, OomWatch
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_job, unpack_record
 from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
-from spear_sandbox.zygotes import send_signal
+from spear_sandbox.zygotes import LostRunError, send_signal
 
 __all__ = ["Fork", "Stream", "carry_out", "check_name", "make_file", "make_job"]
 
@@ -133,7 +133,8 @@ async def carry_out(
         groups: the kernel counts the run's memory in one of them; None for no control groups.
 
     Raises:
-        SandboxFault: It could not be started, has left no report, or others have taken its memory.
+        LostRunError: Something outside has ended it.
+        SandboxFault: It could not be started, or others have taken its memory.
     """
     with contextlib.ExitStack() as opened:
         watch = opened.enter_context(groups.lend(limits)) if groups is not None else OomWatch()
@@ -242,7 +243,7 @@ def _judge(
         reason = _look_for_oom_kill(record, watch)
     if reason is KillReason.NONE:
         if record is None:
-            raise SandboxFault(FaultKind.UNAVAILABLE, "the run ended without a report: something outside has killed it")
+            raise LostRunError("the run ended without a report: something outside has killed it")
         if record.verdict == Verdict.NOT_STARTED:
             why = record.files.get("", b"").decode("utf-8", "replace")
             raise SandboxFault(FaultKind.UNAVAILABLE, f"the run could not be started: {why}")

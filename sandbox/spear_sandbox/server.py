@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from spear_sandbox.admission import Admission, NoPlaceError
-from spear_sandbox.cells import CellService, add_routes
+from spear_sandbox.cells import CellService, add_routes, turn_away
 from spear_sandbox.languages import find_languages, run_language
 from spear_sandbox.metrics import collect_metrics
 from spear_sandbox.protocol import (
@@ -82,6 +82,8 @@ class ServiceSettings:
     """After which a session is ended that nobody uses."""
     local: bool = False
     """Listens on the loopback interface: requests under the name of another host are refused."""
+    hosts: frozenset[str] = frozenset()
+    """Names under which it may be asked without a token, beside addresses and names without a dot."""
 
 
 class RunService:
@@ -127,7 +129,8 @@ class RunService:
 
     def check_sender(self, request: Request) -> None:
         """Refuse a request of a page of another site, and one without the token, if there is one."""
-        check_sender(request, token=self.settings.token, local=self.settings.local)
+        settings = self.settings
+        check_sender(request, token=settings.token, local=settings.local, hosts=settings.hosts)
 
     async def run_code(self, request: Request) -> Response:
         """Answer ``POST /run_code``."""
@@ -175,7 +178,7 @@ class RunService:
             await self.admission.enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
         except NoPlaceError as error:
             self.tally.gateway_timeouts += 1
-            raise HTTPException(504, f"all {self.settings.max_running} places are taken: {error}.") from None
+            raise turn_away(error, f"all {self.settings.max_running} places are taken") from None
         waited = time.perf_counter() - start
         self.tally.queue_seconds.add(waited)
         self.tally.running += 1

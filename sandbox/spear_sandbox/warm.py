@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator
 
 from spear_sandbox.cgroups import Groups
@@ -23,6 +24,8 @@ RUNS_OF_ONE = 1000
 """An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
 SESSION_MODULES = "numpy"
 """Sessions are forked from the interpreter of programs that name this."""
+ALIVE_S = 5.0
+"""How long a run waits for an interpreter where all have died."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
 
 
@@ -60,6 +63,7 @@ class WarmBackend:
         self._keepers: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._restarts = 0
+        self._renewed = asyncio.Event()
 
     async def start(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.start`."""
@@ -74,7 +78,7 @@ class WarmBackend:
         """See :meth:`spear_sandbox.backends.Backend.borrow`."""
         kind = self._installation.choose_kind(code)
         await asyncio.gather(*(slot.tried.wait() for slot in self._slots if slot.kind == kind))
-        slot = self._choose(kind)
+        slot = await self._choose(kind)
         zygote = slot.zygote
         assert zygote is not None
         zygote.running += 1
@@ -108,10 +112,15 @@ class WarmBackend:
         if self.groups is not None:
             self.groups.close()
 
-    def _choose(self, kind: int) -> _Slot:
-        alive = [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]
-        if not alive:
-            raise SandboxFault(FaultKind.UNAVAILABLE, "no warm interpreter is alive; one is being started again")
+    async def _choose(self, kind: int) -> _Slot:
+        until = time.monotonic() + ALIVE_S
+        while not (alive := [slot for slot in self._slots if slot.zygote is not None and slot.zygote.alive]):
+            self._renewed.clear()
+            try:
+                await asyncio.wait_for(self._renewed.wait(), until - time.monotonic())
+            except asyncio.TimeoutError:
+                text = f"no warm interpreter has come to life within {ALIVE_S:g} s; one is being started again"
+                raise SandboxFault(FaultKind.UNAVAILABLE, text) from None
         # One of another kind runs the program, too, only slower.
         fitting = [slot for slot in alive if slot.kind == kind] or alive
         return min(fitting, key=lambda slot: slot.zygote.running if slot.zygote else 0)
@@ -122,6 +131,7 @@ class WarmBackend:
             modules = (*modules, SESSIONS)
         slot.zygote = await start_zygote(self._installation, modules, uid=self._uid)
         slot.worn_out.clear()
+        self._renewed.set()
 
     async def _keep(self, slot: _Slot) -> None:
         """Start an interpreter, and replace it when it has died or is worn out, for ever."""

@@ -21,7 +21,7 @@ from spear_sandbox.guest.zygote import READY, READY_ASKING, SPAWN, SPAWNED
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, SandboxFault
 
-__all__ = ["RefusedError", "Zygote", "end_process", "send_signal", "start_zygote", "wait_readable"]
+__all__ = ["LostRunError", "RefusedError", "Zygote", "end_process", "send_signal", "start_zygote", "wait_readable"]
 
 START_S = 120.0
 _END_S = 5.0
@@ -29,6 +29,13 @@ _END_S = 5.0
 
 class RefusedError(Exception):
     """The kernel, or this container, does not allow the isolation; the message is the kernel's."""
+
+
+class LostRunError(SandboxFault):
+    """Something outside has ended the run, or its interpreter before it; another try may do better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(FaultKind.UNAVAILABLE, message)
 
 
 class Zygote:
@@ -66,7 +73,8 @@ class Zygote:
         """Start a run with these descriptors; a pidfd of its supervisor, which the caller closes.
 
         Raises:
-            SandboxFault: The interpreter is gone, or the kernel refuses another process.
+            LostRunError: The interpreter is gone.
+            SandboxFault: The kernel refuses another process.
         """
         if not self.alive:
             raise _gone()
@@ -79,6 +87,7 @@ class Zygote:
                 # It has more requests than its socket holds, or more descriptors of this user are under way than the
                 # kernel allows.
                 if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
+                    self._end()  # else the next one would be sent here, too
                     raise _gone() from error
                 await asyncio.sleep(0.005)
                 if not self.alive:
@@ -139,8 +148,8 @@ class Zygote:
         await end_process(self._process)
 
 
-def _gone() -> SandboxFault:
-    return SandboxFault(FaultKind.UNAVAILABLE, "the sandbox's interpreter has died; it is started again")
+def _gone() -> LostRunError:
+    return LostRunError("the sandbox's interpreter has died; it is started again")
 
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:

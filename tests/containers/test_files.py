@@ -118,7 +118,9 @@ class TestDockerfile:
 
     def test_an_image_has_the_code_of_what_it_has_the_packages_of(self) -> None:
         stages = {name: "\n".join(stage) for name, stage in read_stages().items()}
-        assert "pip wheel -q --no-deps -w /wheel ./sandbox . ./agents ./training" in stages["wheel"]
+        assert (
+            "pip wheel -q --no-build-isolation --no-deps -w /wheel ./sandbox . ./agents ./training" in stages["wheel"]
+        )
         assert "/wheel/spear_sandbox-*.whl" in stages["sandbox-environment"]
         for name in ("envs", "train", "gpu"):
             assert "/wheel/*.whl" in stages[f"{name}-environment"]
@@ -162,6 +164,7 @@ class TestDockerfile:
         left_out = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
         wanted = {".git", *(line for line in lines if line and not line.startswith("#"))}
         assert {line for line in wanted if line not in left_out and f"**/{line}" not in left_out} == set()
+        assert {"**/.env", "**/*.pem", "**/*.key", "**/.netrc"} <= set(left_out), "secrets"
 
 
 class TestCompose:
@@ -172,6 +175,8 @@ class TestCompose:
             build = service["build"]
             assert build["target"] in stages and service["image"] == f"spear-{build['target']}"
             assert build["context"] == "." and set(build["args"]) <= known
+            assert service["pull_policy"] == "build", "no registry has these names"
+            assert service["mem_limit"] and service["pids_limit"]
             assert build["args"]["BASE"] == "${BASE:-python:3.11-slim-bookworm}"
 
     def test_ports_are_published_on_loopback_only(self, compose: dict[str, Any]) -> None:
@@ -188,7 +193,7 @@ class TestCompose:
 
     def test_the_sandbox_has_its_profile_and_a_proc_of_its_own(self, compose: dict[str, Any]) -> None:
         options = dict(option.split("=") for option in compose["services"]["sandbox"]["security_opt"] if "=" in option)
-        assert options["systempaths"] == "unconfined"
+        assert options["systempaths"] == "unconfined" and options["apparmor"] == "${SPEAR_APPARMOR:-unconfined}"
         profile = PurePosixPath(options["seccomp"])
         assert not profile.is_absolute() and (ROOT / profile).is_file()
         others = [name for name, service in compose["services"].items() if "seccomp" in str(service["security_opt"])]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from spear_sandbox.admission import Admission, NoPlaceError
+from spear_sandbox.admission import Admission, NoPlaceError, QueueFullError
 
 
 async def settle() -> None:
@@ -53,20 +53,45 @@ def test_who_has_waited_long_enough_is_turned_away_and_holds_no_place() -> None:
     asyncio.run(play())
 
 
-def test_a_full_queue_turns_away_only_after_the_wait() -> None:
+def test_a_full_queue_turns_away_at_once() -> None:
     async def play() -> None:
-        loop = asyncio.get_running_loop()
         admission = Admission(1, 1)
         await admission.enter(0)
         waiting = asyncio.ensure_future(admission.enter(5))
         await settle()
-        start = loop.time()
-        with pytest.raises(NoPlaceError, match="1 others"):
-            await admission.enter(0.1)
-        assert loop.time() - start >= 0.09
+        with pytest.raises(QueueFullError, match="1 others"):
+            await asyncio.wait_for(admission.enter(100), 1)
         admission.leave()
         await waiting
         assert (admission.queued, admission.taken) == (0, 1)
+
+    asyncio.run(play())
+
+
+def test_whose_turn_comes_too_late_is_turned_away_as_soon_as_that_is_known() -> None:
+    async def play() -> None:
+        admission = Admission(1, 1000)
+        await admission.enter(0)
+        patient = asyncio.ensure_future(admission.enter(60))
+        waiting = [asyncio.ensure_future(admission.enter(1.0)) for _ in range(300)]
+        patient_too = asyncio.ensure_future(admission.enter(60))
+        for _ in range(20):  # 0.01 s for each: some 80 of them fit into a second
+            await asyncio.sleep(0.01)
+            admission.leave()
+        assert patient.done() and not patient_too.done(), "who may wait for longer keeps others waiting"
+        patient_too.cancel()
+        await settle()
+        admission.leave()
+        await settle()
+        away = [turn for turn in waiting if turn.done() and turn.exception()]
+        assert 150 < len(away) < 270 and away == waiting[-len(away) :]
+        error = away[-1].exception()
+        assert isinstance(error, QueueFullError) and 1.0 < error.retry_s < 10, error
+        with pytest.raises(QueueFullError):
+            await asyncio.wait_for(admission.enter(0.1), 0.05)
+        while admission.queued:
+            admission.leave()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(play())
 

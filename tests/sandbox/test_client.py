@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -158,6 +159,13 @@ class TestRetries:
             with pytest.raises(SandboxFault, match="all 2 places are taken") as caught:
                 run(server)
             assert caught.value.kind is FaultKind.TIMEOUT and len(server.requests) == 4
+
+    def test_a_server_is_left_alone_for_as_long_as_it_asks(self) -> None:
+        away = reply(503, b"").replace(b"\r\n\r\n", b"\r\nRetry-After: 1\r\n\r\n", 1)
+        with serve(away, answer_echo) as server:
+            start = time.monotonic()
+            assert run(server).stdout == "a" and len(server.requests) == 2
+            assert time.monotonic() - start >= 1.0
 
     LOST = reply(200, {"status": "SandboxError", "message": "the zygote died", "run_result": None})
 

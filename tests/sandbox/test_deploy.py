@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spear_sandbox.wire import TOKEN_VARIABLE
+
 FOLDER = Path(__file__).resolve().parents[2] / "sandbox" / "spear_sandbox" / "deploy"
+UPSTREAM = "https://raw.githubusercontent.com/moby/profiles/main/seccomp/default.json"
+DEFAULT = "9da637d2ab0a204fcbd91bd88f1be9e004a3acab61c571a9f5b8870e588a17d2"
 ADDED = ["clone", "mount", "mount_setattr", "pivot_root", "sethostname", "umount2", "unshare"]
 
 
@@ -19,6 +27,25 @@ def read_manifests() -> dict[str, Any]:
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra 'train'")
     documents = list(yaml.safe_load_all((FOLDER / "k8s.yaml").read_text("utf-8")))
     return {document["kind"]: document for document in documents}
+
+
+def digest(profile: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(profile, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class TestAppArmor:
+    def test_it_can_be_read(self) -> None:
+        parser = shutil.which("apparmor_parser", path=f"{os.environ['PATH']}:/sbin:/usr/sbin")
+        if parser is None:
+            pytest.skip("apparmor_parser is not installed")
+        command = [parser, "--skip-kernel-load", "--skip-cache", str(FOLDER / "apparmor.profile")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def test_it_allows_what_a_run_needs(self) -> None:
+        lines = {line.strip() for line in (FOLDER / "apparmor.profile").read_text("utf-8").splitlines()}
+        assert {"mount,", "umount,", "pivot_root,", "capability,"} <= lines and "deny mount," not in lines
+        assert "profile spear-sandbox flags=(attach_disconnected,mediate_deleted) {" in lines
 
 
 class TestProfile:
@@ -34,11 +61,33 @@ class TestProfile:
         assert (ours["names"], ours["action"]) == (ADDED, "SCMP_ACT_ALLOW")
         assert ours["comment"].startswith("Added to Docker's default")
         assert not {"args", "includes", "excludes"} & set(ours)
-        always = {
-            name for rule in default if not rule.get("includes") and not rule.get("args") for name in rule["names"]
-        }
-        assert not always & {*ADDED, "bpf", "kexec_load", "init_module", "setns", "keyctl", "userfaultfd"}
-        assert {"read", "execve", "futex", "openat", "seccomp", "prctl"} <= always
+        # Docker's default in one line, so that no other change is made to it; the nightly test below compares the two.
+        assert digest({**profile, "syscalls": default}) == DEFAULT
+
+    def test_what_it_allows(self, profile: dict[str, Any]) -> None:
+        free = [rule for rule in profile["syscalls"] if not rule.get("includes") and rule["action"] == "SCMP_ACT_ALLOW"]
+        always = {name for rule in free if not rule.get("args") for name in rule["names"]}
+        assert not always & {"bpf", "kexec_load", "init_module", "setns", "keyctl", "userfaultfd", "socket"}
+        assert not [name for name in always if name.startswith("io_uring")]
+        assert {"read", "execve", "futex", "openat", "seccomp", "prctl", *ADDED} <= always
+
+        def takes(family: int) -> bool:
+            rules = [rule["args"][0] for rule in free if rule["names"] == ["socket"]]
+            compare = {"SCMP_CMP_EQ": int.__eq__, "SCMP_CMP_LT": int.__lt__, "SCMP_CMP_GT": int.__gt__}
+            return any(compare[rule["op"]](family, rule["value"]) for rule in rules)
+
+        assert takes(socket.AF_UNIX) and takes(socket.AF_INET) and takes(socket.AF_INET6) and takes(socket.AF_NETLINK)
+        assert not takes(socket.AF_VSOCK) and not takes(socket.AF_ALG)
+
+    @pytest.mark.nightly
+    def test_it_is_still_dockers_default(self) -> None:
+        """Fails when moby changes it: take the new one, and its digest."""
+        try:
+            with urllib.request.urlopen(UPSTREAM, timeout=30) as answer:
+                theirs = json.load(answer)
+        except OSError as error:
+            pytest.skip(f"{UPSTREAM} cannot be reached: {error}")
+        assert digest(theirs) == DEFAULT
 
     def test_clone3_is_unknown_so_that_flags_of_clone_can_be_seen(self, profile: dict[str, Any]) -> None:
         rules = [
@@ -55,6 +104,7 @@ class TestKubernetes:
         (container,) = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"]["type"] == "Localhost"
+        assert pod["securityContext"]["appArmorProfile"]["type"] != "RuntimeDefault", "it denies the mounts of runs"
         assert pod["automountServiceAccountToken"] is False
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
@@ -64,7 +114,17 @@ class TestKubernetes:
     def test_nothing_goes_out_and_only_named_pods_come_in(self) -> None:
         policy = read_manifests()["NetworkPolicy"]["spec"]
         assert policy["egress"] == [] and set(policy["policyTypes"]) == {"Ingress", "Egress"}
-        assert all(rule["from"] for rule in policy["ingress"])
+        peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+        assert len(peers) == 3 and all(peer["podSelector"]["matchLabels"] for peer in peers)
+
+    def test_the_token_is_a_file(self) -> None:
+        pod = read_manifests()["Deployment"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        (variable,) = container["env"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert variable == {"name": f"{TOKEN_VARIABLE}_FILE", "value": f"{mounts['token']}/token"}
+        (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "token"]
+        assert secret["secretName"] == "spear-sandbox"
 
     def test_the_parts_fit_together(self) -> None:
         found = read_manifests()

@@ -29,8 +29,8 @@ _NAMES = (
 STRONG_PROBES = _NAMES.split()
 
 # Denies user namespaces, as a container's default profile does, without touching the machine's settings.
-REFUSING = """
-import asyncio, ctypes, os, sys
+REFUSING_NAMESPACES = """
+import ctypes, os
 uid, gid = os.getuid(), os.getgid()
 if ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -38,6 +38,9 @@ if ctypes.CDLL(None).unshare(0x10000000 | 0x00020000) == 0:
             file.write(text)
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
+"""
+TRYING = """
+import asyncio, sys
 from spear_sandbox.levels import IsolationRefusedError
 from spear_sandbox.local import LocalExecutor
 async def main():
@@ -52,9 +55,26 @@ asyncio.run(main())
 """
 
 
-def refuse(isolation: str) -> str:
+# Answers EACCES to mount, as Docker's and containerd's profiles of AppArmor do.
+APPARMOR = """
+import ctypes, os, struct
+call = {"x86_64": 165, "aarch64": 40}[os.uname().machine]
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (6, 0, 0, 0x5000D), (6, 0, 0, 0x7FFF0000)]
+held = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+given = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(held))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, given, 0, 0) == 0
+"""
+
+
+def refuse(isolation: str, before: str = REFUSING_NAMESPACES) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", REFUSING, isolation], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", before + TRYING, isolation],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -67,6 +87,13 @@ def test_refused_where_the_kernel_refuses(isolation: str) -> None:
     for part in ("namespaces: probe 'start' failed", "seccomp.json", "sysctl", "--allow-weak-isolation landlock"):
         assert part in said
     assert ("bwrap: " in said) is (isolation == "auto")
+
+
+def test_a_mount_that_apparmor_denies_is_refused_with_its_mend() -> None:
+    said = refuse("auto", APPARMOR)
+    assert said.startswith("REFUSED") and "Permission denied" in said, said
+    assert "apparmor=unconfined" in said and "apparmor.profile" in said and "AppArmor's profile" in said
+    assert "AppArmor's profile" not in refuse("namespaces"), "another reason has another mend"
 
 
 def test_nothing_lowers_the_level_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:

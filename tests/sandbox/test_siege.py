@@ -94,8 +94,8 @@ async def post(client: httpx.AsyncClient, url: str, code: str) -> httpx.Response
 
 def judge(answer: httpx.Response, right: str) -> str:
     """How a run ended, where it is an end that clients can tell; anything else is an error of this test."""
-    if answer.status_code == 504:
-        return "504"
+    if answer.status_code in (503, 504):
+        return str(answer.status_code)
     assert answer.status_code == 200, answer.text
     said = answer.json()
     if said["status"] == "Success":
@@ -158,7 +158,7 @@ def test_random_deaths(server: Server) -> None:
         return ends
 
     ends = asyncio.run(go())
-    assert ends["right"] > ends["kills"] > 0
+    assert ends["right"] > ends["kills"] > 0 and ends["fault"] < ends["kills"] / 5
 
 
 def test_1500_clients_at_once(server: Server) -> None:
@@ -169,7 +169,7 @@ def test_1500_clients_at_once(server: Server) -> None:
 
     statuses = asyncio.run(go())
     print(f"1,500 clients: {dict(statuses)}, log {server.log.stat().st_size} bytes")
-    assert set(statuses) <= {200, 503, 504} and statuses[200] > 0
+    assert set(statuses) <= {200, 503} and statuses[200] > 100
     assert server.log.stat().st_size < 1 << 20
 
 

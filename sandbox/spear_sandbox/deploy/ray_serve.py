@@ -13,6 +13,7 @@ from typing import Any
 
 from ray import serve
 
+from spear_sandbox.cgroups import choose_places, find_memory_limit
 from spear_sandbox.local import LocalExecutor
 from spear_sandbox.protocol import Limits
 from spear_sandbox.server import RunService, ServiceSettings, make_app
@@ -82,8 +83,9 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         numbers = {**NUMBERS, **{name: int(value) for name, value in arguments.items()}}
     except (TypeError, ValueError):
         raise ValueError(f"{dict(arguments)}: give whole numbers, for instance replicas=4.") from None
-    places = numbers["max_running"] or 2 * len(os.sched_getaffinity(0))
-    # Above what runs and waits, so that the service's own queue decides, which knows when to answer 504.
+    limits = Limits(memory_mb=numbers["memory_mb"])
+    places = numbers["max_running"] or choose_places(len(os.sched_getaffinity(0)), limits, find_memory_limit())
+    # Above what runs and waits, so that the service's own queue decides, which knows whom to turn away.
     options: dict[str, Any] = {"num_replicas": numbers["replicas"], "max_ongoing_requests": places + QUEUE_LENGTH}
     options["ray_actor_options"] = {"num_cpus": numbers["cpus"]}
     deployment: Any = Replica

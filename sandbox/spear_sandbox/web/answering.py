@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -13,12 +13,14 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spear_sandbox.web.listening import find_stranger
+from spear_sandbox.web.listening import find_foreign_name, find_stranger
 
 __all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "wait_for_end", "write_json"]
 
 
-def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tuple[int, str] | None:
+def refuse(
+    headers: Mapping[str, str], *, token: str | None, local: bool, hosts: Collection[str] | None = None
+) -> tuple[int, str] | None:
     """Status and reason where a request may not come in; None where it may.
 
     A page of another site is refused, which a browser would let speak to this machine, and so is a missing token.
@@ -27,8 +29,13 @@ def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tup
         headers: of the request, in small letters.
         token: what it must carry as a bearer token; None asks for none.
         local: the service listens on the loopback interface.
+        hosts: names of a service that runs code, see :func:`~spear_sandbox.web.listening.find_foreign_name`; asked for
+            where there is no token. None for a service that any name may have.
     """
-    if (stranger := find_stranger(headers, local)) is not None:
+    stranger = find_stranger(headers, local)
+    if stranger is None and token is None and hosts is not None:
+        stranger = find_foreign_name(headers, hosts)
+    if stranger is not None:
         return 403, stranger
     if token is not None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -37,13 +44,13 @@ def refuse(headers: Mapping[str, str], *, token: str | None, local: bool) -> tup
     return None
 
 
-def check_sender(request: Request, *, token: str | None, local: bool) -> None:
+def check_sender(request: Request, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
     """Let a request in, as :func:`refuse` decides.
 
     Raises:
         HTTPException: it may not; status 401 or 403.
     """
-    refused = refuse(request.headers, token=token, local=local)
+    refused = refuse(request.headers, token=token, local=local, hosts=hosts)
     if refused is not None:
         raise HTTPException(*refused, headers={"WWW-Authenticate": "Bearer"} if refused[0] == 401 else None)
 
@@ -53,18 +60,19 @@ class Gate:
 
     Args:
         app: ASGI.
-        token, local: as for :func:`refuse`.
+        token, local, hosts: as for :func:`refuse`.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, local: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, local: bool, hosts: Collection[str] | None = None) -> None:
         self._app = app
         self._token = token
         self._local = local
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let it in."""
         if scope["type"] == "http":
-            refused = refuse(Headers(scope=scope), token=self._token, local=self._local)
+            refused = refuse(Headers(scope=scope), token=self._token, local=self._local, hosts=self._hosts)
             if refused is not None:
                 await write_json(refused[0], {"detail": refused[1]})(scope, receive, send)
                 return

@@ -6,13 +6,14 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["bind_socket", "find_stranger", "is_loopback", "read_token", "write_url"]
+__all__ = ["bind_socket", "find_foreign_name", "find_stranger", "is_loopback", "read_token", "write_url"]
 
 BACKLOG = 2048
 
@@ -84,6 +85,34 @@ def _find_stranger(origin: str | None, named: str, local: bool) -> str | None:
     return None
 
 
+def find_foreign_name(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
+    """Why the name that a request gives may be a stranger's; None for one that cannot be.
+
+    Without a token a service that runs code must know its names: the owner of any other can point it here, and pages
+    of that name would then be of this service. Nobody can point an address, or a name without a dot, elsewhere.
+
+    Args:
+        headers: of the request, in small letters.
+        allowed: further names, in small letters.
+    """
+    named = headers.get("host", "")
+    try:
+        name = (urlsplit(f"//{named}").hostname or "").rstrip(".")
+    except ValueError:  # brackets that hold no address
+        name = ""
+    if name in allowed or (name and "." not in name) or _is_address(name):
+        return None
+    return f"this service is not known as {named[:80]!a}: name it with --allowed-host, or set a token."
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def write_url(host: str, port: int) -> str:
     """The address of a service as clients take it."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -92,10 +121,19 @@ def write_url(host: str, port: int) -> str:
 def read_token(variable: str) -> str | None:
     """The bearer token in a variable of the environment; None if it is empty or not set.
 
+    Or in the file that ``<variable>_FILE`` names, as orchestrators mount secrets; a line end after it is dropped.
+
     Raises:
-        SpearError: it has characters that no HTTP header carries.
+        SpearError: it has characters that no HTTP header carries, or the file cannot be read or is empty.
     """
     token = os.environ.get(variable) or None
+    if token is None and (path := os.environ.get(f"{variable}_FILE")):
+        try:
+            token = Path(path).read_text("utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpearError(f"{variable}_FILE: {path} cannot be read ({error}): name a file with the token.") from None
+        if not token:
+            raise SpearError(f"{variable}_FILE: {path} is empty: write the token into it.")
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
         raise SpearError(f"{variable} has characters that no HTTP header carries: use letters and digits.")
     return token

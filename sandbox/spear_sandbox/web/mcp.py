@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from spear_sandbox.web.answering import Gate
@@ -17,7 +18,9 @@ __all__ = ["serve_http"]
 DRAIN_S = 10
 
 
-def serve_http(server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None) -> None:
+def serve_http(
+    server: MCPServer[Any], listener: socket.socket, *, host: str, token: str | None, names: Collection[str] = ()
+) -> None:
     """Serve over streamable HTTP, at ``/mcp``, until SIGINT or SIGTERM.
 
     Args:
@@ -25,7 +28,8 @@ def serve_http(server: MCPServer[Any], listener: socket.socket, *, host: str, to
         listener: closed at the end.
         host: that it listens on.
         token: that requests must carry; None asks for none.
+        names: under which it may be asked without a token, beside addresses and names without a dot.
     """
-    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host))
+    app = Gate(server.streamable_http_app(host=host), token=token, local=is_loopback(host), hosts=names)
     with listener, ignore_signals_at_the_end():
         make_server(app, drain_s=DRAIN_S, lifespan="on", ws="none").run(sockets=[listener])

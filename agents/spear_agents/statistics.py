@@ -123,11 +123,12 @@ def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]
     for trajectory in every:
         by_subtask[trajectory.subtask].append(trajectory)
     return _summarise_part(every), {
-        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=_natural)
+        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=split_numbers)
     }
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def split_numbers(name: str) -> list[tuple[int, str]]:
+    """Key that sorts names by the numbers in them, 9 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

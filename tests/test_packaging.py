@@ -63,7 +63,7 @@ DISTRIBUTIONS = {
         "agents",
         "spear_agents",
         frozenset({"spear-envs"}),
-        frozenset({"api", "gateway", "hf", "models", "stats", "vllm-cpu", "vllm"}),
+        frozenset({"api", "export", "gateway", "hf", "models", "stats", "vllm-cpu", "vllm"}),
     ),
     "spear-training": Distribution(
         "training",

@@ -87,15 +87,15 @@ def collect_episodes(
     with ExitStack() as stack:
         env = make_env(settings.env_id, settings.split or "", settings.env_kwargs)
         stack.callback(env.close)
-        writer = _SampleMaker(env, settings, tokenizer)
-        samples = _write_lines(out, writer.make_samples(kept))
+        writer = SampleMaker(env, settings, tokenizer)
+        samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
 
 
-class _SampleMaker:
+class SampleMaker:
     """Turns episodes into lines; plays them again where their record lacks messages or the tokens wanted."""
 
-    def __init__(self, env: gym.Env[Any, Any], settings: EvalSettings, tokenizer: str | None) -> None:
+    def __init__(self, env: gym.Env[Any, Any], settings: EvalSettings, tokenizer: str | None = None) -> None:
         self._env = wrap_reader(settings.method, env)
         self._settings = settings
         core: Any = env.unwrapped
@@ -128,7 +128,7 @@ class _SampleMaker:
     def make_samples(self, trajectories: Sequence[Trajectory]) -> Iterator[dict[str, Any]]:
         """The lines of all episodes."""
         for trajectory in trajectories:
-            told = trajectory if trajectory.tokens is TokenKind.BYTES else self._replay(trajectory, self._messages)
+            told = trajectory if trajectory.tokens is TokenKind.BYTES else self.retell(trajectory)
             tokens = trajectory if self.is_sampled else None
             if self._tokens is not None:
                 tokens = self._replay(trajectory, self._tokens)
@@ -137,6 +137,10 @@ class _SampleMaker:
                 continue
             chains = (tokens or told).chains()
             yield from _join_samples(read_messages(told, chains), tokens, trajectory, self.joined)
+
+    def retell(self, trajectory: Trajectory) -> Trajectory | None:
+        """The episode with messages for tokens; None where the environment answers otherwise now."""
+        return self._replay(trajectory, self._messages)
 
     def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
         """The episode played again with other tokens; None where the environment showed something else."""
@@ -221,7 +225,7 @@ def _join_samples(
         yield sample
 
 
-def _write_lines(path: Path, samples: Iterator[dict[str, Any]]) -> int:
+def write_lines(path: Path, samples: Iterator[dict[str, Any]]) -> int:
     """Writes JSON lines under a temporary name and renames them; returns their number."""
     count = 0
     with draft_file(path) as draft, draft.open("w", encoding="ascii") as file:

@@ -155,8 +155,8 @@ def compare_pairs(
     before, after = ([[pair[which][task] for task in shared] for pair in averages] for which in (0, 1))
     steps = (np.asarray(after) - np.asarray(before)).tolist()
     return CrossedComparison(
-        before=estimate_crossed(before),
-        after=estimate_crossed(after),
+        before=estimate_crossed(before).clip(),
+        after=estimate_crossed(after).clip(),
         difference=estimate_crossed(steps),
         tasks_alone=estimate_difference(np.mean(steps, axis=0).tolist()),
         by_seed=tuple(fmean(row) for row in steps),

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import fmean, stdev
+from statistics import fmean, pvariance, stdev
 from typing import Any
 
 from spear_agents.trajectory import StopReason, Trajectory
@@ -31,26 +31,39 @@ class Estimate:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
 
+    def clip(self) -> Estimate:
+        """The interval of a rate, without what lies outside [0, 1]."""
+        return Estimate(self.mean, max(0.0, self.low), min(1.0, self.high), self.tasks)
+
 
 def estimate_mean(per_task: Sequence[float]) -> Estimate:
-    """Mean over tasks with the normal interval mean ± 1.96 s / sqrt(n).
+    """Mean over tasks of a rate, with Wilson's score interval.
 
-    Tasks are the independent units: samples of one task are averaged first.  Where all tasks agree on 0 or on 1, the
-    normal interval would have no width; Wilson's score interval stands in.  With one task any other interval is
-    infinite.
+    Tasks are the independent units: samples of one task are averaged first.  Where each task has one sample, the values
+    are 0 or 1 and the interval is Wilson's for that many trials.  Otherwise the trials are the effective ones,
+    n · p(1 - p) / s² with s² the variance over tasks: as many independent trials as would leave the mean as uncertain
+    (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex sample surveys").  Where
+    all tasks agree nothing is known of s, and each counts as one trial.
+
+    Args:
+        per_task: a rate or a score of each task, in [0, 1].
 
     Raises:
         ValueError: no task.
+        SpearError: a value outside [0, 1].
     """
     count = len(per_task)
     if not count:
         raise ValueError("a mean over no tasks")
-    mean = fmean(per_task)
-    if mean in (0.0, 1.0) and all(value == mean for value in per_task):
-        edge = _Z95**2 / (count + _Z95**2)
-        return Estimate(mean, 0.0 if mean == 0 else 1 - edge, edge if mean == 0 else 1.0, count)
-    half = _Z95 * stdev(per_task) / math.sqrt(count) if count > 1 else math.inf
-    return Estimate(mean, mean - half, mean + half, count)
+    if wrong := next((value for value in per_task if not 0.0 <= value <= 1.0), None):
+        raise SpearError(f"a score of {wrong:g} is outside [0, 1]: spear check finds the fault of its environment")
+    mean, spread = fmean(per_task), pvariance(per_task)
+    trials = count * mean * (1 - mean) / spread if spread else count
+    shrink = 1 + _Z95**2 / trials
+    centre = (mean + _Z95**2 / (2 * trials)) / shrink
+    half = _Z95 * math.sqrt(mean * (1 - mean) / trials + (_Z95 / (2 * trials)) ** 2) / shrink
+    # Rounding must not move the end of the interval off 0 or 1, nor past the mean.
+    return Estimate(mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half)), count)
 
 
 @dataclass(frozen=True)
@@ -110,11 +123,12 @@ def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]
     for trajectory in every:
         by_subtask[trajectory.subtask].append(trajectory)
     return _summarise_part(every), {
-        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=_natural)
+        name: _summarise_part(by_subtask[name]) for name in sorted(by_subtask, key=split_numbers)
     }
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def split_numbers(name: str) -> list[tuple[int, str]]:
+    """Key that sorts names by the numbers in them, 9 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -200,7 +214,7 @@ def average_parts(parts: Iterable[Part]) -> Estimate | None:
     every = [success for success in found if success is not None]
     mean = fmean(success.mean for success in every)
     half = math.sqrt(sum(success.half**2 for success in every)) / len(every)
-    return Estimate(mean, mean - half, mean + half, sum(success.tasks for success in every))
+    return Estimate(mean, mean - half, mean + half, sum(success.tasks for success in every)).clip()
 
 
 @dataclass(frozen=True)

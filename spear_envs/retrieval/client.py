@@ -132,7 +132,7 @@ class RetrieverClient:
                 " the address of another service, or put one before it that answers so."
             ) from None
         self._proved.add(server)
-        return found
+        return [[document for document, _ in row] for row in found]
 
     async def _identify(self, session: HttpSession) -> str:
         """The one fingerprint of all servers that answer."""

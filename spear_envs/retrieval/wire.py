@@ -180,8 +180,8 @@ def write_request(queries: Sequence[str], topk: int) -> bytes:
     return json.dumps({"queries": list(queries), "topk": topk, "return_scores": True}).encode()
 
 
-def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any]]]:
-    """The documents of each query, in any form that one of Search-R1's servers has for them.
+def read_result(body: bytes, queries: int, topk: int) -> list[list[tuple[dict[str, Any], float | None]]]:
+    """The documents of each query with their scores, in any form that one of Search-R1's servers has for them.
 
     An item is a document, or ``{"document": …}`` with or without a score; a document is an object with ``contents``, or
     the text alone. One without an ``id`` gets the digest of its text. Rows may be longer than was asked for, and are
@@ -193,7 +193,8 @@ def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any
         topk: how many documents were asked for each.
 
     Returns:
-        For each query at most ``topk`` objects, each with ``id`` (a string or an integer) and ``contents`` (a string).
+        For each query at most ``topk`` pairs of an object with ``id`` (a string or an integer) and ``contents`` (a
+        string), and its score, None where the server gave none.
 
     Raises:
         BadReplyError: it is no answer to that.
@@ -214,10 +215,15 @@ def read_result(body: bytes, queries: int, topk: int) -> list[list[dict[str, Any
     return [_read_row(row, topk) for row in rows]
 
 
-def _read_row(row: object, topk: int) -> list[dict[str, Any]]:
+def _read_row(row: object, topk: int) -> list[tuple[dict[str, Any], float | None]]:
     if not isinstance(row, list):
         raise BadReplyError(f"a row of 'result' is not a list of documents but {_show(row, SHOWN_OF_REPLY)}")
-    return [_read_document(item) for item in row[:topk]]
+    return [(_read_document(item), _read_score(item)) for item in row[:topk]]
+
+
+def _read_score(item: object) -> float | None:
+    score = item.get("score") if isinstance(item, dict) and "document" in item else None
+    return float(score) if isinstance(score, int | float) else None
 
 
 def _read_document(item: object) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from spear_agents.crossed import compare_pairs, count_pairs, estimate_crossed, estimate_over_seeds
-from spear_agents.statistics import estimate_mean
+from spear_agents.statistics import estimate_difference
 from spear_envs.core.errors import SpearError
+from tests.agents.test_statistics import episode
 
 
 def test_intervals_over_seeds_and_tasks_cover_the_truth() -> None:
@@ -16,7 +17,7 @@ def test_intervals_over_seeds_and_tasks_cover_the_truth() -> None:
     alone = crossed = 0
     for _ in range(400):
         table = dice.normal(0, 0.03, (3, 1)) + dice.normal(0, 0.2, (1, 100)) + dice.normal(0, 0.3, (3, 100))
-        found, narrow = estimate_crossed(table.tolist()), estimate_mean(table.mean(0).tolist())
+        found, narrow = estimate_crossed(table.tolist()), estimate_difference(table.mean(0).tolist())
         assert found.mean == pytest.approx(narrow.mean)
         crossed += found.low <= 0 <= found.high
         alone += narrow.low <= 0 <= narrow.high
@@ -30,7 +31,7 @@ def test_one_component_alone_is_the_textbook_interval() -> None:
     assert (over_seeds.low, over_seeds.high) == pytest.approx((expected.low, expected.high))
     only_seeds = estimate_crossed([[value] * 50 for value in values])
     assert (only_seeds.low, only_seeds.high) == pytest.approx((expected.low, expected.high))
-    assert estimate_crossed([[0.0, 1.0, 1.0, 0.0]]) == estimate_mean([0.0, 1.0, 1.0, 0.0])
+    assert estimate_crossed([[0.0, 1.0, 1.0, 0.0]]) == estimate_difference([0.0, 1.0, 1.0, 0.0])
     assert estimate_crossed([[0.0, 0.0]]).high == 0.0, "a difference is no rate: Wilson has no say"
     assert math.isinf(estimate_over_seeds([0.5]).high)
     same = estimate_crossed([[0.5, 0.5], [0.5, 0.5]])
@@ -52,3 +53,11 @@ def test_the_number_of_pairs_is_that_of_the_t_test() -> None:
 def test_pairs_without_a_task_in_common_are_refused() -> None:
     with pytest.raises(SpearError, match="share no task"):
         compare_pairs([([], []), ([], [])])
+
+
+def test_single_rates_stay_between_0_and_1() -> None:
+    low, high = ([episode(str(task), won) for task in range(8)] for won in (False, True))
+    most, few = [*high[:7], low[7]], [*low[:7], high[7]]
+    found = compare_pairs([(low, high), (few, most), (low, most)])
+    assert found.before.low == 0.0 < found.before.high < 1 and 0 < found.after.low < found.after.high == 1.0
+    assert found.difference.mean == pytest.approx(found.after.mean - found.before.mean)

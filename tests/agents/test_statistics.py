@@ -29,34 +29,40 @@ def episode(task: str, won: bool, subtask: str = "s", **changes: object) -> Traj
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_the_interval_is_the_normal_one_over_tasks() -> None:
-    values = [0.0, 0.5, 1.0, 1.0]
+def test_the_interval_of_one_sample_a_task_is_wilson_s() -> None:
+    binomtest = pytest.importorskip("scipy.stats", reason="needs the extra 'stats'").binomtest
+    for won, tasks in ((0, 20), (1, 20), (19, 20), (20, 20), (7, 30), (1, 1), (0, 1), (500, 1000)):
+        found = estimate_mean([1.0] * won + [0.0] * (tasks - won))
+        wanted = binomtest(won, tasks).proportion_ci(0.95, method="wilson")
+        assert (found.mean, found.tasks) == (won / tasks, tasks)
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 8).map(lambda won: won / 8), min_size=1, max_size=40))
+def test_an_interval_of_a_rate_holds_it_and_stays_within_0_and_1(values: list[float]) -> None:
     found = estimate_mean(values)
-    half = 1.959964 * np.std(values, ddof=1) / 2
-    assert (found.mean, found.tasks) == (0.625, 4)
-    assert found.half == pytest.approx(half, rel=1e-6)
-    assert found.low == pytest.approx(0.625 - half, rel=1e-6)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.half > 0.01, "tasks that agree, one of them alone too, leave doubt"
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+@pytest.mark.parametrize(("truth", "samples"), [(0.35, 1), (0.03, 4), (0.5, 8)])
+def test_the_interval_covers_the_truth_as_often_as_it_says(truth: float, samples: int) -> None:
+    """Also where tasks differ, so that samples of one task are alike."""
     dice = np.random.default_rng(0)
-    covered = [
-        (found := estimate_mean((dice.random(200) < 0.35).astype(float).tolist())).low <= 0.35 <= found.high
-        for _ in range(2000)
-    ]
-    assert 0.93 < np.mean(covered) < 0.97
+    covered = 0
+    for _ in range(1500):
+        chances = dice.beta(truth * 2, (1 - truth) * 2, 150)
+        found = estimate_mean((dice.binomial(samples, chances) / samples).tolist())
+        covered += found.low <= truth <= found.high
+    assert 0.925 < covered / 1500 < 0.975
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_unanimous_tasks_still_leave_doubt(value: float) -> None:
-    found = estimate_mean([value] * 20)
-    assert (found.low, found.high) == pytest.approx((0.0, 0.1611) if value == 0 else (0.8389, 1.0), abs=1e-4)
-
-
-def test_one_task_says_nothing_about_the_others() -> None:
-    assert estimate_mean([0.5]).half == math.inf
+def test_what_is_no_rate_has_no_interval() -> None:
     with pytest.raises(ValueError, match="no tasks"):
         estimate_mean([])
+    for wrong in (1.5, -0.1, math.nan):
+        with pytest.raises(SpearError, match=r"outside \[0, 1\]: spear check"):
+            estimate_mean([0.5, wrong])
 
 
 def test_samples_are_averaged_within_their_task_first() -> None:

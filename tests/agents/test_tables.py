@@ -80,7 +80,7 @@ def test_a_row_goes_into_a_table_of_booktabs() -> None:
     assert format_latex("R&D_50%", [*cells, Cell("a_b", None)]) == (
         "% Method & Score & SR & a\\_b\nR\\&D\\_50\\% & 50.0 & 50.0 & -- \\\\"
     )
-    assert r"50.0{\tiny$\pm$9.8}" in format_latex("x", cells, intervals=True)
+    assert r"50.0{\tiny$\pm$9.6}" in format_latex("x", cells, intervals=True)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\\input{x}", "~^{}#$"])

@@ -21,6 +21,7 @@ from spear_agents.panels.ledger import (
 )
 from spear_agents.panels.panel import OFFICIAL, export_panel, find_differences, open_panel, read_panel
 from spear_agents.panels.rescore import rescore_run
+from spear_agents.panels.tables import fill_page
 from spear_agents.statistics import Estimate, plain_estimate
 from spear_envs.cli import read_keywords
 from spear_envs.core import SpearError
@@ -157,6 +158,20 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
         click.echo(f"{page} is not made of this ledger: spear leaderboard --out {page}")
     if failed:
         raise SystemExit(1)
+
+
+@ledger.command("fill")
+@click.argument("page", type=click.Path(path_type=Path, dir_okay=False))
+@LEDGER
+def fill(page: Path, ledger: Path) -> None:
+    """Make the tables of PAGE of the ledger, each behind a comment <!-- ledger: BEFORE AFTER OTHERS… -->."""
+    if not page.is_file():
+        raise SpearError(f"{page} is not there: give a page in Markdown.")
+    text = page.read_text(encoding="utf-8")
+    filled = fill_page(text, {entry.name: entry for entry in read_entries(ledger)})
+    if filled != text:
+        write_text(page, filled)
+    click.echo(f"{page}: {'written anew' if filled != text else 'as the ledger has it'}")
 
 
 @click.command()

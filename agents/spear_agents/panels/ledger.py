@@ -20,7 +20,16 @@ from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
 
-__all__ = ["Entry", "add_entry", "check_again", "check_entry", "check_run", "format_leaderboard", "read_entries"]
+__all__ = [
+    "Entry",
+    "add_entry",
+    "check_again",
+    "check_entry",
+    "check_run",
+    "format_leaderboard",
+    "read_entries",
+    "write_entry_panel",
+]
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run that its panel fixes."""
@@ -196,6 +205,11 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
         return True, f"{_percent(found)}: the same episodes"
     fits = recorded.low <= found.mean <= recorded.high
     return fits, f"{_percent(found)} {'is within' if fits else 'is outside'} {_percent(recorded)}"
+
+
+def write_entry_panel(entry: Entry) -> Mapping[str, Any]:
+    """The panel of an entry with its tasks, as the installed code makes it."""
+    return _write_panel(entry.panel)
 
 
 def _write_panel(name: str) -> Mapping[str, Any]:

@@ -74,14 +74,12 @@ class ServiceBackend:
             rows = read_result(response.content, len(queries), k)
         except BadReplyError as error:
             raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url}: {error}.") from None
-        items = json.loads(response.content)["result"]
         return [
             [
-                (json.dumps(document).encode(), _read_score(item, rank))
-                for rank, (document, item) in enumerate(zip(documents, given, strict=False), start=1)
+                (json.dumps(document).encode(), 1 / rank if score is None else score)
+                for rank, (document, score) in enumerate(row, start=1)
             ]
-            # A server that reranks has no row at all for a single query without a hit.
-            for documents, given in zip(rows, items or [[]], strict=True)
+            for row in rows
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -94,8 +92,3 @@ class ServiceBackend:
 
     def close(self) -> None:
         """Nothing: connections are the process's."""
-
-
-def _read_score(item: Any, rank: int) -> float:
-    score = item.get("score") if isinstance(item, dict) and "document" in item else None
-    return float(score) if isinstance(score, int | float) else 1 / rank

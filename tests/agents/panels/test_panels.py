@@ -149,3 +149,22 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_ledger_of_this_project_holds_and_its_page_is_made_of_it() -> None:
     call(ledger, "verify", "--ledger", ROOT / "results", "--page", ROOT / "docs" / "leaderboard.md")
+
+
+def test_the_table_of_the_readme_is_made_of_the_ledger(tmp_path: Path) -> None:
+    page, written = tmp_path / "README.md", (ROOT / "README.md").read_text("utf-8")
+    fill = ("fill", page, "--ledger", ROOT / "results")
+    assert "| all | 36.9% [" in written
+    page.write_text(written, "utf-8")
+    assert "as the ledger has it" in call(ledger, *fill), "spear ledger fill README.md writes it anew"
+    page.write_text(written.replace("| all | 36.9%", "| all | 36.8%").replace("(59)", "(60)"), "utf-8")
+    assert "written anew" in call(ledger, *fill) and page.read_text("utf-8") == written
+    for old, new, told in (
+        ("<!-- ledger: demo-warmstart", "<!-- ledger: demo-cold", "no entry 'demo-cold'"),
+        ("sokoban-random sokoban-expert", "webshop-random", "webshop-random is on other tasks"),
+        ("<!-- end -->", "", "no place for a table"),
+    ):
+        page.write_text(written.replace(old, new), "utf-8")
+        with pytest.raises(SpearError, match=told):
+            call(ledger, *fill)
+        assert page.read_text("utf-8") == written.replace(old, new)

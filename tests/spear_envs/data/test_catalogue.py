@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -36,6 +37,22 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with serve_hub(monkeypatch) as site:
         yield site
+
+
+class Published(NamedTuple):
+    """A data set on the site: where its file lies, and the answer that gives it."""
+
+    part: Part
+    site: Site
+    path: str
+    good: Answer
+
+
+@pytest.fixture
+def published(part: Part, site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Published:
+    path = part.publish(site, monkeypatch, tmp_path / "made")
+    (good,) = site.answers[path]
+    return Published(part, site, path, good)
 
 
 def read_body(answer: Answer) -> bytes:
@@ -75,15 +92,9 @@ def test_no_data_set_is_left_out() -> None:
 
 @EACH
 def test_faults_that_pass(
-    part: Part,
-    data: Path,
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    published: Published, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = part.publish(site, monkeypatch, tmp_path / "made")
-    (good,) = site.answers[path]
+    part, site, path, good = published
     body = read_body(good)
     kept = []
     for name, make_answers in PASSING.items():
@@ -100,16 +111,8 @@ def test_faults_that_pass(
 
 
 @EACH
-def test_faults_that_last(
-    part: Part,
-    data: Path,
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = part.publish(site, monkeypatch, tmp_path / "made")
-    (good,) = site.answers[path]
+def test_faults_that_last(published: Published, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part, site, path, good = published
     for name, make_answer in LASTING.items():
         if name == "wrong bytes" and part.command == ("search", "questions"):
             continue  # of the right length, and the hub tells no SHA-256: right at the first download
@@ -124,15 +127,9 @@ def test_faults_that_last(
 
 @EACH
 def test_what_has_changed_since_it_was_locked_is_refused_until_it_is_accepted(
-    part: Part,
-    data: Path,
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    published: Published, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = part.publish(site, monkeypatch, tmp_path / "made")
-    (good,) = site.answers[path]
+    part, site, path, good = published
     assert run(capsys, "get", *part.command)[0] == 0
     lock = json.loads((data / "lock.json").read_text())
     listed = json.loads(run(capsys, "list", part.command[0], "--json")[1])["datasets"][0]["files"]

@@ -119,7 +119,9 @@ def test_a_written_result_is_json_with_the_documents_untouched() -> None:
 @pytest.mark.parametrize("return_scores", [True, False])
 def test_a_written_result_is_read_back(return_scores: bool) -> None:
     body = write_result([[(1, 2.0)], [(0, 1.0), (2, 0.5)]], RAW.__getitem__, return_scores)
-    assert read_result(body, 2, 2) == [[DOCUMENTS[1]], [DOCUMENTS[0], DOCUMENTS[2]]]
+    scores = [[2.0], [1.0, 0.5]] if return_scores else [[None], [None, None]]
+    documents = [[DOCUMENTS[1]], [DOCUMENTS[0], DOCUMENTS[2]]]
+    assert read_result(body, 2, 2) == [list(zip(*row, strict=True)) for row in zip(documents, scores, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -157,10 +159,11 @@ ITEMS = ["a", {"contents": "a"}, {"document": "a", "score": 2}, {"document": {"c
 @pytest.mark.parametrize("item", ITEMS)
 def test_ids_come_from_the_text(item: Any) -> None:
     body = json.dumps({"result": [[item, {"contents": "b"}, 7]]}).encode()
-    ((first, second),) = read_result(body, 1, 2)
+    (((first, score), (second, _)),) = read_result(body, 1, 2)
+    assert score == (2.0 if isinstance(item, dict) and "score" in item else None)
     assert first == {"contents": "a", "id": hashlib.sha256(b"a").hexdigest()[:32]} and second["id"] != first["id"]
 
 
 def test_half_a_character_in_a_text_has_an_id() -> None:
-    ((document,),) = read_result(b'{"result": [["x\\ud800"]]}', 1, 1)
+    (((document, _),),) = read_result(b'{"result": [["x\\ud800"]]}', 1, 1)
     assert document["contents"] == "x\ud800" and len(document["id"]) == 32

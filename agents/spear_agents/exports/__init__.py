@@ -1,0 +1,1 @@
+"""Recorded episodes in the forms of other tools: preference pairs, data sets, spans."""

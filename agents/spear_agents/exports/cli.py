@@ -1,0 +1,66 @@
+"""``spear export-data``: recorded episodes for other tools."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+
+import click
+
+from spear_agents.collect import write_lines
+from spear_agents.exports.dataset import write_dataset
+from spear_agents.exports.pairs import make_pairs
+from spear_agents.exports.recorded import open_recorded
+from spear_agents.exports.spans import make_spans
+from spear_agents.files import write_text
+from spear_agents.records import EPISODES
+from spear_envs.core.errors import SpearError
+
+
+class Form(str, Enum):
+    """What is written."""
+
+    PAIRS = "pairs"
+    """JSON lines of preferences."""
+    DATASET = "dataset"
+    """A folder of Hugging Face datasets."""
+    SPANS = "spans"
+    """OTLP in JSON."""
+
+
+@click.command("export-data")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--form", type=click.Choice([form.value for form in Form]), required=True, help="What to write.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of a dataset.")
+@click.option(
+    "--per-task", type=click.IntRange(1), default=4, show_default=True, help="Most pairs of one task (pairs only)."
+)
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder, where RUN's model is elsewhere now.")
+def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None) -> None:
+    """Write the episodes of RUN, a folder of spear eval --out, for other tools.
+
+    \b
+    pairs    {prompt, chosen, rejected} of won and lost episodes, for DPO: JSON lines
+    dataset  an episode a row: a folder that datasets.load_dataset opens
+    spans    a trace an episode: OTLP/JSON for viewers of OpenTelemetry
+    """
+    with open_recorded(run, tokenizer) as recorded:
+        if form == Form.DATASET:
+            told = f"{write_dataset(recorded, out):,} episodes"
+        elif form == Form.PAIRS:
+            pairs = list(make_pairs(recorded, per_task))
+            if not pairs:
+                raise SpearError(
+                    f"{run} has no task with a won and a lost episode that part at one prompt: play several samples of"
+                    " each task (--episodes-per-task)."
+                )
+            told = f"{write_lines(out, iter(pairs)):,} pairs of {len({p['task_id'] for p in pairs}):,} tasks"
+        else:
+            request = make_spans(recorded, (run / EPISODES).stat().st_mtime_ns)
+            write_text(out, json.dumps(request) + "\n")
+            told = f"{len(request['resourceSpans'][0]['scopeSpans'][0]['spans']):,} spans"
+    left_out = [f"{recorded.faults:,} that a fault cut short"] if recorded.faults else []
+    if recorded.unrepeatable:
+        left_out.append(f"{recorded.unrepeatable:,} that could not be repeated")
+    click.echo(f"{told}: {out}" + (f" (left out: {', '.join(left_out)})" if left_out else ""))

@@ -1,0 +1,148 @@
+"""The episodes of an evaluation, and what the policy read and wrote in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spear_agents.baselines.forms import Method
+from spear_agents.collect import Message, SampleMaker
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.records import EPISODES, read_last, read_settings
+from spear_agents.replay.tokens import Decoder, open_decoder
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_envs.core.making import make_env
+from spear_envs.core.prompts import IMAGE
+
+__all__ = ["Recorded", "Said", "mend_text", "open_recorded"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """One response, and all that the policy had read before it."""
+
+    prompt: list[Message] | str
+    """Messages, or the text of the model's own chat template."""
+    response: str
+
+
+@dataclass
+class Recorded:
+    """A run, opened.
+
+    Attributes:
+        settings: those it was played with.
+        episodes: what was played to its end, the last of each job.
+        faults: episodes that a fault cut short, left out.
+        unrepeatable: episodes asked for whose messages could not be had: played again, the environment answered
+            otherwise.
+    """
+
+    settings: dict[str, Any]
+    episodes: Sequence[Trajectory]
+    faults: int
+    unrepeatable: int = 0
+    _maker: SampleMaker | None = field(default=None, repr=False)
+    _decoder: Decoder | None = field(default=None, repr=False)
+
+    def tell(self, trajectory: Trajectory) -> list[Said] | None:
+        """What was read and said at each turn, in the order of the turns; None for an unrepeatable episode.
+
+        Text of the environment's is never the policy's: each prompt ends where its response begins, also where a
+        program went on from an earlier call than the last (``Turn.follows``).
+
+        Raises:
+            SpearError: the prompts hold pictures.
+        """
+        told: Trajectory | None = trajectory
+        if trajectory.tokens is not TokenKind.BYTES and self._maker is not None:
+            told = self._maker.retell(trajectory)
+        if told is None:
+            self.unrepeatable += 1
+            return None
+        said = []
+        for turn, ids in zip(told.turns, _join_prompts(told), strict=True):
+            if self._decoder is not None:
+                texts = [self._decoder.decode(each, skip_special_tokens=False) for each in (ids, turn.response_ids)]
+                said.append(Said(texts[0], texts[1]))
+                continue
+            messages = [
+                {"role": each["role"], "content": mend_text(each["content"])}
+                for each in ChatByteTokenizer().read_messages(ids)
+            ]
+            if any(IMAGE in message["content"] for message in messages if message["role"] != "assistant"):
+                raise SpearError(
+                    f"{trajectory.env_id} shows pictures, which messages cannot hold: play with --env modality=text"
+                )
+            said.append(Said(messages, mend_text(turn.response)))
+        return said
+
+
+def mend_text(text: str) -> str:
+    """The text with halves of characters replaced, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
+    """The whole prompt of each turn, where the record has only what was added since the turn it goes on from."""
+    whole: list[list[int]] = []
+    for turn in trajectory.turns:
+        before = [] if turn.follows is None else [*whole[turn.follows], *trajectory.turns[turn.follows].response_ids]
+        whole.append([*before, *turn.prompt_ids])
+    return whole
+
+
+@contextmanager
+def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded]:
+    """Open a folder of ``spear eval --out`` for as long as the block lasts.
+
+    The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
+    are played again for their messages, and those of a program, whose messages nothing can give back, are told as the
+    text of the model's chat template.
+
+    Args:
+        run: the folder.
+        tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
+
+    Raises:
+        SpearError: it is no such folder, nothing in it was played to its end, or its environment cannot be made.
+    """
+    settings = read_settings(run)
+    last = read_last(run / EPISODES)
+    episodes = [each for each in last if each.stop is not StopReason.FAULT]
+    if not episodes:
+        raise SpearError(f"{run} holds no episode that was played to its end: there is nothing to export.")
+    found = Recorded(settings, episodes, len(last) - len(episodes))
+    if all(each.tokens is TokenKind.BYTES for each in episodes):
+        yield found
+        return
+    if any(each.steps is not None for each in episodes):
+        found._decoder = open_decoder(settings, run, tokenizer)
+        yield found
+        return
+    try:
+        played = EvalSettings(
+            settings["env_id"],
+            EngineKind(settings["engine"]),
+            settings["model"],
+            settings["env_kwargs"],
+            settings["split"],
+            template=settings["template"],
+            template_kwargs=settings["template_kwargs"],
+            layout=Layout(settings["layout"]),
+            history=settings["history"],
+            method=Method(settings["method"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise SpearError(f"{run} was not written by this version of spear eval: its settings lack {error}.") from error
+    env = make_env(played.env_id, played.split or "", played.env_kwargs)
+    try:
+        found._maker = SampleMaker(env, played)
+        yield found
+    finally:
+        env.close()

@@ -1,0 +1,83 @@
+"""Tables of pages that are made of the ledger, and the pages that hold them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from spear_agents.panels.ledger import Entry, write_entry_panel
+from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
+from spear_envs.core import SpearError
+
+__all__ = ["fill_page", "format_gain"]
+
+_TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
+"""A table's place: a comment with the names of its entries, and one that ends it."""
+
+
+def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
+    """The page with every table in it made of the ledger: behind ``<!-- ledger: BEFORE AFTER OTHERS… -->``, up to
+    ``<!-- end -->``.
+
+    Raises:
+        SpearError: there is no such place, or one names entries that the ledger does not have.
+    """
+
+    def make(found: re.Match[str]) -> str:
+        names = found["names"].split()
+        missing = [name for name in names if name not in entries]
+        if missing or len(names) < 2:
+            wrong = f"the ledger has no entry {missing[0]!r}" if missing else "two entries are needed"
+            raise SpearError(f"{wrong}: mend the comment <!-- ledger: {found['names']} --> of the page.")
+        before, after, *others = (entries[name] for name in names)
+        return found[1] + format_gain(before, after, others) + "\n"
+
+    filled, count = _TABLE.subn(make, text)
+    if not count:
+        raise SpearError("the page has no place for a table: write <!-- ledger: BEFORE AFTER --> and <!-- end -->.")
+    return filled
+
+
+def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> str:
+    """What a training gained, as a table in Markdown: over all tasks, by subtask, and beside other players.
+
+    Raises:
+        SpearError: the entries are not on the same tasks.
+    """
+    for entry in (after, *others):
+        if entry.outcomes.keys() != before.outcomes.keys():
+            raise SpearError(f"{entry.name} is on other tasks than {before.name}: a table is of one set of tasks.")
+    rates = [_rate(entry) for entry in (before, after)]
+    subtasks: dict[str, list[str]] = {}
+    for task in sorted(write_entry_panel(before)["tasks"], key=lambda task: split_numbers(task["subtask"])):
+        subtasks.setdefault(task["subtask"], []).append(task["id"])
+    steps = [rates[1][task] - rates[0][task] for task in rates[0]]
+    all_tasks = [_percent(estimate_mean(list(rate.values()))) for rate in rates]
+    rows = [("all", *all_tasks, _points(estimate_difference(steps)))]
+    for name, tasks in subtasks.items():
+        first, second = (fmean(rate[task] for task in tasks) for rate in rates)
+        rows.append((f"{name} ({len(tasks)})", f"{first:.1%}", f"{second:.1%}", f"{100 * (second - first):+.1f}"))
+    rows += [(f"{entry.model or entry.engine} play", _percent(entry.recompute()), "", "") for entry in others]
+    head = ("success", before.model or before.engine, after.model or after.engine, "points")
+    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
+    samples = len(next(iter(before.outcomes.values())))
+    names = ", ".join(f"`{entry.name}`" for entry in (before, after, *others))
+    legend = (
+        f"Panel `{before.panel}`: {len(rates[0])} tasks × {samples} samples, task fingerprint"
+        f" `{before.fingerprint[:16]}`; rows by subtask (tasks); [95 % interval over tasks], differences paired by"
+        f" task. Entries of the ledger: {names}."
+    )
+    return "\n".join([*lines, "", legend])
+
+
+def _rate(entry: Entry) -> dict[str, float]:
+    return {task: fmean(wins) for task, wins in entry.outcomes.items()}
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{estimate.mean:.1%} [{estimate.low:.0%}, {estimate.high:.0%}]"
+
+
+def _points(estimate: Estimate) -> str:
+    return f"{100 * estimate.mean:+.1f} [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"

@@ -1,0 +1,259 @@
+"""Pairs, data sets and spans of recorded episodes: of a scripted player, a local model, and programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spear_agents.cli import evaluate
+from spear_agents.engines.bytes import ChatByteTokenizer
+from spear_agents.exports.cli import export_data
+from spear_agents.exports.recorded import open_recorded
+from spear_agents.records import EPISODES, SETTINGS, read_last
+from spear_agents.trajectory import Trajectory, TrajectoryWriter
+from spear_envs.core.errors import SpearError
+from spear_envs.core.registration import register_env
+from tests.agents.test_evaluate import SplitCorridor
+
+PROGRAM = """
+async def play(task):
+    import httpx
+    key = {"Authorization": f"Bearer {task.api_key}"}
+    async with httpx.AsyncClient(headers=key, timeout=20) as client:
+        messages = [{"role": "user", "content": task.prompt}]
+        while not task.done:
+            body = {"model": task.model, "messages": messages, "max_tokens": 8}
+            reply = await client.post(f"{task.base_url}/chat/completions", json=body)
+            text = reply.json()["choices"][0]["message"]["content"]
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": await task.step(text)}]
+"""
+
+
+def call(command: Any, *arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def corridor() -> str:
+    register_env("tests/ExportCorridor-v0", SplitCorridor)
+    return "tests/ExportCorridor-v0"
+
+
+@pytest.fixture(scope="module")
+def scripted(corridor: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve episodes of the random player on each of three corridors, as conversations."""
+    run = tmp_path_factory.mktemp("runs") / "random"
+    options = ("--engine", "random", "--layout", "conversation", "--episodes-per-task", 12, "--out", run)
+    call(evaluate, corridor, *options)
+    return run
+
+
+@pytest.fixture(scope="module")
+def branched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dict[str, str]]]]:
+    """A program that goes on from its first call twice, with a model that sees messages; and what it sent."""
+    pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
+    from tests.agents.gateway.programs import KeepingEngine, play_program
+    from tests.agents.gateway.test_programs import ask
+
+    sent: list[list[dict[str, str]]] = []
+
+    def say(task: Any, messages: list[dict[str, str]]) -> str:
+        sent.append(messages)
+        return str(ask(task, messages).json()["choices"][0]["message"]["content"])
+
+    def play(task: Any) -> None:
+        task.step("go")
+        opening = [{"role": "system", "content": "Walk."}, {"role": "user", "content": task.prompt}]
+        first = say(task, opening)
+        said = {"role": "assistant", "content": first}
+        answers = [say(task, [*opening, said, {"role": "user", "content": words}]) for words in ("on", "or back?")]
+        task.step(answers[0])
+
+    run = tmp_path_factory.mktemp("runs") / "branched"
+    with TrajectoryWriter(run / EPISODES) as writer:
+        for seed, text in enumerate(("go", "back")):
+            (played,) = play_program(play, KeepingEngine("hm", text), seed=seed)
+            writer.write(played)
+    (run / SETTINGS).write_text(json.dumps({"engine": "openai", "model": "m", "split": "test"}))
+    return run, sent
+
+
+@pytest.fixture(scope="module")
+def local(corridor: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A local model by our own loop in both layouts, and through a program."""
+    pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "program.py").write_text(PROGRAM)
+    ways = {name: ("--layout", name) for name in ("per_turn", "conversation")}
+    ways["program"] = ("--agent", f"{folder / 'program.py'}:play", "--env", "response_format=plain")
+    model = ("--model", tiny_model, "--max-tokens", 8, "--episodes-per-task", 3)
+    for name, options in ways.items():
+        call(evaluate, corridor, *model, *options, "--out", folder / name)
+    return {name: folder / name for name in ways}
+
+
+def read_pairs(run: Path, out: Path, *options: Any) -> list[dict[str, Any]]:
+    call(export_data, run, "--form", "pairs", "--out", out, *options)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def find_answers(run: Path, won: bool) -> set[tuple[str, str, str]]:
+    """Task, prompt and response of every turn of the won or lost episodes, read off the recorded ids."""
+    codec, found = ChatByteTokenizer(), set()
+    for episode in read_last(run / EPISODES):
+        for chain in episode.chains() if episode.won == won else ():
+            ids: tuple[int, ...] = ()
+            for place in chain:
+                turn = episode.turns[place]
+                ids += turn.prompt_ids
+                found.add((episode.task_id, json.dumps(codec.read_messages(ids)), turn.response))
+                ids += turn.response_ids
+    return found
+
+
+def test_a_pair_is_two_answers_to_one_prompt(scripted: Path, tmp_path: Path) -> None:
+    pairs = read_pairs(scripted, tmp_path / "pairs.jsonl")
+    won, lost = find_answers(scripted, won=True), find_answers(scripted, won=False)
+    assert len(pairs) > 3 and len({json.dumps(pair) for pair in pairs}) == len(pairs)
+    for pair in pairs:
+        (chosen,), (rejected,) = pair["chosen"], pair["rejected"]
+        assert chosen["role"] == rejected["role"] == "assistant" and pair["prompt"][-1]["role"] == "user"
+        assert chosen["content"] != rejected["content"]
+        prompt = json.dumps(pair["prompt"])
+        assert (pair["task_id"], prompt, chosen["content"]) in won
+        assert (pair["task_id"], prompt, rejected["content"]) in lost
+    assert any(len(pair["prompt"]) > 1 for pair in pairs), "some part later than at the first turn"
+    fewer = read_pairs(scripted, tmp_path / "fewer.jsonl", "--per-task", 1)
+    assert len(fewer) == len({pair["task_id"] for pair in pairs}) < len(pairs)
+
+
+def test_pairs_are_in_the_form_that_dpo_reads(scripted: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    read_pairs(scripted, tmp_path / "pairs.jsonl")
+    table = datasets.load_dataset("json", data_files=str(tmp_path / "pairs.jsonl"), cache_dir=str(tmp_path / "cache"))
+    assert {"prompt", "chosen", "rejected"} <= set(table["train"].column_names)
+    assert table["train"][0]["chosen"][0]["role"] == "assistant"
+
+
+def test_a_program_that_branches_is_told_as_it_asked(branched: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    run, sent = branched
+    told = []
+    with open_recorded(run) as recorded:
+        for episode in recorded.episodes:
+            said = recorded.tell(episode)
+            assert said is not None and [each.response for each in said] == [turn.response for turn in episode.turns]
+            told += [each.prompt for each in said]
+        assert [turn.follows for turn in recorded.episodes[0].turns] == [None, 0, None], "the second branch is a row"
+    assert told == sent
+    (pair,) = read_pairs(run, tmp_path / "pairs.jsonl")
+    assert pair["prompt"] == sent[1] and [pair[key][0]["content"] for key in ("chosen", "rejected")] == ["go", "back"]
+
+
+@pytest.mark.slow
+def test_a_local_model_s_episodes_are_told(local: dict[str, Path], tmp_path: Path) -> None:
+    """As messages where the environment gives them back, and as the model's text where a program asked."""
+    from spear_agents.engines.hf import load_tokenizer
+
+    for name, run in local.items():
+        with open_recorded(run) as recorded:
+            tokenizer = load_tokenizer(recorded.settings["model"])
+            for episode in recorded.episodes:
+                said = recorded.tell(episode)
+                assert said is not None and len(said) == len(episode.turns)
+                for place, each in enumerate(said):
+                    turn = episode.turns[place]
+                    (chain,) = (chain for chain in episode.chains() if place in chain)
+                    before = [episode.turns[earlier] for earlier in chain[: chain.index(place)]]
+                    if isinstance(each.prompt, str):
+                        ids = [i for earlier in before for i in (*earlier.prompt_ids, *earlier.response_ids)]
+                        whole = tokenizer.decode([*ids, *turn.prompt_ids], skip_special_tokens=False)
+                        assert each.prompt.split() == whole.split() and each.response.startswith(turn.response)
+                        continue
+                    assert name != "program" and each.response == turn.response
+                    said_before = [message["content"] for message in each.prompt if message["role"] == "assistant"]
+                    assert said_before == [earlier.response for earlier in before]
+                    assert turn.observation in each.prompt[-1]["content"]
+                    if not before:
+                        text = tokenizer.apply_chat_template(each.prompt, tokenize=False, add_generation_prompt=True)
+                        assert tuple(tokenizer.encode(text, add_special_tokens=False)) == turn.prompt_ids
+            assert max(len(episode.turns) for episode in recorded.episodes) > 1 and recorded.unrepeatable == 0
+        check_dataset(run, tmp_path / "sets" / name)
+        check_spans(run, tmp_path / f"{name}.json")
+
+
+def check_dataset(run: Path, folder: Path) -> None:
+    """Write the run as a data set and read it with the library that others read it with."""
+    datasets = pytest.importorskip("datasets")
+    call(export_data, run, "--form", "dataset", "--out", folder)
+    rows = datasets.load_dataset(str(folder), cache_dir=f"{folder}.cache")["test"]
+    recorded = {(each.task_id, each.seed): each for each in read_last(run / EPISODES)}
+    assert len(rows) == len(recorded)
+    for row in rows:
+        episode: Trajectory = recorded[row["task_id"], row["seed"]]
+        assert (row["won"], row["reward"], row["stop"]) == (episode.won, episode.reward, episode.stop.value)
+        assert [(step["turn"], step["response"]) for step in row["steps"]] == list(episode.list_steps())
+        assert [turn["follows"] for turn in row["turns"]] == [turn.follows for turn in episode.turns]
+        assert [turn["response"] for turn in row["turns"]] == [turn.response for turn in episode.turns]
+        assert all((turn["prompt"] is None) != (turn["prompt_text"] is None) for turn in row["turns"])
+
+
+def check_spans(run: Path, out: Path) -> None:
+    """Write the run as spans and read them with OpenTelemetry's own messages."""
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    from google.protobuf import json_format
+
+    call(export_data, run, "--form", "spans", "--out", out)
+    plain = json.loads(out.read_text())
+    for span in plain["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for key, digits in (("traceId", 32), ("spanId", 16), ("parentSpanId", 16)):
+            if key in span:  # OTLP writes ids in hex where protobuf's own JSON has base64
+                assert len(span[key]) == digits
+                span[key] = base64.b64encode(bytes.fromhex(span[key])).decode()
+    request = json_format.ParseDict(plain, service.ExportTraceServiceRequest())
+    (scope,) = request.resource_spans[0].scope_spans
+    recorded = read_last(run / EPISODES)
+    traces: dict[bytes, list[Any]] = {}
+    for span in scope.spans:
+        traces.setdefault(span.trace_id, []).append(span)
+        assert span.start_time_unix_nano < span.end_time_unix_nano
+    assert len({span.span_id for span in scope.spans}) == len(scope.spans)
+    assert len(traces) == len(recorded)
+    for (root, *parts), episode in zip(traces.values(), recorded, strict=True):
+        names = [part.name.split()[0] for part in parts]
+        assert names.count("chat") == len(episode.turns)
+        assert names.count("execute_tool") == len(episode.list_steps())
+        assert {part.parent_span_id for part in parts} <= {root.span_id}
+        scores = {event.attributes[0].value.string_value: event.attributes[1].value for event in root.events}
+        assert scores["success"].double_value == episode.won and scores["score"].double_value == episode.score
+        assert root.start_time_unix_nano == min(span.start_time_unix_nano for span in (root, *parts))
+        assert root.end_time_unix_nano == max(span.end_time_unix_nano for span in (root, *parts))
+
+
+def test_a_data_set_opens_with_the_real_library(scripted: Path, branched: Any, tmp_path: Path) -> None:
+    for run in (scripted, branched[0]):
+        check_dataset(run, tmp_path / run.name)
+    with pytest.raises(SpearError, match="exists: choose another folder"):
+        call(export_data, run, "--form", "dataset", "--out", tmp_path / run.name)
+
+
+def test_spans_are_otlp(scripted: Path, branched: Any, tmp_path: Path) -> None:
+    for run in (scripted, branched[0]):
+        check_spans(run, tmp_path / f"{run.name}.json")
+
+
+def test_what_cannot_be_exported_is_told_in_a_line(corridor: str, tmp_path: Path) -> None:
+    run = tmp_path / "expert"
+    call(evaluate, corridor, "--engine", "expert", "--out", run)
+    for folder, told in ((run, "no task with a won and a lost episode"), (tmp_path, "cannot be read")):
+        with pytest.raises(SpearError, match=told):
+            call(export_data, folder, "--form", "pairs", "--out", tmp_path / "pairs.jsonl")
+    assert not (tmp_path / "pairs.jsonl").exists()

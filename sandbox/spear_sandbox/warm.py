@@ -24,6 +24,7 @@ RUNS_OF_ONE = 1000
 """An interpreter is replaced after so many runs, which bounds the fragmentation of its memory."""
 SESSION_MODULES = "numpy"
 """Sessions are forked from the interpreter of programs that name this."""
+CANCEL_S = 1.0
 ALIVE_S = 5.0
 """How long a run waits for an interpreter where all have died."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
@@ -100,11 +101,12 @@ class WarmBackend:
 
     async def close(self) -> None:
         """See :meth:`spear_sandbox.backends.Backend.close`."""
-        tasks = [*self._keepers, *self._retiring]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        pending: set[asyncio.Task[None]] = {*self._keepers, *self._retiring}
+        while pending:
+            for task in pending:
+                task.cancel()
+            # Before Python 3.12 asyncio.wait_for loses a cancellation that comes together with what it waits for.
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
         zygotes = [slot.zygote for slot in self._slots if slot.zygote is not None]
         for slot in self._slots:
             slot.zygote = None

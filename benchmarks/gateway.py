@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -125,7 +126,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("CPU of a turn of our own loop", 1e3 * plain / calls, "ms", note=note)
     yield Figure("CPU of the program's own threads in a call", 1e3 * watch.seconds / calls, "ms")
     yield Figure("CPU that the gateway adds to a call", 1e3 * (served - watch.seconds - plain) / calls, "ms")
-    yield Figure("episodes that differ", sum(a != b for a, b in zip(direct, through, strict=True)))
+    yield Figure("episodes that differ", sum(a != replace(b, steps=None) for a, b in zip(direct, through, strict=True)))
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ class Load:
 LOADS = (
     Load("ALFWorld", "spear/ALFWorld-v0", ("look", "inventory", "go to shelf 1", "go to desk 1")),
     Load("WebShop", "spear/WebShop-v0", tuple(f"search[{color} {thing}]" for color in COLORS for thing in THINGS)),
-    Load("Sokoban", "spear/Sokoban-v0", ("up", "down", "left", "right"), kwargs={"modality": "text"}),
+    Load("Sokoban", "spear/Sokoban-v1", ("up", "down", "left", "right"), kwargs={"modality": "text"}),
 )
 
 

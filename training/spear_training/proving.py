@@ -105,7 +105,7 @@ class Prover:
         from spear_training.warmstart import WarmStartSettings, train_policy
 
         keywords = {"modality": "text"}
-        settings = WarmStartSettings("spear/Sokoban-v0", env_kwargs=keywords, episodes=300, epochs=1, panel_tasks=0)
+        settings = WarmStartSettings("spear/Sokoban-v1", env_kwargs=keywords, episodes=300, epochs=1, panel_tasks=0)
         report = train_policy(settings, self.out / POLICY, overwrite=True)
         return {"parameters": report.parameters, "loss": report.loss}
 

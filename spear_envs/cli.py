@@ -37,6 +37,7 @@ SUMMARIES = {
     "doctor": "Look at this installation and machine, and say what to fix.",
     "envs": "List the environments, and what each of them could still use.",
     "eval": "Play an environment's tasks with a policy and report success.",
+    "export-data": "Write recorded episodes as data for other tools.",
     "export": "Write the policy of a training as a Hugging Face folder.",
     "index": "Plan, build and check the index of a corpus.",
     "gateway": "Serve episodes to programs that speak to a model server.",

@@ -67,6 +67,7 @@ ABSENT = {
             "collect",
             "compare",
             "eval",
+            "export-data",
             "gateway",
             "leaderboard",
             "ledger",

@@ -67,23 +67,11 @@ class Retrying:
         self.retried = 0
         self.discarded = 0
 
-    async def __call__(
-        self,
-        env: Env,
-        engine: Engine,
-        prompts: PromptBuilder,
-        *,
-        task_id: str,
-        sampling: Sampling,
-        seed: int,
-        env_id: str,
-    ) -> Trajectory:
+    async def __call__(self, env: Env, engine: Engine, prompts: PromptBuilder, **job: Any) -> Trajectory:
         """The first episode without a fault, or the last one."""
         attempt = 1
         while True:
-            played = await self._play(
-                env, engine, prompts, task_id=task_id, sampling=sampling, seed=seed, env_id=env_id
-            )
+            played = await self._play(env, engine, prompts, **job)
             if played.stop is not StopReason.FAULT or attempt == self._tries:
                 return played
             self.retried += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -148,15 +148,18 @@ class ChatRequest(BaseModel):
         return self.max_completion_tokens or self.max_tokens
 
 
-def write_completion(answer: Completion, request: ChatRequest, key: str) -> dict[str, Any]:
-    """The body of a response."""
+def write_completion(
+    answer: Completion, request: ChatRequest, key: str, spell: Callable[[Sequence[int]], list[str]]
+) -> dict[str, Any]:
+    """The body of a response; ``spell`` gives the text of each token, where the request asks for log-probabilities."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     if answer.calls:
         message["tool_calls"] = _write_calls(answer)
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _name_finish(answer), "logprobs": None}
     choice["stop_reason"] = answer.stop_string  # vLLM's field
     if request.logprobs:
-        tokens = zip(answer.tokens, answer.generation.log_probs, strict=True)
+        generation = answer.generation
+        tokens = zip(spell(generation.token_ids), generation.log_probs, strict=True)
         choice["logprobs"] = {
             "content": [
                 {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}

@@ -130,7 +130,7 @@ class Gateway:
             )
             if body.stream:
                 return _stream(openai_wire.write_stream(answer, body, key))
-            return write_json(200, openai_wire.write_completion(answer, body, key))
+            return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
         return told.response
 
     async def _messages(self, request: Request, key: str) -> Response:

@@ -69,7 +69,6 @@ class Completion:
         calls: of tools.
         generation: the tokens.
         prompt_tokens: of the whole prompt.
-        tokens: texts of the tokens of the response, one for each.
         stop_string: the text at which it ended; None where it ended by itself, or at its limit.
     """
 
@@ -78,7 +77,6 @@ class Completion:
     calls: Sequence[ToolCall]
     generation: Generation
     prompt_tokens: int
-    tokens: Sequence[str]
     stop_string: str | None
 
 
@@ -199,10 +197,13 @@ class Session:
         anchor = shown if isinstance(shown, str) else repr(shown)
         self._calls.append(_Call(asked, generation, response, call_at, anchor))
         text, calls = read_calls(response, self._transcript.form) if tools else (response, [])
-        pieces = [self._prompts.tokenizer.decode([token]) for token in generation.token_ids]
         reached = next((string for string in stop if string in response), None)
         stop_string = reached if generation.finish is Finish.STRING else None
-        return Completion(number, text, calls, generation, len(asked.ids), pieces, stop_string)
+        return Completion(number, text, calls, generation, len(asked.ids), stop_string)
+
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token."""
+        return [self._prompts.tokenizer.decode([token]) for token in token_ids]
 
     def _check_open(self) -> None:
         if self.closed or self.stop is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import Callable
 from typing import Any
@@ -97,11 +96,7 @@ class Host:
 
     async def _begin(self, request: Request) -> Response:
         with telling(write_error) as told:
-            self._gateway.refuse_strangers(request)
-            if self._token is not None:
-                _, _, given = request.headers.get("authorization", "").partition(" ")
-                if not hmac.compare_digest(given.strip().encode(), self._token.encode()):
-                    raise Refusal(401, "authentication_error", "invalid_api_key", "the token is not this gateway's")
+            self._gateway.admit(request, self._token)
             body = await self._gateway.read_body(request, BeginRequest)
             if len(self._open) >= self._most:
                 raise Refusal(429, "rate_limit_error", "too_many_episodes", f"{self._most} episodes are under way")

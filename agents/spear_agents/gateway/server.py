@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from spear_agents.engines.base import ContextExceededError, EngineFault
 from spear_agents.gateway import anthropic_wire, openai_wire
 from spear_agents.gateway.session import MODEL_NAME, BusyError, Completion, EndedError, Session
 from spear_envs.core.errors import SpearError
-from spear_sandbox.web.answering import BodyRoom, write_json
-from spear_sandbox.web.listening import bind_socket, find_stranger, is_loopback, write_url
+from spear_sandbox.web.answering import BodyRoom, refuse, write_json
+from spear_sandbox.web.listening import bind_socket, is_loopback, write_url
 from spear_sandbox.web.serving import make_server
 
 LARGEST_BODY = 16 << 20
@@ -187,22 +186,24 @@ class Gateway:
 
     def find(self, request: Request, key: str) -> Session:
         """The session at an address.  Raises Refusal or EndedError where the one who asks may not have it."""
-        self.refuse_strangers(request)
+        self.admit(request)
         session = self._sessions.get(key)
         if session is None:
             raise EndedError("there is no episode at this address, or it has ended")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode(), session.token.encode()):
-            raise Refusal(401, "authentication_error", "invalid_api_key", "the key is not that of this episode")
+        self.admit(request, session.token)
         session.touched = time.monotonic()
         return session
 
-    def refuse_strangers(self, request: Request) -> None:
-        """Raises Refusal where a page of another site asks."""
-        stranger = find_stranger(request.headers, is_loopback(self._host))
-        if stranger is not None:
-            raise Refusal(403, "permission_error", "stranger", stranger)
+    def admit(self, request: Request, token: str | None = None) -> None:
+        """Raises Refusal where a page of another site asks, or one without the token, in either interface's header."""
+        headers = dict(request.headers)
+        if not headers.get("authorization", "").lower().startswith("bearer ") and "x-api-key" in headers:
+            headers["authorization"] = f"Bearer {headers['x-api-key']}"
+        refused = refuse(headers, token=token, local=is_loopback(self._host))
+        if refused is not None:
+            status, reason = refused
+            kinds = {401: ("authentication_error", "invalid_api_key"), 403: ("permission_error", "stranger")}
+            raise Refusal(status, *kinds[status], reason)
 
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
         """The body of a request.  Raises HTTPException or ValidationError where it is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 import time
@@ -24,7 +23,7 @@ from spear_sandbox.protocol import (
 )
 from spear_sandbox.sessions import MAX_FILE_BYTES, LocalSession
 from spear_sandbox.table import SessionTable, TooManySessionsError
-from spear_sandbox.web.answering import wait_for_end, write_json
+from spear_sandbox.web.answering import work_for, write_json
 from spear_sandbox.wire import BadRequestError, check_name, read_files
 
 __all__ = ["CellService", "add_routes", "describe_cell", "turn_away"]
@@ -277,15 +276,8 @@ def turn_away(error: NoPlaceError, what: str) -> HTTPException:
 
 async def _answer(work: Awaitable[Any], status: int = 200, request: Request | None = None) -> Response:
     """What came out of it; for a cell, it is interrupted when the one who asked goes away."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(wait_for_end(request)) if request is not None else None
     try:
-        if gone is not None:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                return Response(status_code=499)
-        content = await task
+        content = await (work if request is None else work_for(request, work))
     except LookupError:
         raise HTTPException(404, "this is no name of a session: POST /sessions gives one.") from None
     except NoPlaceError as error:
@@ -298,10 +290,6 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
         if fault.kind is FaultKind.SESSION_ENDED:
             raise HTTPException(410, str(fault)) from None
         raise HTTPException(502, str(fault)) from None
-    finally:
-        if gone is not None:
-            gone.cancel()
-        task.cancel()
     if isinstance(content, bytes):
         return Response(content, status, media_type="application/octet-stream")
     return write_json(status, content if content is not None else {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from spear_sandbox.protocol import (
 )
 from spear_sandbox.table import SessionOpener, SessionTable
 from spear_sandbox.tally import Tally
-from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, wait_for_end, write_json
+from spear_sandbox.web.answering import BodyRoom, add_error_pages, check_sender, work_for, write_json
 from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 from spear_sandbox.wire import (
     ISOLATION_HEADER,
@@ -159,17 +158,8 @@ class RunService:
             served = ", ".join(sorted({LANGUAGE, *self.languages}))
             text = f"language {asked.language!a} is not served here: only {served}."
             return self._say(write_error(text, self._level()))
-        work = asyncio.ensure_future(self._work(asked))
-        gone = asyncio.ensure_future(wait_for_end(request))
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return self._say(work.result())
-        finally:
-            gone.cancel()
-            await _cancel(work)  # the place is given back only when the run is dead
-        self.tally.gone += 1
-        return Response(status_code=499)
+        # The place is given back only when the run is dead.
+        return self._say(await work_for(request, self._work(asked)))
 
     async def _work(self, asked: RunRequest) -> bytes:
         """Wait for a place, run, write the reply."""
@@ -282,10 +272,3 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, HTTPException):
-            await task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spear_agents.engines.base import ContextExceededError, EngineFault
 from spear_agents.gateway import anthropic_wire, openai_wire
-from spear_agents.gateway.session import MODEL_NAME, BusyError, Completion, EndedError, Session
+from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Session
 from spear_envs.core.errors import SpearError
-from spear_sandbox.web.answering import BodyRoom, refuse, write_json
+from spear_sandbox.web.answering import BodyRoom, refuse, work_for, write_json
 from spear_sandbox.web.listening import bind_socket, is_loopback, write_url
 from spear_sandbox.web.serving import make_server
 
@@ -118,14 +118,15 @@ class Gateway:
         with telling(openai_wire.write_error) as told:
             session, body = await self._open(request, key, openai_wire.ChatRequest)
             messages = [message.to_message() for message in body.messages]
-            answer = await self._complete(
-                session,
+            answer = await work_for(
                 request,
-                messages=messages,
-                tools=body.offered,
-                max_tokens=body.limit,
-                stop=body.read_stops(),
-                goes_on=body.continue_final_message,
+                session.complete(
+                    messages=messages,
+                    tools=body.offered,
+                    max_tokens=body.limit,
+                    stop=body.read_stops(),
+                    goes_on=body.continue_final_message,
+                ),
             )
             if body.stream:
                 return _stream(openai_wire.write_stream(answer, body, key))
@@ -135,14 +136,15 @@ class Gateway:
     async def _messages(self, request: Request, key: str) -> Response:
         with telling(lambda message, kind, code: anthropic_wire.write_error(message, kind)) as told:
             session, body = await self._open(request, key, anthropic_wire.MessagesRequest)
-            answer = await self._complete(
-                session,
+            answer = await work_for(
                 request,
-                messages=body.to_messages(),
-                tools=body.offered,
-                max_tokens=body.max_tokens,
-                stop=body.stop_sequences,
-                goes_on=body.goes_on,
+                session.complete(
+                    messages=body.to_messages(),
+                    tools=body.offered,
+                    max_tokens=body.max_tokens,
+                    stop=body.stop_sequences,
+                    goes_on=body.goes_on,
+                ),
             )
             if body.stream:
                 return _stream(anthropic_wire.write_events(answer, body, key))
@@ -210,20 +212,6 @@ class Gateway:
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
         return kind.model_validate_json(data)
 
-    @staticmethod
-    async def _complete(session: Session, request: Request, **asked: Any) -> Completion:
-        """The answer, unless the one who asked is gone before it is there: then it is no part of the episode."""
-        answering = asyncio.ensure_future(session.complete(**asked))
-        leaving = asyncio.ensure_future(_wait_for_end(request.receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise Refusal(499, "invalid_request_error", None, "the one who asked is gone")
-            return answering.result()
-        finally:
-            leaving.cancel()
-            answering.cancel()
-
 
 def describe_session(session: Session) -> dict[str, Any]:
     """What a program is told of its episode."""
@@ -239,11 +227,6 @@ def describe_session(session: Session) -> dict[str, Any]:
         "max_turns": world.core.max_turns,
         "done": session.stop is not None,
     }
-
-
-async def _wait_for_end(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _stream(events: Iterator[str]) -> Response:

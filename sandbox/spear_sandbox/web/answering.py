@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.datastructures import Headers
@@ -15,7 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import find_foreign_name, find_stranger
 
-__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "wait_for_end", "write_json"]
+__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "work_for", "write_json"]
+
+GONE = "the one who asked is gone."
+Result = TypeVar("Result")
 
 
 def refuse(
@@ -126,7 +129,7 @@ class BodyRoom:
             late = f"the body did not come within {self.seconds:g} s: send it at once."
             raise HTTPException(408, late, headers={"Connection": "close"}) from None
         except ClientDisconnect:
-            raise HTTPException(499, "the one who asked is gone.") from None
+            raise HTTPException(499, GONE) from None
         finally:
             clock.cancel()
             self._used -= sum(map(len, chunks))
@@ -145,8 +148,29 @@ class BodyRoom:
             chunks.append(chunk)
 
 
-async def wait_for_end(request: Request) -> None:
-    """Return when the sender is gone; the body has been read."""
+async def work_for(request: Request, work: Awaitable[Result]) -> Result:
+    """What comes of ``work``, which is cancelled, and has ended, when the sender of the request goes away first.
+
+    Args:
+        request: its body has been read.
+
+    Raises:
+        HTTPException: the sender is gone, status 499.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_end(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    raise HTTPException(499, GONE)
+
+
+async def _wait_for_end(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

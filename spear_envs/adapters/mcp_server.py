@@ -23,16 +23,15 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from PIL import Image
 
-from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
+from spear_envs.adapters.conversation import ENDED, Conversation, Message, find_tools_template
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import IMAGE
 from spear_envs.core.tools import CallError, write_call
 
-__all__ = ["ENDED", "PROMPT", "ToolEpisode", "make_mcp_server", "serve_stdio"]
+__all__ = ["PROMPT", "ToolEpisode", "make_mcp_server", "serve_stdio"]
 
-ENDED = "The task has ended. Do not call any tool."
 PROMPT = "task"
 """Name of the prompt that holds the task, the rules and what the environment shows first."""
 logger = logging.getLogger(__name__)

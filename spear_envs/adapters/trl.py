@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
+from spear_envs.adapters.conversation import ENDED, Conversation, Message, find_tools_template
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
@@ -19,7 +19,6 @@ from spear_envs.core.tools import Tool, write_call
 
 __all__ = ["TrlEnvironment", "make_factory", "make_rows"]
 
-ENDED = "The task has ended. Do not call any tool."
 Shown = str | list[dict[str, Any]]
 
 

@@ -18,12 +18,11 @@ from typing import Any
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_training.checkpoints import is_finished
+from spear_training.guidance.progress import APART
 
 REPORT = "prove-gpu.json"
 POLICY = "policy"
 PATIENCE_S = 600
-APART = 0.05
-"""Mean difference of log-probs between rollouts and trainer from which `spear advise` warns, in nats."""
 PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
 DEVICES = ("cuda", "cpu")
 
@@ -69,13 +68,15 @@ class Prover:
             if only and name not in only:
                 continue
             start = time.monotonic()
+            figures: dict[str, Any] = {}
+            verdict, why = "ok", ""
             try:
-                proof = Proof(name, "ok", time.monotonic() - start, step())
+                figures = step()
             except LeftOut as reason:
-                proof = Proof(name, "left out", 0.0, why=str(reason))
+                verdict, why = "left out", str(reason)
             except Exception as error:  # one step that fails must not hide what others say
-                proof = Proof(name, "failed", 0.0, why=str(error).strip()[-2000:] or type(error).__name__)
-            found.append(Proof(name, proof.verdict, round(time.monotonic() - start, 1), proof.figures, proof.why))
+                verdict, why = "failed", str(error).strip()[-2000:] or type(error).__name__
+            found.append(Proof(name, verdict, round(time.monotonic() - start, 1), figures, why))
             write_json(self.out / REPORT, {**self.describe(), "steps": [asdict(each) for each in found]})
             yield found[-1]
 

@@ -17,8 +17,8 @@ from spear_agents.gateway.programs import AgentTask, ProgramPlayer
 from spear_agents.gateway.server import Gateway
 from spear_agents.prompting import PromptBuilder
 from spear_agents.trajectory import Layout, Trajectory
-from spear_envs.adapters.conversation import Conversation, Message, find_tools_template
-from spear_envs.adapters.trl import ENDED, make_factory
+from spear_envs.adapters.conversation import ENDED, Conversation, Message, find_tools_template
+from spear_envs.adapters.trl import make_factory
 from spear_envs.core.env import SpearEnv, text_of
 from tests.agents.gateway.programs import KeepingEngine, Sampling
 from tests.spear_envs.adapters.episodes import DEAD, SETTINGS, Episode, Script, Seen, see

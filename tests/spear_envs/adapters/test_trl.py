@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_envs.adapters.trl import ENDED, TrlEnvironment, make_factory, make_rows
+from spear_envs.adapters.conversation import ENDED
+from spear_envs.adapters.trl import TrlEnvironment, make_factory, make_rows
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env

@@ -10,6 +10,9 @@ from spear_training.guidance.history import WINDOW, History, Rule
 MASKED = 0.5
 """Share of the rows that a filter should not take out of the loss."""
 
+APART = 0.05
+"""Mean difference of log-probs between rollouts and trainer, in nats, that is too much."""
+
 
 def _find_equal_groups(history: History, settings: SpearSettings) -> Advice | None:
     equal = history.recent("groups/equal")
@@ -86,7 +89,7 @@ def _find_large_updates(history: History, settings: SpearSettings) -> Advice | N
 
 def _find_disagreement(history: History, settings: SpearSettings) -> Advice | None:
     apart = history.recent("training/rollout_log_probs_diff_mean")
-    if apart is None or apart <= 0.05:
+    if apart is None or apart <= APART:
         return None
     return Advice(
         "rollout engine",

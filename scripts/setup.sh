@@ -27,7 +27,7 @@ say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # The distribution that has an extra.
-envs_extras=data agents_extras= training_extras=
+envs_extras=data agents_extras=,stats training_extras=
 for extra in ${extras//,/ }; do
     case $extra in
         alfworld|data|env-server|mcp|milvus|sandbox|search|serve|trl|webshop) envs_extras+=,$extra ;;

@@ -4,6 +4,9 @@ import math
 
 import numpy as np
 import pytest
+
+pytest.importorskip("scipy", reason="needs the extra 'stats'")
+
 from scipy.stats import ttest_1samp
 
 from spear_agents.crossed import compare_pairs, count_pairs, estimate_crossed, estimate_over_seeds

@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_envs/data/*",
         "spear_envs/retrieval/client.py",
         "spear_envs/retrieval/session.py",
-        "spear_envs/retrieval/backends/asking.py",
+        "spear_envs/retrieval/asking.py",
         "spear_sandbox/client.py",
         "spear_sandbox/remote.py",
         "spear_sandbox/web/replies.py",

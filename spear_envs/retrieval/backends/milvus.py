@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.asking import digest_plain, read_key
 from spear_envs.retrieval.backend import Found, Load, read_as_is
-from spear_envs.retrieval.backends.asking import digest_plain, read_key
 from spear_envs.retrieval.encoders import TorchEncoder
 from spear_envs.retrieval.models import describe_model, find_model
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault

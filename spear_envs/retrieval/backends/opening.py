@@ -217,7 +217,7 @@ def _open_opensearch(settings: OpenSearch, _: Path) -> Backend:
 
 
 def _open_web(settings: Web, _: Path) -> Backend:
-    from spear_envs.retrieval.backends.asking import Budget
+    from spear_envs.retrieval.asking import Budget
     from spear_envs.retrieval.backends.web import ENGINES, WebBackend
 
     engine = ENGINES[settings.kind]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spear_envs.retrieval.asking import Asker, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.backend import Found, Load, read_as_is
-from spear_envs.retrieval.backends.asking import Asker, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 
 __all__ = ["Fields", "Login", "OpenSearchBackend"]
@@ -63,7 +63,7 @@ class OpenSearchBackend:
         fields: see :class:`Fields`.
         login: see :class:`Login`.
         calls: requests side by side.
-        deadline_s, tries: of :class:`~spear_envs.retrieval.backends.asking.Asker`.
+        deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
     """
 
     passages: int | None = None
@@ -104,7 +104,7 @@ class OpenSearchBackend:
             # A tie goes to the document that was indexed first, so that answers can be repeated.
             body = {"query": {"match": {self._fields.text: query}}, "size": k, "_source": fields}
             lines += [json.dumps({"index": self._index}), json.dumps(body)]
-        response = await self._asker.ask(Call("POST", "/_msearch", "".join(f"{line}\n" for line in lines).encode()))
+        response = await self._asker.require(Call("POST", "/_msearch", "".join(f"{line}\n" for line in lines).encode()))
         answers = read_json(response).get("responses")
         if not isinstance(answers, list) or len(answers) != len(queries):
             raise RetrieverFault(

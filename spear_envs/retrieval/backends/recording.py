@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Load, read_as_is
-from spear_envs.retrieval.backends.asking import digest_plain
 from spear_envs.retrieval.searcher import RetrieverRefusal
 
 __all__ = ["Recording", "RecordingBackend", "ReplayBackend", "normalize_query"]

@@ -9,8 +9,8 @@ from threading import Lock
 from typing import Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Passage
-from spear_envs.retrieval.backends.asking import digest_plain
 from spear_envs.retrieval.models import describe_model, find_model
 
 __all__ = ["RerankBackend"]

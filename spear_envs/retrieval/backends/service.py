@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from spear_envs.retrieval.backend import Found, Load, read_as_is
-from spear_envs.retrieval.backends.asking import Asker, Call, digest_plain, read_json
-from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
-from spear_envs.retrieval.wire import TOKEN_VARIABLE, BadReplyError, read_result, write_request
-from spear_sandbox.web.listening import read_token
+from spear_envs.retrieval.client import RetrieverClient
+from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
 __all__ = ["ServiceBackend"]
 
@@ -19,13 +16,13 @@ BATCH = 16
 
 
 class ServiceBackend:
-    """Servers of one service, asked in turn.
+    """Servers of one service, asked in turn by a :class:`~spear_envs.retrieval.client.RetrieverClient`.
 
     Args:
         urls: base addresses.
         token_variable: of the environment, with the bearer token, if the service wants one.
         calls: requests side by side.
-        deadline_s, tries: of :class:`~spear_envs.retrieval.backends.asking.Asker`.
+        deadline_s, tries: of the client.
     """
 
     passages: int | None = None
@@ -36,29 +33,14 @@ class ServiceBackend:
         self, urls: Sequence[str], *, token_variable: str | None, calls: int, deadline_s: float, tries: int
     ) -> None:
         self.load = Load(calls, BATCH)
-        variable = token_variable or TOKEN_VARIABLE
-
-        def make_headers() -> Mapping[str, str]:
-            token = read_token(variable)
-            return {"Authorization": f"Bearer {token}"} if token else {}
-
-        self._asker = Asker(
-            urls, deadline_s=deadline_s, tries=tries, headers=make_headers, key=f"the variable {variable}"
+        self._client = RetrieverClient(
+            urls, token_variable=token_variable or TOKEN_VARIABLE, deadline_s=deadline_s, tries=tries
         )
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """What the service says in ``/health``; of its addresses, if it says nothing. Asked once."""
-        try:
-            (response,) = self._asker.gather([self._asker.ask(Call("GET", "/health"))])
-            said = read_json(response).get("fingerprint")
-        except RetrieverRefusal:  # Search-R1's own servers have no such page
-            said = None
-        except RetrieverFault as error:
-            if error.kind != FaultKind.BAD_REPLY.value:
-                raise
-            said = None
-        return said if isinstance(said, str) else digest_plain(sorted(self._asker.urls))
+        """The service's own; its addresses, if it says nothing."""
+        return self._client.fingerprint
 
     def lengths(self, queries: Sequence[str]) -> list[int]:
         """1 for each query."""
@@ -66,29 +48,21 @@ class ServiceBackend:
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
         """See :class:`~spear_envs.retrieval.backend.Backend`. Without scores in the answer they are 1/rank."""
-        return self._asker.gather([self._search(queries, k)])[0]
-
-    async def _search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
-        response = await self._asker.ask(Call("POST", "/retrieve", write_request(queries, k)))
-        try:
-            rows = read_result(response.content, len(queries), k)
-        except BadReplyError as error:
-            raise RetrieverFault(FaultKind.BAD_REPLY, f"{response.url}: {error}.") from None
         return [
             [
                 (json.dumps(document).encode(), 1 / rank if score is None else score)
                 for rank, (document, score) in enumerate(row, start=1)
             ]
-            for row in rows
+            for row in self._client.find(queries, k)
         ]
 
     def describe(self) -> dict[str, Any]:
         """Kind and addresses."""
-        return {"kind": "service", "urls": list(self._asker.urls)}
+        return {"kind": "service", "urls": list(self._client.urls)}
 
     def counts(self) -> Mapping[str, float]:
         """Requests."""
-        return {"requests": self._asker.budget.requests}
+        return {"requests": self._client.requests}
 
     def close(self) -> None:
         """Nothing: connections are the process's."""

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from spear_envs.core.errors import SpearError
+from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Load, add_counts, read_as_is
-from spear_envs.retrieval.backends.asking import digest_plain
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
 __all__ = ["Merge", "ShardsBackend", "merge_hits"]

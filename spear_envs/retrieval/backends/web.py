@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spear_envs.retrieval.asking import Asker, Budget, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.backend import Found, Load, read_as_is
-from spear_envs.retrieval.backends.asking import Asker, Budget, Call, digest_plain, read_json, read_key
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
 __all__ = ["BRAVE", "ENGINES", "SEARXNG", "SERPER", "WebBackend", "WebEngine"]
@@ -91,7 +91,7 @@ class WebBackend:
         options: further parameters of the request, such as ``gl`` of Serper.
         budget: what may be spent.
         calls: requests side by side.
-        deadline_s, tries: of :class:`~spear_envs.retrieval.backends.asking.Asker`.
+        deadline_s, tries: of :class:`~spear_envs.retrieval.asking.Asker`.
     """
 
     passages: int | None = None
@@ -144,7 +144,7 @@ class WebBackend:
         return [hits[:k] for hits in self._asker.gather([self._search(query) for query in queries])]
 
     async def _search(self, query: str) -> list[Found]:
-        response = await self._asker.ask(self._engine.ask(query, self._results, self._options))
+        response = await self._asker.require(self._engine.ask(query, self._results, self._options))
         items: Any = read_json(response)
         for key in self._engine.list_path:
             items = items.get(key) if isinstance(items, dict) else None

@@ -183,14 +183,14 @@ def test_retry_after_is_honoured(form: str) -> None:
 def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     with serve(reply(503, {"detail": "full"}, Retry_After="60")) as server:
         start = time.monotonic()
-        with pytest.raises(RetrieverFault, match=r"503: full; last of 2 tries"):
+        with pytest.raises(RetrieverFault, match=r"503: full; after 1 of 8 tries"):
             make_client(server).search("a", 1)
         assert time.monotonic() - start < 5 and len(server.requests) == 1
 
 
 def test_nobody_there_is_unavailable() -> None:
     client = make_client(f"http://127.0.0.1:{find_free_port()}", tries=3)
-    with pytest.raises(RetrieverFault, match=r"cannot be reached .* last of 3 tries") as caught:
+    with pytest.raises(RetrieverFault, match=r"cannot be reached .* after 3 of 3 tries") as caught:
         client.search("a", 1)
     assert caught.value.kind == "retriever_unavailable" and isinstance(caught.value, EnvFault)
 

@@ -1,4 +1,4 @@
-"""Asking servers of others: whose turn it is, how often, how long, and at what price."""
+"""Asking servers over HTTP: whose turn it is, how often, how long, and at what price."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 from spear_envs.retrieval.session import share_session
 from spear_sandbox.web.endpoints import Backoff, EndpointRing
@@ -19,13 +20,12 @@ from spear_sandbox.web.replies import read_detail, read_retry_after
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Asker", "Budget", "Call", "digest_plain", "read_json", "read_key"]
+__all__ = ["Asker", "Budget", "Call", "describe_answer", "digest_plain", "read_json", "read_key"]
 
 Result = TypeVar("Result")
 CONNECT_S = 5.0
 WRONG_KEY = frozenset({401, 402, 403})
-PASSING = frozenset({408, 429})
-LONGEST_BY_DATE_S = 60.0
+PASSING = frozenset({408, 429, *range(500, 600)})
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,17 @@ class Budget:
 
 
 class Asker:
-    """Sends requests to the servers of one backend, in turn, from any thread.
+    """Sends requests to the servers of one service, in turn, from any thread, loop or forked child.
 
-    After connection errors, the statuses 408 and 429 and all above 499, a request is sent again, after as long as
-    ``Retry-After`` says where it is given.
+    A server that fails is left out for a while, or for as long as its ``Retry-After`` says. Proxies of the environment
+    are not used.
 
     Args:
         urls: base addresses, without a slash at the end.
         deadline_s: for all tries of a request together.
         tries: how often a request is sent at most.
+        passing: statuses after which a request is sent again, as after connection errors.
+        backoff: how long a server that fails is left out.
         budget: counted at each sending.
         headers: of each request; read at each, so that no key is kept.
         key: how the message on a wrong key names it.
@@ -94,6 +96,8 @@ class Asker:
         *,
         deadline_s: float,
         tries: int,
+        passing: frozenset[int] = PASSING,
+        backoff: Backoff | None = None,
         budget: Budget | None = None,
         headers: Callable[[], Mapping[str, str]] = dict,
         key: str = "the key",
@@ -102,10 +106,28 @@ class Asker:
         self.budget = budget or Budget()
         self._deadline_s = deadline_s
         self._tries = tries
+        self._passing = passing
+        self._backoff = backoff or Backoff()
         self._headers = headers
         self._key = key
         self._ring: EndpointRing | None = None
         self._ring_pid = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ring": None, "_ring_pid": 0}
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the process's own loop; blocks the calling thread only. Ctrl-C cancels the work."""
+        try:
+            session = share_session()
+        except SpearError:
+            work.close()
+            raise
+        future = session.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
 
     def gather(self, work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Run coroutines side by side on the process's own loop, and wait for all.
@@ -117,84 +139,104 @@ class Asker:
         async def run() -> list[Result | BaseException]:
             return await asyncio.gather(*work, return_exceptions=True)
 
-        future = share_session().submit(run())
-        try:
-            results = future.result()
-        finally:
-            future.cancel()
+        results = self.run(run())
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return results  # type: ignore[return-value]
 
-    async def ask(self, call: Call) -> httpx.Response:
+    async def require(self, call: Call) -> httpx.Response:
         """The first answer of status 200.
 
         Raises:
             RetrieverFault: there was none in time.
             RetrieverRefusal: the server refused the request or the key, or the budget is spent.
         """
+        response = await self.ask(call)
+        if response.status_code == 200:
+            return response
+        mend = self._key if response.status_code in WRONG_KEY else "the settings of this index"
+        raise RetrieverRefusal(f"{describe_answer(response)}; check {mend}.")
+
+    async def ask(self, call: Call) -> httpx.Response:
+        """The first answer whose status does not pass.
+
+        Raises:
+            RetrieverFault: there was none in time.
+            RetrieverRefusal: the budget is spent.
+        """
         import httpx
 
         loop = asyncio.get_running_loop()
         ring = self._find_ring()
         end = loop.time() + self._deadline_s
-        failure, kind = "", FaultKind.UNAVAILABLE
-        sent = 0
+        failure, sent = "", 0
         while sent < self._tries:
             endpoint = ring.choose(loop.time())
             wait = endpoint.free_from - loop.time()
             if wait > 0:
                 wait += ring.choose_delay()
-                if wait >= end - loop.time():
-                    failure = failure or f"{endpoint.url} asked to be left alone for {wait:.0f} s more"
+                left = end - loop.time()
+                if failure and wait >= left:
                     break
-                await asyncio.sleep(wait)
-            headers = self._headers()
-            self.budget.take()
+                await asyncio.sleep(min(wait, left / 2))  # a server that failed others is tried once at least
             sent += 1
             try:
-                answer = self._send(call, endpoint.url, headers)
-                response = await asyncio.wait_for(answer, max(end - loop.time(), 0.001))
+                response = await self.send(call, endpoint.url, end - loop.time())
             except asyncio.TimeoutError:
                 ring.note_failure(endpoint, loop.time())
-                kind, failure = FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self._deadline_s:g} s"
-                break
+                raise RetrieverFault(
+                    FaultKind.TIMEOUT, f"no answer from {endpoint.url} within {self._deadline_s:g} s, at try {sent}."
+                ) from None
             except httpx.HTTPError as error:
-                ring.note_failure(endpoint, loop.time())
                 failure = f"{endpoint.url} cannot be reached ({type(error).__name__}: {error})"
+                ring.note_failure(endpoint, loop.time())
                 continue
-            status = response.status_code
-            if status == 200:
-                ring.note_success(endpoint)
+            if response.status_code not in self._passing:
+                if response.status_code >= 500:
+                    ring.note_failure(endpoint, loop.time())
+                else:
+                    ring.note_success(endpoint)
                 return response
-            said = f"{endpoint.url} answered {status}: {read_detail(response)}"
-            if status in WRONG_KEY:
-                raise RetrieverRefusal(f"{said}; check {self._key}.")
-            if status not in PASSING and status < 500:
-                raise RetrieverRefusal(f"{said}; check the settings of this index.")
+            failure = describe_answer(response)
             ring.note_failure(endpoint, loop.time(), read_retry_after(response.headers))
-            failure = said
-        raise RetrieverFault(kind, f"{failure}; after {sent} of {self._tries} tries.")
+        raise RetrieverFault(FaultKind.UNAVAILABLE, f"{failure}; after {sent} of {self._tries} tries.")
 
-    async def _send(self, call: Call, url: str, headers: Mapping[str, str]) -> httpx.Response:
+    async def send(self, call: Call, url: str, seconds: float) -> httpx.Response:
+        """What one server answers, whatever it is.
+
+        Raises:
+            RetrieverRefusal: the budget is spent.
+            httpx.HTTPError: it cannot be reached.
+            asyncio.TimeoutError: it takes longer.
+        """
         import httpx
 
-        return await share_session().client.request(
+        headers = {"Content-Type": "application/json"} if call.content is not None else {}
+        headers.update(self._headers())
+        self.budget.take()
+        request = share_session().client.request(
             call.method,
             url + call.path,
             content=call.content,
             params=dict(call.params) or None,
-            headers={**({"Content-Type": "application/json"} if call.content is not None else {}), **headers},
+            headers=headers,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
         )
+        return await asyncio.wait_for(request, max(seconds, 0.001))
 
     def _find_ring(self) -> EndpointRing:
-        """The servers as this process sees them."""
+        """The servers as this process sees them; forked children draw jitter of their own."""
         if self._ring is None or self._ring_pid != os.getpid():
-            self._ring = EndpointRing(self.urls, Backoff(), random.Random())
+            self._ring = EndpointRing(self.urls, self._backoff, random.Random())
             self._ring_pid = os.getpid()
         return self._ring
+
+
+def describe_answer(response: httpx.Response) -> str:
+    """Who answered, with which status, and what the answer says, on one line."""
+    url = str(response.url).partition("?")[0]
+    return f"{url} answered {response.status_code}: {read_detail(response)}"
 
 
 def read_json(response: httpx.Response) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl", reason="the distribution spear-training is not installed")
 pytest.importorskip("yaml", reason="the extra 'search' is not installed")
 
-from tests.training.test_end_to_end_presets import run
+from tests.training.test_end_to_end_presets import EPISODES, run
 
 pytestmark = pytest.mark.slow
 
@@ -32,4 +32,8 @@ def test_a_training_on_two_shards_is_recorded(tmp_path: Path) -> None:
     steps = run(tmp_path / "run", *training, f"spear.env.kwargs.retriever={config}")
     faults = {name: value for metrics in steps.values() for name, value in metrics.items() if name.startswith("fault")}
     assert not any(faults.values()), faults
+    for metrics in steps.values():
+        played = {name.removeprefix("success/") for name in metrics if name.startswith("success/")} - {"all"}
+        assert played and played <= {"1hop", "2hop", "3hop"}
+        assert metrics["rows/total"] == EPISODES
     Recording(tmp_path / "kept" / "searches.sqlite")

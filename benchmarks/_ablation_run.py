@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._ablation_plan import TUNING_SEED, Scenario, Trial, list_trials
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_agents.settings import EvalSettings

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
-from spear_agents.evaluate import SUMMARY, compare_runs
+from spear_agents.evaluation import SUMMARY, compare_runs
 from spear_agents.metrics import read_history
 
 BARS = (

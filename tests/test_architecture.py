@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "numpy": (*BASE, "spear_sandbox/guest/warmth.py"),
     "sympy": ("spear_sandbox/guest/warmth.py", "spear_envs/code/verify_worker.py"),
     "scipy": ("spear_agents/crossed.py",),
+    "pandas": ("spear_agents/evaluation.py",),
     "gymnasium": BASE,
     "PIL": BASE,
     "cloudpickle": BASE,
@@ -169,7 +170,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "spear_training/algorithms/": ("numpy", "torch", "pydantic"),
 }
 HEAVY = ("torch", "transformers", "verl", "ray", "vllm", "matplotlib", "transfer_queue", "tensordict")
-HEAVY += ("scipy", "faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
+HEAVY += ("scipy", "pandas", "faiss", "sentence_transformers", "onnxruntime", "fastapi", "uvicorn", "httpx")
 LIGHT = ("spear_envs", "spear_envs.cli", "spear_envs.retrieval.searcher", "spear_envs.retrieval.client")
 LIGHT += ("spear_envs.adapters.conversation", "spear_envs.adapters.openenv.cli")
 LIGHT += ("spear_agents", "spear_agents.episode", "spear_agents.cli", "spear_training")
@@ -281,7 +282,7 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_envs/sokoban/env.py", "from spear_agents.episode import play_episode"),
         ("spear_envs/cli.py", "def run():\n    import spear_agents.cli"),
         ("spear_agents/episode.py", "import torch"),
-        ("spear_agents/evaluate.py", "from spear_training import plots"),
+        ("spear_agents/evaluation.py", "from spear_training import plots"),
         ("spear_agents/engines/base.py", "import vllm"),
         ("spear_agents/engines/vllm.py", "import transformers"),
         ("spear_training/cli.py", "import ray"),

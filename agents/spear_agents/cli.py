@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,16 +11,16 @@ import click
 from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spear_agents.evaluate import SUMMARY, Evaluation, Observer, play_baseline, run_evaluation, write_summary
-from spear_agents.options import join_options, list_playing_options, make_settings
-from spear_agents.panels.panel import PROTOCOL_OPTIONS, open_panel
-from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
+from spear_agents.options import PROGRAM_OPTIONS, join_options, list_playing_options
+from spear_agents.settings import EngineKind
+from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
-from spear_agents.tables import format_latex
-from spear_agents.trajectory import StopReason, Trajectory
+from spear_agents.tables import PART_HEADINGS, describe_part, format_latex
+from spear_agents.trajectory import StopReason
+from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 
@@ -43,9 +40,7 @@ class Form(str, Enum):
 @click.argument("env_id", metavar="[ENV]", type=ENV, required=False)
 @click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
 @join_options(*list_playing_options())
-@click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop.")
-@click.option("--agent-timeout", type=click.FloatRange(0, min_open=True), default=3600.0, show_default=True,
-              help="Seconds that it may take for an episode.")  # fmt: skip
+@join_options(*PROGRAM_OPTIONS)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
 @click.option(
     "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
@@ -71,7 +66,8 @@ def evaluate(
     Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
     command again plays only what is missing, and what a fault cut short.
     """
-    settings = _settle(context, env_id, panel_name, options)
+    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    settings = settle(env_id, panel_name, options, given)
     console = Console()
     others: dict[str, Part] = {}
     missing: list[str] = []
@@ -94,22 +90,6 @@ def evaluate(
         show_evaluation(console, evaluation, others, out)
     for sentence in missing:
         click.echo(sentence, err=True)
-
-
-def _settle(
-    context: click.Context, env_id: str | None, panel_name: str | None, options: dict[str, Any]
-) -> EvalSettings:
-    """The settings of an environment and its options, or of a panel and a player."""
-    if panel_name is None:
-        if env_id is None:
-            raise SpearError("which tasks? Name an environment (spear envs) or give --panel (spear panel list).")
-        return make_settings(env_id, options)
-    panel = open_panel(panel_name)
-    given = [name for name in PROTOCOL_OPTIONS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if env_id is not None or given:
-        what = f"--{given[0].replace('_', '-')}" if given else env_id
-        raise SpearError(f"panel {panel.name} decides the tasks and how they are played: leave {what} out.")
-    return panel.make_settings(make_settings(panel.env_id, options))
 
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
@@ -147,54 +127,21 @@ def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, 
         console.print(f"episodes and figures: {out / SUMMARY}", soft_wrap=True)
 
 
-@contextmanager
-def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
-    """A progress bar with the share of episodes won so far, on a terminal."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[won]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task(title, total=None, won="")
-        wins = played = faults = 0
-
-        def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
-            nonlocal wins, played, faults
-            if trajectory is not None:
-                faults += trajectory.fault is not None
-                played += trajectory.fault is None
-                wins += trajectory.won
-            share = f"won {wins / played:.1%}" if played else ""
-            progress.update(bar, completed=done, total=total, won=share + (f", {faults} faults" if faults else ""))
-
-        yield observe
-
-
 def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
-    """Success by subtask, all tasks together and the baselines.
-
-    ``score`` is 100 times the benchmark's own; ``form %`` the share of well-formed turns, ``valid %`` of those whose
-    action did something.
-    """
+    """Success by subtask, all tasks together and the baselines."""
     settings = evaluation.settings
     table = _start_table(
         f"{settings.env_id} {settings.split}, {evaluation.row_name}, temperature {settings.temperature:g}"
     )
     table.add_column("subtask", no_wrap=True)
-    for name in ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults"):
+    for name in PART_HEADINGS:
         table.add_column(name, justify="right", no_wrap=True)
     for name, part in evaluation.subtasks.items():
-        table.add_row(name, *_cells(part))
+        table.add_row(name, *describe_part(part))
     table.add_section()
-    table.add_row("all", *_cells(evaluation.overall), style="bold")
+    table.add_row("all", *describe_part(evaluation.overall), style="bold")
     for name, part in others.items():
-        table.add_row(f"({name})", *_cells(part))
+        table.add_row(f"({name})", *describe_part(part))
     return table
 
 
@@ -213,22 +160,3 @@ def make_paper_table(evaluation: Evaluation) -> Table:
 
 def _start_table(title: str) -> Table:
     return Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
-
-
-def _cells(part: Part) -> list[str]:
-    success = part.success
-    if success is None:
-        return ["0", "0", *["–"] * 6, str(part.faults)]
-    low, high = 100 * max(0.0, success.low), 100 * min(1.0, success.high)
-    interval = f"{low:.1f}–{high:.1f}" if math.isfinite(success.low) else "–"
-    return [
-        str(success.tasks),
-        str(part.episodes),
-        f"{100 * success.mean:.1f}",
-        interval,
-        f"{100 * part.score:.1f}",
-        f"{part.turns:.1f}",
-        f"{100 * part.format_ok:.1f}",
-        f"{100 * part.action_ok:.1f}",
-        str(part.faults),
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,8 +19,9 @@ from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ChatByteTokenizer
 from spear_agents.episode import play_episode
-from spear_agents.evaluate import Observer, choose_template, run_evaluation
+from spear_agents.evaluation import Observer, choose_template, run_evaluation
 from spear_agents.files import draft_file
+from spear_agents.looping import run_blocking
 from spear_agents.models.getting import resolve_model
 from spear_agents.prompting import PromptBuilder
 from spear_agents.settings import EvalSettings
@@ -74,7 +74,7 @@ def collect_episodes(
         keep_lost: lost episodes too; those that a fault cut short never.
 
     Raises:
-        SpearError: as :func:`~spear_agents.evaluate.run_evaluation`; observations that are pictures; nothing was won.
+        SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
     """
     settings = replace(settings, split=settings.split or find_splits(settings.env_id)[0])
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
@@ -146,7 +146,7 @@ class SampleMaker:
         """The episode played again with other tokens; None where the environment showed something else."""
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
-        again = asyncio.run(
+        again = run_blocking(
             play_episode(
                 self._env,
                 _Player(trajectory, prompts),

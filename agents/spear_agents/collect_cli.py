@@ -8,9 +8,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from spear_agents.cli import watch_episodes
 from spear_agents.collect import FOLDER_SUFFIX, collect_episodes
 from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 
 

@@ -25,6 +25,18 @@ REFLEXION_TRIALS = 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+PROGRAM_OPTIONS = (
+    click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop."),
+    click.option(
+        "--agent-timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=3600.0,
+        show_default=True,
+        help="Seconds that it may take for an episode.",
+    ),
+)
+
+
 def list_playing_options(
     engine: str = "hf", split: str = "the last, such as test", template: str | None = None
 ) -> list[Callable[[F], F]]:

@@ -31,6 +31,30 @@ _ESCAPES = str.maketrans(
 )
 
 
+PART_HEADINGS = ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults")
+"""Of :func:`describe_part`: ``score`` is 100 times the benchmark's own, ``form %`` the share of well-formed turns, and
+``valid %`` that of turns whose action did something."""
+
+
+def describe_part(part: Part) -> list[str]:
+    """The figures of a part as text, under :data:`PART_HEADINGS`."""
+    success = part.success
+    if success is None:
+        return ["0", "0", *["–"] * 6, str(part.faults)]
+    interval = f"{100 * success.low:.1f}–{100 * success.high:.1f}" if math.isfinite(success.low) else "–"
+    return [
+        str(success.tasks),
+        str(part.episodes),
+        f"{100 * success.mean:.1f}",
+        interval,
+        f"{100 * part.score:.1f}",
+        f"{part.turns:.1f}",
+        f"{100 * part.format_ok:.1f}",
+        f"{100 * part.action_ok:.1f}",
+        str(part.faults),
+    ]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One figure of a table: a share in [0, 1], shown times 100; None where nothing was played."""

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from spear_agents.engines.base import Finish  # noqa: E402
 from spear_agents.engines.hf import HFModel, load_tokenizer, quiet_transformers  # noqa: E402
-from spear_agents.evaluate import run_evaluation  # noqa: E402
+from spear_agents.evaluation import run_evaluation  # noqa: E402
 from spear_agents.prompting import Overlong  # noqa: E402
 from spear_agents.records import EPISODES  # noqa: E402
 from spear_agents.settings import EvalSettings  # noqa: E402
@@ -23,7 +23,7 @@ from spear_agents.trajectory import Layout, StopReason, read_trajectories  # noq
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_envs.core.registration import register_env  # noqa: E402
 from spear_training.warmstart.policy import PolicyShape, make_model  # noqa: E402
-from tests.agents.test_evaluate import SplitCorridor  # noqa: E402
+from tests.agents.test_evaluation import SplitCorridor  # noqa: E402
 
 
 @pytest.fixture

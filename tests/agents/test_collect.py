@@ -17,7 +17,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.registration import register_env
 from tests.agents.chat_server import Script, complete, say
-from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_evaluation import SplitCorridor
 
 GO = "<think></think><action>go</action>"
 

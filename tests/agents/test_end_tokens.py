@@ -21,14 +21,14 @@ from spear_agents.collect import collect_episodes
 from spear_agents.end_tokens import find_end_ids, require_end_ids
 from spear_agents.engines.base import Finish
 from spear_agents.engines.hf import HFModel, load_tokenizer
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.prompting import PromptBuilder
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import CompactTemplate
 from spear_envs.core.registration import register_env
-from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_evaluation import SplitCorridor
 from tests.agents.test_prompting import see
 
 CHATML = (

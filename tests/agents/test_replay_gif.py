@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.replay_gif import render_episode_gif, replay_frames
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory

@@ -24,13 +24,13 @@ from spear_agents.baselines.forms import Method
 from spear_agents.engines.base import EngineFault, EngineFaultKind, Generation
 from spear_agents.engines.openai import Server
 from spear_agents.engines.scripted import ScriptedEngine
-from spear_agents.evaluate import FAULTS_IN_A_ROW, SUMMARY, compare_runs, run_evaluation
+from spear_agents.evaluation import FAULTS_IN_A_ROW, SUMMARY, compare_runs, run_evaluation
 from spear_agents.records import EPISODES, SETTINGS, open_log, read_last
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
-from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_evaluation import SplitCorridor
 
 
 @pytest.fixture

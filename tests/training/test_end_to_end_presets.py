@@ -106,9 +106,7 @@ def check(steps: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     return steps
 
 
-@pytest.mark.parametrize(
-    "dry", [RUNS[0], pytest.param(RUNS[1], marks=pytest.mark.nightly)], ids=lambda dry: dry.preset
-)
+@pytest.mark.parametrize("dry", [RUNS[0], pytest.param(RUNS[1], marks=pytest.mark.nightly)], ids=lambda dry: dry.preset)
 def test_a_preset_trains_two_steps(dry: DryRun, tmp_path: Path) -> None:
     steps = run(tmp_path / "run", f"preset={dry.preset}", "model=tiny", *dry.overrides)
     for metrics in steps.values():

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="needs the extra 'train'")
 from spear_agents.engines.base import Finish, Request, Sampling
 from spear_agents.engines.hf import HFModel, load_tokenizer
 from spear_agents.engines.vision import ImageReader, has_vision, pack_pictures, unpack_pictures
-from spear_agents.evaluate import choose_template
+from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env

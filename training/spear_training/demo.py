@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spear_agents.evaluate import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation import SUMMARY, Observer, compare_runs, play_baseline, run_evaluation
 from spear_agents.files import write_json, write_text
 from spear_agents.metrics import read_history
 from spear_agents.records import EPISODES

@@ -11,7 +11,7 @@ import gymnasium as gym
 from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from spear_agents.evaluate import choose_template
+from spear_agents.evaluation import choose_template
 from spear_agents.prompting import disarm_context
 from spear_agents.trajectory import Layout
 from spear_envs.core.env import text_of

@@ -45,7 +45,7 @@ def gateway(
     ADDRESS/chat/completions and ADDRESS/messages; POST /episodes/ID/step acts in the environment; DELETE /episodes/ID
     ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks for it.
     """
-    from spear_agents.evaluate import prepare
+    from spear_agents.evaluation import prepare
     from spear_agents.gateway.hosting import Host
     from spear_agents.gateway.server import Gateway
     from spear_agents.gateway.session import Limits

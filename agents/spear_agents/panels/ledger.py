@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import spear_envs
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.files import write_text
 from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings

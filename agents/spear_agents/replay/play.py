@@ -15,7 +15,7 @@ from spear_agents.engines.base import Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.episode import play_episode
-from spear_agents.evaluate import choose_template
+from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_agents.records import EPISODES, check_settings, open_log
 from spear_agents.replay.bodies import describe_response, finite

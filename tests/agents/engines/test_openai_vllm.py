@@ -26,7 +26,7 @@ from spear_agents.engines.base import ContextExceededError, Finish, Generation, 
 from spear_agents.engines.hf import HFModel, load_tokenizer
 from spear_agents.engines.openai import OpenAIEngine, Server, ServerKind
 from spear_agents.engines.replies import Prices
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 from tests.agents.leftovers import expect_nothing_left

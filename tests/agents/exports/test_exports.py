@@ -18,7 +18,7 @@ from spear_agents.records import EPISODES, SETTINGS, read_last
 from spear_agents.trajectory import Trajectory, TrajectoryWriter
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import register_env
-from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_evaluation import SplitCorridor
 
 PROGRAM = """
 async def play(task):

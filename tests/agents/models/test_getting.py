@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gguf", reason="needs the extra 'models'")
 
 from spear_agents.engines.hf import load_tokenizer
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.models import getting
 from spear_agents.models.catalogue import KNOWN, PackagedModel, find_snapshot, models_folder, name_model
 from spear_agents.models.cli import models

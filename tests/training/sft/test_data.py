@@ -18,7 +18,7 @@ from spear_envs.core.registration import register_env
 from spear_training.sft.data import Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, Sample, SampleReader
 from spear_training.sft.store import open_store, write_store
-from tests.agents.test_evaluate import SplitCorridor
+from tests.agents.test_evaluation import SplitCorridor
 from tests.training.sft.conftest import write_lines
 
 ENV = "spear-test/SftCorridor-v0"

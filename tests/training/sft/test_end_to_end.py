@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 
 from spear_agents.collect import collect_episodes
 from spear_agents.engines.hf import HFModel
-from spear_agents.evaluate import run_evaluation
+from spear_agents.evaluation import run_evaluation
 from spear_agents.metrics import read_history
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_training.sft.store import open_store

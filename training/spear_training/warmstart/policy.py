@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass as checked
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from spear_agents.engines.hf import quiet_transformers
-from spear_agents.evaluate import choose_template, run_evaluation
+from spear_agents.evaluation import choose_template, run_evaluation
 from spear_agents.files import explain_unwritable, write_json
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.statistics import Part

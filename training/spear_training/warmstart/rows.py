@@ -14,7 +14,7 @@ from spear_agents.engines.base import Generation, Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine
 from spear_agents.episode import name_request
-from spear_agents.evaluate import choose_template
+from spear_agents.evaluation import choose_template
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, play_many
 from spear_agents.trajectory import Layout, Trajectory

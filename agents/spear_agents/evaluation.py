@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
@@ -19,13 +19,14 @@ from spear_agents.engines.base import EngineFaultKind
 from spear_agents.episode import play_episode
 from spear_agents.files import write_json
 from spear_agents.gateway.faults import AgentFaultKind
+from spear_agents.looping import run_blocking
 from spear_agents.models.catalogue import name_model
 from spear_agents.policies import open_policy
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log, read_last
 from spear_agents.rollout import Job, Play, play_many
 from spear_agents.settings import EngineKind, EvalSettings, hash_settings
 from spear_agents.statistics import Comparison, Metric, Part, compare_trajectories, summarise
-from spear_agents.tables import Cell, format_latex, make_cells
+from spear_agents.tables import PART_HEADINGS, Cell, describe_part, format_latex, make_cells
 from spear_agents.trajectory import Trajectory
 from spear_agents.usage import Usage, describe_versions, sum_usage
 from spear_envs.core.errors import SpearError
@@ -33,14 +34,30 @@ from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import PromptTemplate
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
 """Episodes that the engine cut short, one after the other, after which a run is given up."""
+EPISODE_COLUMNS = (
+    "task_id",
+    "seed",
+    "trial",
+    "subtask",
+    "instruction",
+    "won",
+    "score",
+    "reward",
+    "tool_calls",
+    "fault",
+)
+"""Fields of a trajectory that a table of episodes shows as they are."""
 _ENGINE_FAULTS = frozenset(kind.value for kind in (*EngineFaultKind, *AgentFaultKind))
 """Faults of who plays, which the next episode is likely to share."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The figures of an evaluation, and the episodes behind them.
 
@@ -76,6 +93,34 @@ class Evaluation:
         model = name_model(settings.model) if settings.model else settings.engine.value
         return model if settings.method is Method.PLAIN else f"{model} {settings.method.value}"
 
+    def __repr__(self) -> str:
+        won = dict(zip(PART_HEADINGS, describe_part(self.overall), strict=True))
+        return (
+            f"Evaluation({self.settings.env_id} {self.settings.split}, {self.row_name}: won {won['won %']} % "
+            f"[{won['CI95']}] of {won['tasks']} tasks, {won['episodes']} episodes, {won['faults']} faults)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Figures by subtask, for notebooks."""
+        settings = self.settings
+        title = f"{settings.env_id} {settings.split}, {self.row_name}, temperature {settings.temperature:g}"
+        rows = [(name, part) for name, part in self.subtasks.items()] + [("all", self.overall)]
+        lines = [_write_row("th", ["subtask", *PART_HEADINGS])]
+        lines += [_write_row("td", [name, *describe_part(part)]) for name, part in rows]
+        return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each episode, in the order of the tasks.
+
+        Raises:
+            SpearError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise SpearError("tables of episodes need pandas: pip install pandas") from error
+        return DataFrame([_describe_episode(trajectory) for trajectory in self.trajectories])
+
     def to_json(self, baselines: Mapping[str, Part] | None = None) -> dict[str, Any]:
         """The summary as plain values."""
         summary = {
@@ -104,6 +149,24 @@ class Evaluation:
             sum(trajectory.won and trajectory.trial <= number for trajectory in self.trajectories)
             for number in range(1, self.settings.trials + 1)
         ]
+
+
+def _write_row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _describe_episode(trajectory: Trajectory) -> dict[str, Any]:
+    """An episode without its turns, in plain values."""
+    usage = sum_usage([trajectory])
+    return {
+        **{name: getattr(trajectory, name) for name in EPISODE_COLUMNS},
+        "stop": trajectory.stop.value,
+        "turns": len(trajectory.turns),
+        "format_ok": trajectory.format_ok,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "last_response": trajectory.turns[-1].response if trajectory.turns else "",
+    }
 
 
 class Observer(Protocol):
@@ -222,7 +285,7 @@ def run_evaluation(
                     play=player,
                 )
 
-        asyncio.run(play_all())
+        run_blocking(play_all())
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
         raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")

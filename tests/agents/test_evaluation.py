@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spear_agents.evaluate import SUMMARY, compare_runs, play_baseline, run_evaluation
+from spear_agents.evaluation import SUMMARY, compare_runs, play_baseline, run_evaluation
 from spear_agents.records import EPISODES
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.trajectory import Layout, Trajectory, read_trajectories

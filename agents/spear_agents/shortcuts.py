@@ -1,0 +1,132 @@
+"""``spear eval`` as a function: its options are keywords, and the settings come from the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from spear_agents.evaluation import Evaluation, run_evaluation
+from spear_agents.options import PROGRAM_OPTIONS, join_options, list_playing_options, make_settings
+from spear_agents.panels.panel import PROTOCOL_OPTIONS, open_panel
+from spear_agents.settings import EngineKind, EvalSettings
+from spear_agents.watching import watch_episodes
+from spear_envs.core.errors import SpearError, suggest_name
+
+
+def evaluate(
+    env_id: str | None = None,
+    *,
+    panel: str | None = None,
+    engine: str | EngineKind | None = None,
+    model: str | Path | None = None,
+    base_url: str | None = None,
+    tasks: str | int | Iterable[str] = "all",
+    env_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    concurrency: int = 128,
+    progress: bool = True,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate a policy, from a script or a notebook.
+
+    Args:
+        env_id: such as ``"spear/Sokoban-v1"``.
+        panel: name or file of a panel, in the place of ``env_id``; it decides the tasks and how they are played.
+        engine: who plays; by default ``"openai"`` with ``base_url``, else ``"hf"`` with ``model``.
+        model: folder or name of the policy, or its name at the server.
+        base_url: address of a server that speaks OpenAI's chat completions, up to and with ``/v1``.
+        tasks: ``"all"``, how many of the first, or their ids.
+        env_kwargs: keywords of the environment.
+        template_kwargs: variables of the model's chat template.
+        out: folder for the episodes and the figures; the same call again plays only what is missing.
+        concurrency: episodes at a time.
+        progress: whether a bar is shown, on a terminal or in a notebook.
+        options: any other option of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
+            ``method="react"``.
+
+    Returns:
+        The figures and the episodes. A notebook shows them as a table; :meth:`~Evaluation.to_pandas` has a row for each
+        episode.
+
+    Raises:
+        SpearError: an option that does not exist or does not fit, or whatever ends ``spear eval``.
+    """
+    given: dict[str, Any] = {"engine": engine, "model": model and str(model), "base_url": base_url}
+    if panel is None or tasks != "all":
+        given["tasks"] = tasks if isinstance(tasks, str) else str(tasks) if isinstance(tasks, int) else ",".join(tasks)
+    given = {name: value for name, value in given.items() if value is not None} | options
+    if "engine" not in given:
+        if model is None:
+            raise SpearError("who plays? Give model=, base_url= and model=, or engine='random' or 'expert'.")
+        given["engine"] = EngineKind.HF if base_url is None else EngineKind.OPENAI
+    named = {*given, *(["env_keywords"] if env_kwargs else ())}
+    settings = settle(env_id, panel, _read_options(given), named)
+    settings = replace(
+        settings,
+        env_kwargs={**settings.env_kwargs, **(env_kwargs or {})},
+        template_kwargs={**settings.template_kwargs, **(template_kwargs or {})},
+    )
+    if not progress:
+        return run_evaluation(settings, out, concurrency=concurrency)
+    with watch_episodes(settings.engine.value, Console(stderr=True)) as observer:
+        return run_evaluation(settings, out, concurrency=concurrency, observer=observer)
+
+
+def settle(
+    env_id: str | None, panel_name: str | None, options: Mapping[str, Any], given: Collection[str]
+) -> EvalSettings:
+    """The settings of an environment and its options, or of a panel and a player.
+
+    Args:
+        env_id: None with a panel.
+        panel_name: or its file.
+        options: those of ``spear eval`` that make settings, all of them.
+        given: names of those that the user chose.
+
+    Raises:
+        SpearError: there are no tasks, or something that the panel decides is given beside it.
+    """
+    if panel_name is None:
+        if env_id is None:
+            raise SpearError("which tasks? Name an environment (spear envs) or a panel (spear panel list).")
+        return make_settings(env_id, options)
+    panel = open_panel(panel_name)
+    decided = [name for name in PROTOCOL_OPTIONS if name in given]
+    if env_id is not None or decided:
+        what = f"--{decided[0].replace('_', '-')}" if decided else env_id
+        raise SpearError(f"panel {panel.name} decides the tasks and how they are played: leave {what} out.")
+    return panel.make_settings(make_settings(panel.env_id, options))
+
+
+@cache
+def _list_options() -> click.Command:
+    return click.command("evaluate")(join_options(*list_playing_options(), *PROGRAM_OPTIONS)(lambda **_: None))
+
+
+def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of ``spear eval`` that make settings: those that are given, and the defaults of the others.
+
+    Raises:
+        SpearError: there is none of a name, or a value does not fit.
+    """
+    command = _list_options()
+    context = command.make_context("evaluate", [])
+    options = {name: value for name, value in context.params.items() if name != "concurrency"}
+    known = {param.name: param for param in command.params if param.name in options}
+    for name, value in given.items():
+        if name not in known:
+            raise SpearError(f"evaluate has no option {name!r}.{suggest_name(name, [str(each) for each in known])}")
+        plain = value.value if isinstance(value, Enum) else value
+        try:
+            options[name] = None if plain is None else known[name].type.convert(plain, known[name], context)
+        except click.BadParameter as error:
+            raise SpearError(f"{name}={plain!r}: {error.message}") from None
+    return options

@@ -1,0 +1,106 @@
+"""``evaluate`` in scripts and in notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spear_agents import evaluate
+from spear_agents.cli import evaluate as command
+from spear_agents.panels.panel import OFFICIAL
+from spear_agents.settings import EngineKind
+from spear_envs.core.errors import SpearError
+
+SOKOBAN = "spear/Sokoban-v1"
+
+
+def test_it_does_what_the_command_does(tmp_path: Path) -> None:
+    keywords = {"text_format": "spaced"}
+    result = evaluate(SOKOBAN, engine=EngineKind.RANDOM, tasks=3, temperature=0.5, env_kwargs=keywords, seed=2)
+    told = "--engine random --tasks 3 --temperature 0.5 --env text_format=spaced --seed 2 --out"
+    done = CliRunner().invoke(command, [SOKOBAN, *told.split(), str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    again = evaluate(SOKOBAN, engine="random", tasks=3, temperature=0.5, env_kwargs=keywords, seed=2, out=tmp_path)
+    assert again.identity == result.identity
+    assert [t.to_json() for t in again.trajectories] == [t.to_json() for t in result.trajectories]
+
+
+def test_it_runs_where_a_loop_runs_already() -> None:
+    async def cell() -> Any:
+        return evaluate(SOKOBAN, engine="random", tasks=2, progress=False)
+
+    found = asyncio.run(cell())
+    assert found.trajectories == evaluate(SOKOBAN, engine="random", tasks=2).trajectories
+
+
+def test_an_error_in_a_notebook_is_the_same_one() -> None:
+    async def cell() -> None:
+        evaluate(SOKOBAN, engine="random", tasks=2, out="/dev/null/x")
+
+    with pytest.raises(SpearError, match="cannot be written"):
+        asyncio.run(cell())
+
+
+def test_tasks_may_be_ids_and_a_panel_decides_them() -> None:
+    first = evaluate(SOKOBAN, engine="expert", tasks=2, progress=False)
+    ids = [trajectory.task_id for trajectory in first.trajectories]
+    assert evaluate(SOKOBAN, engine="expert", tasks=ids, progress=False).trajectories == first.trajectories
+    for decided in ({"tasks": 2}, {"temperature": 0.0}, {"env_kwargs": {"max_turns": 3}}, {"env_id": SOKOBAN}):
+        with pytest.raises(SpearError, match="decides the tasks"):
+            evaluate(panel=next(iter(OFFICIAL)), engine="expert", **decided)
+
+
+def test_it_is_shown_as_a_table_and_as_a_line() -> None:
+    result = evaluate(SOKOBAN, engine="expert", tasks=5)
+    assert repr(result).startswith("Evaluation(spear/Sokoban-v1 test, expert: won 100.0 % [")
+    page = result._repr_html_()
+    assert page.count("<tr>") == len(result.subtasks) + 2 and "<td>all</td><td>5</td>" in page
+
+
+def test_pandas_has_a_row_for_each_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    result = evaluate(SOKOBAN, engine="expert", tasks=3, episodes_per_task=2)
+    table = result.to_pandas()
+    assert len(table) == 6 and table["won"].all() and table["turns"].min() >= 1
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **keywords: Any) -> Any:
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *args, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(SpearError, match="pip install pandas"):
+        result.to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"tempereture": 1}, "Did you mean 'temperature'?"),
+        ({"temperature": "warm"}, "temperature='warm': 'warm' is not a valid float"),
+        ({"method": "react!"}, "not one of 'plain', 'io', 'react'"),
+        ({"tasks": 0}, "ask for 1 or more"),
+        ({"engine": None}, "who plays?"),
+        ({"env_id": None}, "which tasks?"),
+        ({"env_kwargs": {"romm": 3}}, "romm"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "--engine openai"),
+    ],
+)
+def test_bad_input_is_one_clear_error(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpearError) as caught:
+        evaluate(**{"env_id": SOKOBAN, "engine": "random", "progress": False, **keywords})
+    assert words in str(caught.value)
+
+
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    import subprocess
+
+    code = "import spear_agents, sys; print(any(name.startswith('spear_agents.') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

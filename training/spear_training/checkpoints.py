@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pickle
+import reprlib
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         plain = json.loads((folder / STATE).read_text("utf-8"))
         found = plain["format"] if isinstance(plain, dict) else None
         if found != FORMAT:
-            raise SpearError(f"{folder / STATE} has format {found!r}, this code reads {FORMAT}: start a new run folder")
+            raise SpearError(
+                f"{folder / STATE} has format {reprlib.repr(found)}, this code reads {FORMAT}: start a new run folder"
+            )
         return _put_tensors(plain, load_file(folder / TENSORS))
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
         raise SpearError(
@@ -205,8 +208,9 @@ def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, cha
     )
     old, new = made_by, describe_code()
     if old != new:
+        version, source = (reprlib.repr(old.get(key)).strip("'") for key in ("version", "source"))
         raise SpearError(
-            f"{folder} was written by other code (version {old.get('version')}, sources {old.get('source')}) than this "
+            f"{folder} was written by other code (version {version}, sources {source}) than this "
             f"(version {new['version']}, sources {new['source']}), so the run would not go on exactly. Resume with "
             f"that code, or add {OVERRIDE} to go on with this"
         )

@@ -106,7 +106,8 @@ def test_headers_have_a_limit(after: bytes) -> None:
                     client.sendall(b"a" * 5_000)
                     sent += 5_000
             answer = read_all(client)
-            assert sent < 50_000_000 and (not answer or b" 431 " in answer)
+            # Without httptools uvicorn takes h11, which has a limit of its own.
+            assert sent < 50_000_000 and (not answer or b" 431 " in answer or b" 400 " in answer)
         assert ask(address, b"123").json() == {"size": 3}
 
 

@@ -162,6 +162,7 @@ class World:
             retriever=info.get("retriever"),
             tokens=TokenKind.BYTES if is_bytes else TokenKind.MODEL,
             final_observation=text_of(self.observation) if turns else "",
+            criteria=() if stop is StopReason.FAULT else tuple(self.core.criteria()),
             **fields,
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from spear_agents.engines.base import Finish, Served
 from spear_agents.files import explain_unwritable
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
 
 _CHARACTERS = 0xD800
@@ -132,6 +133,7 @@ class Trajectory:
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.  ``retriever`` is the
     fingerprint of what found passages for it; None if it asked for none.  ``steps`` is what a program played, each
     response with the place of the turn before it (-1 for none); None where each turn's response was played.
+    ``criteria`` is what the task asked for, point by point, as the environment has it at the end.
     """
 
     env_id: str
@@ -157,6 +159,7 @@ class Trajectory:
     reflection: str | None = None
     retriever: str | None = None
     steps: tuple[tuple[int, str], ...] | None = None
+    criteria: tuple[Criterion, ...] = ()
 
     @property
     def format_ok(self) -> bool:
@@ -202,6 +205,8 @@ class Trajectory:
         data = vars(self) | {"turns": turns, "reward_terms": dict(self.reward_terms)}
         if self.steps is None:
             del data["steps"]
+        if not self.criteria:
+            del data["criteria"]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -219,6 +224,7 @@ class Trajectory:
             "tokens": TokenKind(data.pop("tokens", TokenKind.MODEL)),
             "memory": tuple(data.pop("memory", ())),
             "steps": _read_steps(data.pop("steps", None)),
+            "criteria": tuple(map(_read_criterion, data.pop("criteria", ()))),
         }
         return cls(turns=turns, **read, **data)
 
@@ -295,6 +301,13 @@ def _read_steps(written: list[Any] | None) -> tuple[tuple[int, str], ...] | None
     if not all(isinstance(place, int) and isinstance(response, str) for place, response in steps):
         raise TypeError("a step is not the place of a turn and a response")
     return steps
+
+
+def _read_criterion(written: Sequence[Any]) -> Criterion:
+    criterion = Criterion(*written)
+    if [type(value) for value in criterion] != [str, bool, str, str]:
+        raise TypeError("a criterion is not a name, whether it is met, and two texts")
+    return criterion
 
 
 def _read_turn(data: Mapping[str, Any]) -> Turn:

@@ -9,7 +9,7 @@ from spear_envs.alfworld.goals import FLUENTS, Condition
 from spear_envs.alfworld.pddl import Expression, read_typed_list
 from spear_envs.alfworld.state import State
 
-__all__ = ["count_goal_conditions", "split_goal"]
+__all__ = ["count_goal_conditions", "describe_condition", "split_goal"]
 
 _WHOLE = frozenset({"atlocation", "holds", "holdsany"})
 _UNUSUAL = frozenset({"forall", "imply", "or"})
@@ -35,6 +35,46 @@ def count_goal_conditions(conditions: Sequence[Condition], state: State) -> tupl
     Facts of the start count as well: an object that is cool before anything was done is cool.
     """
     return sum(one.holds(state) for one in conditions), len(conditions)
+
+
+_STATES = {"ishot": "hot", "iscool": "cool", "isclean": "clean", "istoggled": "switched on"}
+_NUMBERS = ("no", "one", "two", "three", "four")
+
+
+def describe_condition(condition: Condition) -> str:
+    """A goal condition in words, ``"a hot apple in a sidetable"``; without a type of object as it is written."""
+    facts = list(_list_facts(condition.expression))
+    things = {name: kind.removesuffix("type") for predicate, name, kind in facts if predicate == "objecttype"}
+    places = [kind.removesuffix("type") for predicate, _, kind in facts if predicate == "receptacletype"]
+    found = {predicate for predicate, *_ in facts}
+    nouns = sorted(set(things.values()))
+    if not nouns or len(things) >= len(_NUMBERS):
+        return str(condition.expression)
+    words = [*(word for predicate, word in _STATES.items() if predicate in found), *nouns]
+    words[0] = _count(words[0], len(things))
+    if places and "inreceptacle" in found:
+        words.append(f"in {_count(places[0], 1)}")
+    if "holds" in found:
+        words.append("in the agent's hand")
+    return " ".join(words) + (", where the agent is" if "atlocation" in found else "")
+
+
+def _count(word: str, number: int) -> str:
+    if number > 1:
+        return f"{_NUMBERS[number]} {word}"
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _list_facts(expression: Expression) -> Iterator[tuple[str, str, str]]:
+    """Predicates of an expression with their first two arguments."""
+    if isinstance(expression, str):
+        return
+    if expression[0] not in ("and", "or", "not", "imply", "exists", "forall"):
+        names = [str(part) for part in expression]
+        yield names[0], names[1] if len(names) > 1 else "", names[2] if len(names) > 2 else ""
+        return
+    for part in expression[1:]:
+        yield from _list_facts(part)
 
 
 @lru_cache(maxsize=512)

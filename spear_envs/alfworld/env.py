@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from spear_envs.alfworld.aliases import Aliases, rewrite_command
 from spear_envs.alfworld.backends import BackendName, make_backend
-from spear_envs.alfworld.conditions import count_goal_conditions
+from spear_envs.alfworld.conditions import count_goal_conditions, describe_condition
 from spear_envs.alfworld.embedded import EmbeddedTaskSet
 from spear_envs.alfworld.gamefile import WordingChoice
 from spear_envs.alfworld.interpreter import CHANGES, Interpreter
@@ -22,6 +22,7 @@ from spear_envs.alfworld.searching import explain, find_shown, search
 from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.tasks import GAME_SPLITS, SPLITS, GameTaskSet, make_task_set
 from spear_envs.alfworld.tools import TOOLS, find_tools
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
@@ -209,6 +210,15 @@ class ALFWorldEnv(SpearEnv[str]):
             "goal_conditions": number,
             "goal_condition_success": met / number if number else 1.0,
         }
+
+    def criteria(self) -> list[Criterion]:
+        """ALFRED's goal conditions."""
+        play = self.play
+        tested = [(one, one.holds(play.state)) for one in play.game.conditions]
+        return [
+            Criterion(f"condition {place}", met, describe_condition(one), "yes" if met else "no")
+            for place, (one, met) in enumerate(tested, start=1)
+        ]
 
     def _observe(self, message: str) -> str:
         return message or self._opening

@@ -32,6 +32,7 @@ from spear_envs.code.problems import SIZES, SPLITS, build
 from spear_envs.code.prompts import TOOLS, make_templates
 from spear_envs.code.snippets import Prelude, make_program, strip_fences
 from spear_envs.code.tasks import ProblemTaskSet
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
@@ -210,6 +211,10 @@ class CodeInterpreterEnv(SpearEnv[str]):
 
     def _details(self) -> dict[str, Any]:
         return {"answer": self._answer, "grader": self.grader.value, "run": None, "return_code": NO_CODE}
+
+    def criteria(self) -> list[Criterion]:
+        """The answer, and the right one."""
+        return [Criterion("answer", self.episode.won, str(self.task.content["answer"]), self._answer or "no answer")]
 
     def _observe(self, message: str) -> str:
         # What code printed may be empty, so the turn tells whether there is something to be told.

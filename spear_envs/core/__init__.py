@@ -1,5 +1,6 @@
 """What all environments share: the contract, and everything needed to write another environment."""
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, OnMalformed, RewardMode, SpearEnv, image_of, set_training_step, text_of
 from spear_envs.core.errors import SpearError, UnknownTaskError, choose_member
 from spear_envs.core.faults import EnvFault
@@ -36,6 +37,7 @@ __all__ = [
     "CallError",
     "CallParser",
     "CompactTemplate",
+    "Criterion",
     "DefaultTemplate",
     "EnvFault",
     "GeneratedTaskSet",

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.episode import Episode
 from spear_envs.core.errors import SpearError, choose_member, refuse_unknown, require_whole
 from spear_envs.core.faults import EnvFault
@@ -264,6 +265,13 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         belongs here. The default is nothing.
         """
         return ()
+
+    def criteria(self) -> list[Criterion]:
+        """What the task asks for, point by point, and what of it is met now; by default nothing.
+
+        It may hold the answer, so it is for records and for people, and no part of ``info``.
+        """
+        return []
 
     def _score(self) -> float:
         """The benchmark's own score of the episode so far, in [0, 1]."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import choose_member, require_whole
 from spear_envs.core.parsing import ResponseFormat
@@ -255,6 +256,11 @@ class SearchR1Env(SpearEnv[str]):
 
     def _details(self) -> dict[str, Any]:
         return {"passages": list(self._found), "answer": self._answer, "retriever": self._retriever}
+
+    def criteria(self) -> list[Criterion]:
+        """The answer, and those that count as right."""
+        golds = " | ".join(self.task.content["golden_answers"])
+        return [Criterion("answer", self.episode.won, golds, self._answer or "no answer")]
 
     def _observe(self, message: str) -> str:
         return message or self._warn(f"Question: {self.task.instruction}")

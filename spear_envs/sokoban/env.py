@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 from spear_envs.core.parsing import make_parser
@@ -224,6 +225,11 @@ class SokobanEnv(SpearEnv[Observation]):
         if self.diagnostics:
             details["solvable"] = self._solve() is not None
         return details
+
+    def criteria(self) -> list[Criterion]:
+        """The boxes on targets."""
+        board = self.board
+        return [Criterion("boxes on targets", board.won, str(board.boxes), str(board.on_target))]
 
     def _observe(self, message: str) -> Observation:
         board = self._board

@@ -9,6 +9,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.env import ActionResult, SpearEnv
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.parsing import ResponseFormat, ResponseParser, TagParser
@@ -188,6 +189,10 @@ class WebShopEnv(SpearEnv[str]):
         product = shop.product
         assert product is not None
         return {"purchase": {"asin": product.asin, "options": dict(shop.options), **shop.score._asdict()}}
+
+    def criteria(self) -> list[Criterion]:
+        """The kind of product, each attribute and option, and the price."""
+        return self.shop.criteria()
 
     def _observe(self, message: str) -> str:
         observation = self.shop.observe(self.observation_mode)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.matching import COLOURS, fold_colour, matches
 from spear_envs.webshop.products import Product
 
-__all__ = ["NOTHING_BOUGHT", "Score", "compare_titles", "score_purchase"]
+__all__ = ["NOTHING_BOUGHT", "Score", "compare_titles", "list_criteria", "score_purchase"]
 
+NO_CEILING = 1_000_000.0
+"""Price of a goal whose text names none."""
 NO_NOUNS_SCORE = 0.2
 """Likeness of titles where the goal's has no nouns."""
 
@@ -70,6 +73,32 @@ def score_purchase(
     wanted = len(goal.attributes) + len(goal.options) + 1
     reward = (attribute_hits + option_hits + price_ok) / wanted * r_type
     return Score(reward, attribute_hits, option_hits, price_ok, r_type, title_score, query_match, category_match)
+
+
+def list_criteria(
+    goal: Goal, product: Product | None, price: float, options: Mapping[str, str], score: Score
+) -> list[Criterion]:
+    """What a goal asks for, and what of it a purchase has; ``product`` is None while nothing is bought."""
+    if product is None:
+        return [Criterion("purchase", False, goal.title, "nothing was bought")]
+    chosen = ", ".join(options.values()) or "none chosen"
+    limit = "any price" if goal.price_upper >= NO_CEILING else f"at most ${goal.price_upper:,.2f}"
+    return [
+        Criterion("kind of product", score.r_type == 1.0, goal.title, product.title),
+        *(
+            Criterion("attribute", has, attribute, "yes" if has else "no")
+            for attribute, has in ((one, _has_attribute(product, one)) for one in goal.attributes)
+        ),
+        *(
+            Criterion("option", bool(count_option_hits(options.values(), [wish])), _name_wish(wish), chosen)
+            for wish in goal.options
+        ),
+        Criterion("price", score.price_ok, limit, f"${price:,.2f}"),
+    ]
+
+
+def _name_wish(wish: tuple[str, str] | str) -> str:
+    return wish if isinstance(wish, str) else f"{wish[0]}: {wish[1]}"
 
 
 def compare_titles(nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:

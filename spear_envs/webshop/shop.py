@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.pages import (
@@ -24,7 +25,7 @@ from spear_envs.webshop.pages import (
     write_page,
 )
 from spear_envs.webshop.products import Product
-from spear_envs.webshop.reward import Score, score_purchase
+from spear_envs.webshop.reward import NOTHING_BOUGHT, Score, list_criteria, score_purchase
 
 __all__ = ["PAGE_SIZE", "SEARCH_ACTION", "Page", "Played", "Shop", "Stock", "read_action"]
 
@@ -284,6 +285,12 @@ class Shop:
             self._stock.nouns(self._goal_number),
         )
         self.page = Page.DONE
+
+    def criteria(self) -> list[Criterion]:
+        """What the goal asks for, and what of it was bought."""
+        if self.score is None or self.number is None:
+            return list_criteria(self.goal, None, 0.0, {}, NOTHING_BOUGHT)
+        return list_criteria(self.goal, self.product, self._stock.price(self.number), self.options, self.score)
 
     # ---------------------------------------------------------------- saving
 

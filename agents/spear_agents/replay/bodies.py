@@ -65,6 +65,7 @@ def describe_episode(
             _describe_turn(turn, prompts, model, pictures[i] if pictures else None)
             for i, turn in enumerate(trajectory.turns)
         ],
+        "criteria": [criterion._asdict() for criterion in trajectory.criteria],
         "final_observation": trajectory.final_observation,
         "final_image": pictures[-1] if pictures else None,
         "unit": "bytes" if is_text else "tokens",

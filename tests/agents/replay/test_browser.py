@@ -96,7 +96,7 @@ def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
     assert page.evaluate("document.querySelector('.turn.here').id") == "turn-2"
     page.press("h")
     assert page.evaluate("document.querySelector('.turn.here').id") == "turn-1"
-    assert page.evaluate("location.hash").endswith(".1")
+    assert page.evaluate("location.hash").endswith("&turn=1")
     for key in ("ArrowDown", "k", "G"):
         page.press(key)
     page.wait("state.body && state.body.i === state.shown.at(-1).i")
@@ -110,6 +110,30 @@ def test_keys_lead_through_episodes_and_turns(page: Chromium) -> None:
     assert text_of(page, "#count").startswith("0 of 5")
     page.press("Escape")
     assert page.evaluate("document.activeElement === document.body")
+
+
+def test_an_address_names_an_episode_and_the_filters(page: Chromium) -> None:
+    page.press("G")
+    page.wait("state.body && state.body.i === state.shown.at(-1).i")
+    page.press("l")
+    page.press("/")
+    page.type("len")
+    address = page.evaluate("location.hash")
+    task, turn = page.evaluate("state.body.task"), page.evaluate("state.turn")
+    assert "task=" in address and f"turn={turn}" in address and "f.text=len" in address
+    page.evaluate("location.hash = ''")
+    page.wait("!filters.text")
+    page.press("g")
+    page.evaluate(f"location.hash = {address!r}")
+    page.wait(f"state.body && state.body.task === {task!r} && state.turn === {turn} && filters.text === 'len'")
+    page.evaluate("location.hash = 'task=nowhere'")
+    page.wait("document.getElementById('detail').textContent.includes('No episode of nowhere')")
+
+
+def test_the_page_says_why_an_episode_was_lost(page: Chromium) -> None:
+    page.evaluate("openEpisode(state.rows.find((row) => !row.won && row.stop === 'turn_limit').i)")
+    page.wait("document.querySelector('.why') && !state.body.won")
+    assert "✗" in text_of(page, ".why") and page.evaluate("document.querySelector('.why').open")
 
 
 def test_filters_leave_what_fits(page: Chromium) -> None:
@@ -199,7 +223,7 @@ def test_tokens_are_coloured_by_their_probability(browser: Chromium, tmp_path: P
         "env": "e", "task": "t", "subtask": "s", "instruction": "i", "reward_terms": {}, "reward": 1.0, "score": 1.0,
         "won": True, "tool_calls": 0, "stop": "won", "fault": None, "seed": 0, "trial": 1, "memory": [],
         "reflection": None, "turns": [turn], "final_observation": "", "final_image": None, "unit": "tokens",
-        "notes": [],
+        "notes": [], "criteria": [],
     }  # fmt: skip
     row = {"i": 0, "source": "", "env": "e", "task": "t", "subtask": "s", "instruction": "i", "won": True, "score": 1.0}
     rows = [{**row, "reward": 1.0, "stop": "won", "turns": 1, "seed": 0, "trial": 1, "counts": True}]

@@ -81,7 +81,7 @@ function buildFilters() {
     make("div", { class: "pick", role: "group", "aria-label": "Outcome" }, outcomes),
     choose("subtask", "All subtasks"), choose("stop", "Any stop reason"),
     make("div", { class: "range" }, "Reward", number("low", "from"), "–", number("high", "to"),
-      make("select", { "aria-label": "Order", onchange: change("order") }, Object.entries(ORDERS).map(([value, [label]]) => make("option", { value }, label)))),
+      make("select", { "aria-label": "Order", onchange: change("order") }, Object.entries(ORDERS).map(([value, [label]]) => make("option", { value, selected: value === filters.order }, label)))),
   ].filter(Boolean));
   $("filters").onsubmit = (event) => event.preventDefault();
 }
@@ -102,6 +102,7 @@ function applyFilters() {
   $("count").textContent = `${state.shown.length.toLocaleString("en")} of ${state.rows.length.toLocaleString("en")} episodes` +
     (valid.length ? ` · ${((100 * won) / valid.length).toFixed(1)} % won` : "");
   $("rows").style.height = `${state.shown.length * ROW}px`;
+  if (document.body.dataset.ready) writeAddress();
   drawRows();
 }
 
@@ -136,6 +137,43 @@ function bringIntoSight(number) {
   if ((place + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (place + 1) * ROW - list.clientHeight;
 }
 
+// ---------------------------------------------------------------- the address
+
+// An episode is named by what it is of, so that a link holds when the run has grown or is opened elsewhere.
+const NAMES = ["source", "task", "seed", "step", "trial"];
+let written = "";
+
+function writeAddress() {
+  const address = new URLSearchParams();
+  const row = state.rows.find((one) => one.i === state.at);
+  if (row) for (const key of NAMES) if ((row[key] ?? "") !== "" && (key !== "trial" || row.trial > 1)) address.set(key, row[key]);
+  if (row && state.turn) address.set("turn", state.turn);
+  for (const [key, value] of Object.entries(filters)) if (value && !(key === "order" && value === "file")) address.set(`f.${key}`, value);
+  written = `#${address}`;
+  history.replaceState(null, "", written);
+}
+
+// The episode that an address names: the one that counts, where it was played more than once.
+function findEpisode(address) {
+  if (!address.has("task")) return undefined;
+  const named = state.rows.filter((row) => NAMES.every((key) => !address.has(key) || String(row[key]) === address.get(key)));
+  return named.filter((row) => row.counts).pop() || named.pop();
+}
+
+function readAddress() {
+  if (location.hash === written) return false;
+  if (location.hash === "#curves") { showView("curves"); return true; }
+  const address = new URLSearchParams(location.hash.slice(1));
+  for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");
+  if (!ORDERS[filters.order]) filters.order = "file";
+  buildFilters();
+  applyFilters();
+  const row = findEpisode(address);
+  if (row) openEpisode(row.i, Number(address.get("turn") || 0));
+  else if (address.has("task")) $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
+  return address.has("task");
+}
+
 // ---------------------------------------------------------------- one episode
 
 async function openEpisode(number, turn = 0) {
@@ -151,7 +189,7 @@ async function openEpisode(number, turn = 0) {
     drawEpisode();
     if (turn) goToTurn(turn);
     else $("detail").scrollTop = 0;
-    history.replaceState(null, "", `#${number}${turn ? `.${turn}` : ""}`);
+    writeAddress();
   } catch (error) {
     $("detail").replaceChildren(make("p", { class: "empty" }, `This episode cannot be shown: ${error.message}`));
   }
@@ -176,10 +214,22 @@ function drawEpisode() {
         chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.trial > 1 ? chip("trial", String(body.trial)) : null),
       make("div", { class: "chips" }, chip("reward", signed(body.reward), body.reward > 0 ? "good" : "bad"),
         Object.entries(body.reward_terms).map(([name, value]) => chip(words(name), signed(value)))),
+      drawWhy(body.criteria),
       body.notes.map((note) => make("div", { class: "note" }, note)),
       body.memory.map((text) => block("Remembered from an earlier trial", "seen", longText(text)))),
     strip, drawTurns(body),
     body.reflection === null ? null : block("Reflection after the episode", "seen", longText(body.reflection))));
+}
+
+// What the task asked for, point by point: unmet ones first.
+function drawWhy(criteria) {
+  if (!criteria.length) return null;
+  const rows = [...criteria].sort((a, b) => a.met - b.met).map((one) => make("tr", { class: one.met ? "met" : "unmet" },
+    make("td", { "aria-label": one.met ? "met" : "not met" }, one.met ? "✓" : "✗"), make("th", { scope: "row" }, one.name), make("td", {}, one.found), make("td", {}, one.wanted)));
+  const met = criteria.filter((one) => one.met).length;
+  return make("details", { class: "why", open: met < criteria.length },
+    make("summary", {}, "Why ", make("span", {}, `${met} of ${criteria.length} met`)),
+    make("table", {}, make("tr", {}, ["", "", "found", "wanted"].map((name) => make("th", { scope: "col" }, name))), rows));
 }
 
 function drawTurns(body) {
@@ -269,7 +319,7 @@ function goToTurn(turn) {
   const strip = document.querySelector("#detail .strip"); // stays at the top, over what is scrolled
   $("detail").scrollTop += card.getBoundingClientRect().top - strip.getBoundingClientRect().bottom;
   strip.children[state.turn - 1].scrollIntoView({ block: "nearest", inline: "nearest" });
-  history.replaceState(null, "", `#${state.at}.${state.turn}`);
+  writeAddress();
 }
 
 function closeEpisode() {
@@ -371,9 +421,8 @@ async function start() {
   showView(data.play ? "play" : state.rows.length ? "episodes" : "curves");
   takeRows(data.episodes);
   if (data.play) startPlay();
-  const [, number, turn] = location.hash.match(/^#(\d+)(?:\.(\d+))?$/) || [];
-  if (number !== undefined && state.rows.some((row) => row.i === Number(number))) openEpisode(Number(number), Number(turn || 0));
-  else if (location.hash === "#curves") showView("curves");
+  addEventListener("hashchange", readAddress);
+  if (location.hash && readAddress()) { /* it says what is shown */ }
   else if (state.shown.length && innerWidth > 760 && !data.play) openEpisode(state.shown[0].i);
   document.body.dataset.ready = "true";
 }

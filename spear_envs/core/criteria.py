@@ -1,0 +1,19 @@
+"""What a task asks for, point by point, for people who look at an episode."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Criterion"]
+
+
+class Criterion(NamedTuple):
+    """One point of a task, and whether the episode met it."""
+
+    name: str
+    """Such as ``"price"``."""
+    met: bool
+    wanted: str
+    """What the task asks for, in words."""
+    found: str
+    """What the episode came to, in words."""

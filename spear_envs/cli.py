@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from spear_envs import __version__
 from spear_envs.completion import ENV, register_shells
 from spear_envs.core.errors import suggest_name
-from spear_sandbox.console import explain_missing, run_command
+from spear_sandbox.console import DEBUG, explain_missing, run_command
 
 __all__ = ["LazyGroup", "check", "find_requirement", "import_modules", "main", "read_keywords", "spear"]
 
@@ -215,8 +215,11 @@ class LazyGroup(click.Group):
     epilog="""Completion in bash: eval "$(_SPEAR_COMPLETE=bash_source spear)" (or zsh_source, fish_source).""",
 )
 @click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
-def spear() -> None:
+@click.option("--debug", is_flag=True, help="Show where an error comes from.")
+def spear(debug: bool) -> None:
     """Environments for language agents, and SPEAR to train them."""
+    if debug:
+        os.environ[DEBUG] = "1"
 
 
 def main(args: list[str] | None = None) -> None:
@@ -274,7 +277,7 @@ def import_modules(modules: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("env_id", type=ENV)
 @click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
-@click.option("--kwargs", "-k", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
+@click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--train-tasks", default=64, show_default=True, help="Tasks tried of a split that has no end.")
 @click.option("--resets", default=1000, show_default=True, help="Resets after which memory must be as before.")
 def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_tasks: int, resets: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,11 @@ from spear_agents.options import PROGRAM_OPTIONS, join_options, list_playing_opt
 from spear_agents.settings import EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
-from spear_agents.tables import PART_HEADINGS, describe_part, format_latex
+from spear_agents.tables import PART_HEADINGS, describe_part, format_latex, has_paper_table
 from spear_agents.trajectory import StopReason
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
-
-
-class Form(str, Enum):
-    """How figures are written."""
-
-    TABLE = "table"
-    """For people."""
-    JSON = "json"
-    """The summary, for programs."""
-    LATEX = "latex"
-    """A row of the paper's table."""
 
 
 @click.command("eval")
@@ -45,7 +33,8 @@ class Form(str, Enum):
 @click.option(
     "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
 )
-@click.option("--form", type=click.Choice([form.value for form in Form]), default="table", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, for programs.")
+@click.option("--latex", "as_latex", is_flag=True, help="Print a row of the paper's table.")
 @click.option("--row-name", help="Name of the row in LaTeX.")
 @click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
 @click.pass_context
@@ -55,7 +44,8 @@ def evaluate(
     panel_name: str | None,
     out: Path | None,
     baselines: bool,
-    form: str,
+    as_json: bool,
+    as_latex: bool,
     row_name: str | None,
     intervals: bool,
     concurrency: int,
@@ -82,9 +72,9 @@ def evaluate(
                 missing.append(f"no baseline {kind.value}: {error}")
     if out is not None and others:
         write_summary(out, evaluation, others)
-    if form == Form.JSON:
+    if as_json:
         click.echo(json.dumps(evaluation.to_json(others), indent=2))
-    elif form == Form.LATEX:
+    elif as_latex:
         click.echo(format_latex(row_name or evaluation.row_name, evaluation.cells, intervals=intervals))
     else:
         show_evaluation(console, evaluation, others, out)
@@ -95,7 +85,8 @@ def evaluate(
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
     """Prints the tables and what they rest on."""
     console.print(make_table(evaluation, others))
-    console.print(make_paper_table(evaluation))
+    if (columns := make_paper_table(evaluation)) is not None:
+        console.print(columns)
     usage = evaluation.usage
     if usage.requests:
         cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
@@ -145,11 +136,14 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
     return table
 
 
-def make_paper_table(evaluation: Evaluation) -> Table:
-    """The environment's columns in the paper, and pass@k where tasks were played more than once."""
+def make_paper_table(evaluation: Evaluation) -> Table | None:
+    """The environment's columns in the paper, and pass@k where tasks were played more than once; else None."""
     passes = {f"pass@{k}": found for k, found in evaluation.overall.pass_at.items() if k > 1}
-    cells = {cell.heading: cell.estimate for cell in evaluation.cells}
-    table = _start_table("as in the paper")
+    in_paper = has_paper_table(evaluation.settings.env_id)
+    cells = {cell.heading: cell.estimate for cell in evaluation.cells} if in_paper else {}
+    if not cells and not passes:
+        return None
+    table = _start_table("the paper's columns" if in_paper else "pass@k")
     figures = []
     for heading, estimate in (cells | passes).items():
         table.add_column(heading, justify="right", no_wrap=True)
@@ -159,4 +153,4 @@ def make_paper_table(evaluation: Evaluation) -> Table:
 
 
 def _start_table(title: str) -> Table:
-    return Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)
+    return Table(title=title, min_width=len(title), box=SIMPLE_HEAD, padding=0, pad_edge=False, collapse_padding=True)

@@ -30,6 +30,8 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
 
+ENDLESS_TASKS = 1000
+"""Played of a split whose tasks are made on demand."""
 FOLDER_SUFFIX = ".episodes"
 """Behind the file's name: the folder of the episodes it was made of."""
 
@@ -69,6 +71,8 @@ def collect_episodes(
     (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
     ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
 
+    Of a split whose tasks are made on demand the first 1,000 are played, unless ``settings.tasks`` says otherwise.
+
     Args:
         tokenizer: folder or name of the model whose tokens are wanted. Default: those that a local model sampled.
         keep_lost: lost episodes too; those that a fault cut short never.
@@ -76,7 +80,8 @@ def collect_episodes(
     Raises:
         SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
     """
-    settings = replace(settings, split=settings.split or find_splits(settings.env_id)[0])
+    split = settings.split or find_splits(settings.env_id)[0]
+    settings = replace(settings, split=split, tasks=_bound_tasks(settings, split))
     tokenizer = None if tokenizer is None else resolve_model(tokenizer)
     folder = out.with_name(out.name + FOLDER_SUFFIX)
     evaluation = run_evaluation(settings, folder, concurrency=concurrency, observer=observer)
@@ -90,6 +95,19 @@ def collect_episodes(
         writer = SampleMaker(env, settings, tokenizer)
         samples = write_lines(out, writer.make_samples(kept))
     return Collection(len(evaluation.trajectories), len(kept) - writer.unrepeatable, samples, writer.unrepeatable)
+
+
+def _bound_tasks(settings: EvalSettings, split: str) -> str:
+    """All tasks of a split; the first of one whose tasks are made on demand."""
+    if settings.tasks != "all":
+        return settings.tasks
+    env = make_env(settings.env_id, split, settings.env_kwargs)
+    try:
+        core: Any = env.unwrapped
+        tasks = core.tasks
+        return "all" if tasks.bounded else str(min(len(tasks), ENDLESS_TASKS))
+    finally:
+        env.close()
 
 
 class SampleMaker:

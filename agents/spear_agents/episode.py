@@ -27,7 +27,7 @@ from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.prompting import Prompt, PromptBuilder
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core.env import image_of, text_of
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tasks import TaskSet
@@ -121,8 +121,8 @@ class World:
         try:
             self.observation, reward, terminated, truncated, self.info = await self._call(self.env.step, response)
         except Exception as error:
-            told = f"{self.env_id}, task {self.task_id}, turn {self._steps}: the environment broke: {error!r}"
-            raise SpearError(told) from error
+            where = f"{self.env_id}, task {self.task_id}, turn {self._steps}"
+            raise SpearError(f"{where}: the environment broke: {describe_error(error)}") from error
         self._paid += float(reward)
         return _find_stop(self.info, terminated) if terminated or truncated else None
 

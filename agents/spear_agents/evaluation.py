@@ -169,6 +169,14 @@ def _describe_episode(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+class StoppedError(KeyboardInterrupt):
+    """Ctrl-C; says what is kept."""
+
+    def __init__(self, played: int, total: int, out: str | Path | None) -> None:
+        kept = "nothing is kept without --out" if out is None else f"kept in {out}; the same command goes on"
+        super().__init__(f"Interrupted after {played:,} of {total:,} episodes: {kept}.")
+
+
 class Observer(Protocol):
     """Who watches an evaluation, for instance a progress bar."""
 
@@ -285,7 +293,10 @@ def run_evaluation(
                     play=player,
                 )
 
-        run_blocking(play_all())
+        try:
+            run_blocking(play_all())
+        except KeyboardInterrupt:
+            raise StoppedError(len(progress.played), len(jobs), out) from None
     trajectories = [progress.played[job.task_id, job.seed] for job in jobs]
     if all(trajectory.fault in _ENGINE_FAULTS for trajectory in trajectories):
         raise SpearError(f"no episode could be played ({trajectories[0].fault}): see to the engine and try again")

@@ -15,7 +15,7 @@ from spear_agents.chat import Tokenizer
 from spear_agents.end_tokens import require_end_ids
 from spear_agents.engines.base import Engine
 from spear_agents.engines.bytes import ChatByteTokenizer
-from spear_agents.engines.openai import OpenAIEngine
+from spear_agents.engines.openai import OpenAIEngine, require_reachable
 from spear_agents.engines.scripted import InfoWatch, NoisyExpert, ScriptedEngine, random_policy, scripted_policy
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.prompting import PromptBuilder, find_image_mark
@@ -124,6 +124,7 @@ def _open_engine(
         return _OpenEngine(lambda env: local, tokenizer, limit, left, mark_image=mark_image, end_ids=end_ids)
     if settings.engine is EngineKind.OPENAI:
         assert settings.server is not None
+        require_reachable(settings.server)
         remote = OpenAIEngine(settings.server)
         limit = settings.max_tokens or DEFAULT_TOKENS
         return _OpenEngine(lambda env: remote, remote.tokenizer, limit, aclose=remote.aclose)

@@ -87,6 +87,11 @@ def make_cells(env_id: str, env_kwargs: Mapping[str, Any], overall: Part, subtas
     return _TABLES.get(_name_family(env_id), _list_generic)(overall, subtasks, env_kwargs)
 
 
+def has_paper_table(env_id: str) -> bool:
+    """Whether the paper has a table of the environment."""
+    return _name_family(env_id) in _TABLES
+
+
 def format_latex(name: str, cells: Sequence[Cell], *, intervals: bool = False) -> str:
     r"""A heading as a comment and a row ``name & 93.9 & … \\``, for a table of booktabs.
 

@@ -26,7 +26,7 @@ def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
         transient=True,
         disable=not (console.is_terminal or console.is_jupyter),
     ) as progress:
-        bar = progress.add_task(title, total=None, won="")
+        bar = progress.add_task(f"{title}: loading", total=None, won="")
         wins = played = faults = 0
 
         def observe(done: int, total: int, trajectory: Trajectory | None) -> None:
@@ -36,6 +36,7 @@ def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
                 played += trajectory.fault is None
                 wins += trajectory.won
             share = f"won {wins / played:.1%}" if played else ""
-            progress.update(bar, completed=done, total=total, won=share + (f", {faults} faults" if faults else ""))
+            won = share + (f", {faults} faults" if faults else "")
+            progress.update(bar, description=title, completed=done, total=total, won=won)
 
         yield observe

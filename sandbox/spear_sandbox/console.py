@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -11,7 +13,10 @@ import click
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["explain_missing", "run_command"]
+__all__ = ["DEBUG", "explain_missing", "run_command"]
+
+DEBUG = "SPEAR_DEBUG"
+"""Variable of the environment; where it is set, an error shows where it comes from."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system answers where nothing more fits."""
@@ -37,8 +42,9 @@ def run_command(
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _fail("Interrupted.", 130)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error  # click wraps it
+        _fail(str(told) or "Interrupted.", 130)
     except SpearError as error:
         _fail(f"Error: {error}")
     except ModuleNotFoundError as error:  # commands import heavy packages only when they need them
@@ -65,5 +71,7 @@ def explain_missing(error: ImportError, requirement: str) -> str:
 
 
 def _fail(line: str, code: int = 1) -> NoReturn:
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
     click.echo(line, err=True)
     sys.exit(code)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
+import traceback
 from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["SpearError", "UnknownTaskError", "choose_member", "refuse_unknown", "require_whole", "suggest_name"]
+__all__ = [
+    "SpearError",
+    "UnknownTaskError",
+    "choose_member",
+    "describe_error",
+    "refuse_unknown",
+    "require_whole",
+    "suggest_name",
+]
 
 E = TypeVar("E", bound=Enum)
 
@@ -22,6 +31,13 @@ class UnknownTaskError(SpearError, KeyError):
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, quotes and escapes included; people should read a plain sentence.
         return str(self.args[0]) if self.args else ""
+
+
+def describe_error(error: BaseException) -> str:
+    """An error that is not ours, with its type and the file and line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from spear_envs.core.errors import SpearError
+from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.testing.checks import CHECKS, Subject
 from spear_envs.testing.report import CheckReport, CheckResult
 
@@ -62,7 +62,7 @@ def check_spear_env(
         except SpearError as error:
             detail, passed = str(error), False
         except Exception as error:  # a bug in the environment under test is a finding, not a crash of the checker
-            detail, passed = f"{type(error).__name__}: {error}", False
+            detail, passed = describe_error(error), False
         results.append(CheckResult(name, passed, time.perf_counter() - start, detail))
     report = CheckReport(id, dict(kwargs), tuple(results))
     if raise_on_failure:

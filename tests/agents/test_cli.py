@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 
 from spear_agents.cli import evaluate
 from spear_envs.core.errors import SpearError
+from spear_envs.core.registration import register_env
+from tests.agents.test_evaluation import SplitCorridor
 
 SOKOBAN = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "6"]
 
@@ -21,6 +24,20 @@ def test_it_prints_success_by_subtask_with_baselines_and_fingerprint(tmp_path: P
     for words in ("won %", "CI95", "(random)", "(expert)", "100.0", summary["fingerprint"], *summary["subtasks"]):
         assert words in result.output
     assert set(summary["baselines"]) == {"random", "expert"}
+
+
+def test_only_environments_of_the_paper_have_its_columns(corridor_id: str) -> None:
+    register_env(corridor_id, SplitCorridor)
+    assert "the paper's columns" in CliRunner().invoke(evaluate, SOKOBAN).output
+    plain = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).output
+    assert "paper" not in plain and "tasks" in plain
+
+
+def test_a_broken_environment_is_told_with_file_and_line(corridor_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_env(corridor_id, SplitCorridor)
+    monkeypatch.setattr(SplitCorridor, "_act", lambda self, action: 1 / 0)
+    error = CliRunner().invoke(evaluate, [corridor_id, "--engine", "expert"]).exception
+    assert re.search(r"ZeroDivisionError: division by zero \(.*test_cli\.py, line \d+\)", str(error))
 
 
 def test_a_model_is_evaluated(tiny_model: Path) -> None:

@@ -48,16 +48,17 @@ def eval_command(out: Path) -> list[str]:
 def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     episodes = out / EPISODES
-    for _ in range(2):
+    for end_by, told in ((signal.SIGINT, f"kept in {out}; the same command goes on"), (signal.SIGKILL, "")):
         before = episodes.read_bytes().count(b"\n") if episodes.exists() else 0
-        process = subprocess.Popen(eval_command(out), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(eval_command(out), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         end = time.monotonic() + 60
         while time.monotonic() < end and process.poll() is None:
             if episodes.exists() and episodes.read_bytes().count(b"\n") > before + 20:
                 break
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.send_signal(end_by)
+        said = process.communicate()[1].decode()
+        assert process.returncode == (130 if told else -signal.SIGKILL) and told in said
         assert not (out / SUMMARY).exists()
     with episodes.open("ab") as file:
         file.write(b'{"env_id": "torn')  # a kill within a write

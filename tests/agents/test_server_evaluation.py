@@ -171,9 +171,9 @@ def test_two_folders_are_compared_in_words_and_figures(script: Script, tmp_path:
 
 def test_figures_come_as_latex_and_json() -> None:
     expert = ["spear/ALFWorld-v0", "--engine", "expert", "--tasks", "6"]
-    row = CliRunner().invoke(evaluate, [*expert, "--form", "latex", "--row-name", "Oracle"]).output
+    row = CliRunner().invoke(evaluate, [*expert, "--latex", "--row-name", "Oracle"]).output
     assert row.splitlines()[-1] == "Oracle & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 & 100.0 \\\\"
-    wide = CliRunner().invoke(evaluate, [*expert, "--form", "latex", "--intervals"]).output
+    wide = CliRunner().invoke(evaluate, [*expert, "--latex", "--intervals"]).output
     assert r"100.0{\tiny$\pm$" in wide
-    found = json.loads(CliRunner().invoke(evaluate, [*expert, "--form", "json"]).output)
+    found = json.loads(CliRunner().invoke(evaluate, [*expert, "--json"]).output)
     assert found["overall"]["success"]["mean"] == 1.0

@@ -142,12 +142,14 @@ class TestCheck:
     ARGS = ("check", "tests/Corridor-v0", "--module", "tests.spear_envs.corridor", "--resets", "50")
 
     def test_a_sound_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, err = run(capsys, *self.ARGS, "-k", "length=9", "-k", "response_format=plain", "-k", "max_turns=15")
+        code, out, err = run(
+            capsys, *self.ARGS, "--env", "length=9", "--env", "response_format=plain", "--env", "max_turns=15"
+        )
         assert code == 0 and err == ""
         assert "oracle" in out and "FAILED" not in out
 
     def test_a_faulty_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, err = run(capsys, *self.ARGS, "-k", "max_turns=2")  # too few for the expert
+        code, out, err = run(capsys, *self.ARGS, "--env", "max_turns=2")  # too few for the expert
         assert code == 1 and "FAILED" in out
         assert "tests/Corridor-v0 breaks the contract: " in err and "oracle" in err
 
@@ -159,9 +161,9 @@ class TestCheck:
             (("check", "not an id"), 1, "Malformed environment ID"),
             (("check", "no_such_module:spear/X-v0"), 1, "no_such_module"),
             (("check", "tests/Corridor-v0", "--module", "no.such.module"), 1, "cannot be imported"),
-            (("check", "tests/Corridor-v0", "-k", "length"), 2, "KEY=VALUE"),
-            (("check", "tests/Corridor-v0", "-k", "split=dev"), 1, "'train', 'valid', 'test'"),
-            (("check", "tests/Corridor-v0", "-k", "no_such_keyword=1"), 1, "no_such_keyword"),
+            (("check", "tests/Corridor-v0", "--env", "length"), 2, "KEY=VALUE"),
+            (("check", "tests/Corridor-v0", "--env", "split=dev"), 1, "'train', 'valid', 'test'"),
+            (("check", "tests/Corridor-v0", "--env", "no_such_keyword=1"), 1, "no_such_keyword"),
         ],
     )
     def test_bad_input_is_one_clear_error(

@@ -253,3 +253,6 @@ def _show(
         (out / "train" / "tensorboard", "tensorboard --logdir this"),
     ):
         console.print(f"  {path}  [dim]{what}[/dim]")
+    console.print(
+        f"Next: [bold]spear view {out}[/bold] shows every episode and the curves in the browser.", soft_wrap=True
+    )

@@ -13,12 +13,14 @@ import io
 import json
 import os
 import random
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 from PIL import Image
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "OPENAI_API_KEY"
 _LARGEST_REPLY = 32 * 2**20
 _SEED_BITS = 31
+_REACH_S = 2.0
 _CONNECT_S = 10.0
 
 
@@ -103,6 +106,25 @@ class Server:
     def url(self) -> str:
         """Where chat completions are asked for."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
+
+
+def require_reachable(server: Server) -> None:
+    """Ask whether anybody listens at the address, before a run waits for answers.
+
+    Raises:
+        SpearError: nobody does; names the address and the cause.
+    """
+    parts = urlsplit(server.base_url)
+    host = parts.hostname or ""
+    if not is_loopback(host) and getproxies().get(parts.scheme) and not proxy_bypass(host):
+        return  # the proxy's to say
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((host, port), timeout=_REACH_S).close()
+    except OSError as error:
+        raise SpearError(
+            f"{server.base_url} cannot be reached ({error}): start the server there, or give another --base-url"
+        ) from None
 
 
 class OpenAIEngine:

@@ -96,6 +96,8 @@ def _obey(game: Game, line: str, say: Say) -> None:
         _show_state(game, say)
     elif line.startswith("/"):
         say(f"There is no command {line}: {', '.join(COMMANDS)}")
+    elif f"/{line}" in COMMANDS and line not in game.actions:
+        say(f"Commands begin with a slash: /{line}")
     elif line:
         game.act(_expand(game, line))
         _show_state(game, say)

@@ -65,7 +65,7 @@ def test_an_evaluation_by_a_program(script: Script, tmp_path: Path) -> None:
     program.write_text("async def play(task):\n    await task.call('act', {'action': 'up'})\n")
     model = ["spear/Sokoban-v1", "--engine", "openai", "--base-url", script.url, "--model", "m", "--tasks", "3"]
     played = ["--agent", f"{program}:play", "--env", "response_format=plain", "--env", "modality=text"]
-    result = CliRunner().invoke(evaluate, [*model, *played, "--out", str(tmp_path / "run"), "--form", "json"])
+    result = CliRunner().invoke(evaluate, [*model, *played, "--out", str(tmp_path / "run"), "--json"])
     assert result.exit_code == 0, result.output
     episodes = read_last(tmp_path / "run" / EPISODES)
     assert [(one.stop, one.fault, one.turns) for one in episodes] == [(StopReason.QUIT, None, ())] * 3

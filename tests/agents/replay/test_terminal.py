@@ -69,6 +69,10 @@ def test_mistakes_are_answered_and_the_game_goes_on(corridor: Game) -> None:
         assert words in shown
 
 
+def test_a_command_without_its_slash_costs_no_turn(corridor: Game) -> None:
+    assert "/help" in run(corridor, "help") and not corridor.moves
+
+
 def test_a_fault_is_told(corridor: Game) -> None:
     assert "fault: collapse" in run(corridor, "break")
 

@@ -212,7 +212,7 @@ function drawEpisode() {
       make("h2", {}, body.instruction),
       make("div", { class: "chips" }, chip("", words(body.stop), stopKind), body.fault ? chip("fault", body.fault, "warn") : null,
         chip("subtask", body.subtask), chip("score", short(body.score)), chip("turns", String(body.turns.length)), chip("tool calls", String(body.tool_calls)), body.trial > 1 ? chip("trial", String(body.trial)) : null),
-      make("div", { class: "chips" }, chip("reward", signed(body.reward), body.reward > 0 ? "good" : "bad"),
+      make("div", { class: "chips" }, chip("reward", signed(body.reward), body.stop === "won" ? "good" : body.reward < 0 ? "bad" : ""),
         Object.entries(body.reward_terms).map(([name, value]) => chip(words(name), signed(value)))),
       drawWhy(body.criteria),
       body.notes.map((note) => make("div", { class: "note" }, note)),

@@ -17,7 +17,7 @@ from typing import Any
 from spear_agents.files import write_text
 from spear_agents.replay.runs import Run
 
-_SCRIPTS = ("curves.js", "play.js", "page.js")
+_SCRIPTS = ("curves.js", "overview.js", "play.js", "page.js")
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
@@ -51,8 +51,8 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
     """The HTML of a page.
 
     Args:
-        data: with ``title``, ``episodes``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or with ``title`` and
-            the ``token`` of a server that is asked for the rest.
+        data: with ``title``, ``episodes``, ``sources``, ``trainings`` and ``panels`` (:meth:`Run.summarise`), or with
+            ``title`` and the ``token`` of a server that is asked for the rest.
         bodies: numbers and contents of episodes.
     """
     parts = {

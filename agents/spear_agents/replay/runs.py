@@ -15,8 +15,10 @@ from typing import Any
 from spear_agents.metrics import FINE_TUNING, METRICS_FOLDER, PANELS, read_history
 from spear_agents.records import EPISODES, read_settings
 from spear_agents.replay.bodies import describe_episode, finite
+from spear_agents.replay.overview import describe_sources
 from spear_agents.replay.tokens import Decoder, open_decoder
 from spear_agents.trajectory import Trajectory
+from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
 
 DEPTH = 3
@@ -146,9 +148,13 @@ class Run:
 
     def summarise(self) -> dict[str, Any]:
         """All that the page needs to begin with."""
+        rows = self.rows()
+        with self._lock:
+            settings = {source.name: source.settings for source in self._sources.values()}
         return {
             "title": self.title,
-            "episodes": self.rows(),
+            "episodes": rows,
+            "sources": describe_sources(rows, settings),
             "trainings": self.read_trainings(),
             "panels": [{"title": title, "series": series} for title, series in (*PANELS, *FINE_TUNING)],
         }
@@ -206,6 +212,7 @@ def _scan(source: Source) -> list[Entry]:
 
 
 def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
+    usage = sum_usage([trajectory])
     return {
         "source": source.name,
         "env": str(trajectory.env_id),
@@ -221,6 +228,8 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
         "step": None if trajectory.step is None else int(trajectory.step),
         "person": source.settings.get("engine") == "person",
         "seed": int(trajectory.seed),
+        "tokens": usage.prompt_tokens + usage.completion_tokens,
+        "cost": usage.cost,
     }
 
 

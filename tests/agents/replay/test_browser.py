@@ -227,7 +227,7 @@ def test_tokens_are_coloured_by_their_probability(browser: Chromium, tmp_path: P
     }  # fmt: skip
     row = {"i": 0, "source": "", "env": "e", "task": "t", "subtask": "s", "instruction": "i", "won": True, "score": 1.0}
     rows = [{**row, "reward": 1.0, "stop": "won", "turns": 1, "seed": 0, "trial": 1, "counts": True}]
-    data = {"title": "x", "episodes": rows, "trainings": [], "panels": []}
+    data = {"title": "x", "episodes": rows, "sources": [], "trainings": [], "panels": []}
     (tmp_path / "page.html").write_text(render_page(data, [(0, body)]), encoding="utf-8")
     browser.resize(1400, 900)
     browser.open(f"file://{tmp_path}/page.html")

@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const ROW = 62;
-const state = { rows: [], shown: [], at: -1, turn: 0, body: null, colours: true, prompts: false, view: "" };
+const state = { rows: [], shared: new Set(), shown: [], at: -1, turn: 0, body: null, colours: true, prompts: false, view: "" };
 
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -115,7 +115,7 @@ function drawRows() {
     const row = state.shown[place];
     const element = make("div", { class: row.counts ? "row" : "row earlier", role: "option", "aria-selected": String(row.i === state.at), onclick: () => openEpisode(row.i) },
       make("div", { class: "line" }, make("span", { class: `dot ${row.stop}`, title: words(row.stop) }),
-        make("span", { class: "what" }, row.instruction || row.task), make("span", { class: "num" }, signed(row.reward))),
+        make("span", { class: "what" }, nameRow(row)), make("span", { class: "num" }, signed(row.reward))),
       make("div", { class: "line under" }, make("span", { class: "what" }, `${row.step === null ? "" : `${row.source} of step ${row.step} · `}${row.subtask} · ${row.task}${row.trial > 1 ? ` · trial ${row.trial}` : ""}${row.counts ? "" : " · played again later"}`), make("span", {}, `${row.turns} turn${row.turns === 1 ? "" : "s"}`)));
     element.style.top = `${place * ROW}px`;
     made.push(element);
@@ -162,7 +162,7 @@ function findEpisode(address) {
 
 function readAddress() {
   if (location.hash === written) return false;
-  if (location.hash === "#curves") { showView("curves"); return true; }
+  if (["#curves", "#overview"].includes(location.hash)) { showView(location.hash.slice(1)); return true; }
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");
   if (!ORDERS[filters.order]) filters.order = "file";
@@ -331,7 +331,7 @@ function closeEpisode() {
 
 const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
-  ["/", "", "search"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["e", "c", "episodes, curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
+  ["/", "", "search"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "overview, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
 const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {
@@ -348,7 +348,7 @@ function onKey(event) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  const everywhere = { "?": showHelp, e: () => showView("episodes"), c: () => showView("curves"), r: reload };
+  const everywhere = { "?": showHelp, o: () => showView("overview"), e: () => showView("episodes"), c: () => showView("curves"), r: reload };
   const action = everywhere[event.key] || (state.view === "episodes" ? ACTIONS[event.key] : state.view === "play" ? playKey(event.key) : null);
   if (!action) return;
   event.preventDefault();
@@ -363,13 +363,14 @@ function showHelp() {
 }
 
 function showView(name) {
-  const views = ["episodes", "curves", "play"].filter((view) => ({ episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
+  const views = ["overview", "episodes", "curves", "play"].filter((view) => ({ overview: state.rows.length && data.sources.length, episodes: state.rows.length || data.play, curves: data.trainings.length, play: data.play })[view]);
   if (!views.includes(name)) return;
   state.view = name;
-  for (const view of ["episodes", "curves", "play"]) $(view).hidden = view !== name;
+  for (const view of ["overview", "episodes", "curves", "play"]) $(view).hidden = view !== name;
   $("tabs").replaceChildren(...(views.length > 1 ? views : []).map((view) =>
     make("button", { role: "tab", "aria-selected": String(view === name), onclick: () => showView(view) }, view[0].toUpperCase() + view.slice(1))));
   if (name === "episodes") drawRows();
+  if (name === "overview" && !$("overview").children.length) drawOverview();
   if (name === "curves" && !$("curves").children.length) drawCurves();
 }
 
@@ -377,7 +378,15 @@ function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
 }
 
+// An instruction that all tasks share says nothing: then the task itself.
+function nameRow(row) {
+  return (state.shared.has(row.env) ? row.task.replace(/^[^/]*\//, "") : row.instruction) || row.task;
+}
+
 function takeRows(rows) {
+  const told = new Map();
+  for (const row of rows) told.set(row.env, (told.get(row.env) || new Map()).set(row.task, row.instruction));
+  state.shared = new Set([...told].filter(([, tasks]) => tasks.size > 3 && new Set(tasks.values()).size === 1).map(([env]) => env));
   for (const row of rows) row.hay = `${row.task} ${row.subtask} ${row.instruction}`.toLowerCase();
   state.rows = rows;
   applyFilters();
@@ -388,6 +397,7 @@ async function reload() {
   Object.assign(data, await ask("/api/run"));
   known.clear();
   $("curves").replaceChildren();
+  $("overview").replaceChildren();
   state.rows = data.episodes;
   buildFilters();
   takeRows(data.episodes);

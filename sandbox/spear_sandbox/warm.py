@@ -97,6 +97,7 @@ class WarmBackend:
         features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
         features |= {"landlock": False, "cgroup": self.groups is not None}
         features["locks"] = all(zygote.keeps_locks for zygote in zygotes)
+        features["users"] = all(zygote.parts_users for zygote in zygotes)
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from spear_sandbox.guest.program import hand_over, list_own_modules, set_limits,
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     end_all,
+    enter_groups,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -47,7 +48,7 @@ def start_cold() -> Callable[[], None]:
     try:
         reset_signals()
         job = read_job(job_fd)
-        report_fd = place_descriptors(job, out, error, report_fd, others)
+        report_fd = place_descriptors(job, out, error, report_fd, enter_groups(job, others))
         os.chdir(folder)
         apart = level == "bwrap"
         if apart:

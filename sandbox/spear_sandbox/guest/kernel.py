@@ -25,7 +25,9 @@ __all__ = [
     "enter_groups",
     "enter_root",
     "gather_memory",
+    "keep_one_capability",
     "make_mounts_private",
+    "map_group",
     "map_ids",
     "mount",
     "open_signals",
@@ -55,7 +57,8 @@ _MS_REC, _MS_PRIVATE = 16384, 1 << 18
 _MNT_DETACH = 2
 _AT_RECURSIVE = 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
-_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 2, 4
+CAP_SETUID = 7
 _HIGHEST_CAPABILITY = 63
 _ARENA_MAX = -8
 _MADV_COLLAPSE, _HUGE = 25, 2 << 20
@@ -165,9 +168,20 @@ def open_signals(*numbers: int) -> int:
 
 def map_ids(uid: int, gid: int) -> None:
     """Give this new user namespace its one user and one group, with the numbers they have outside."""
-    write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/uid_map", f"{uid} {uid} 1")
+    map_group(gid)
+
+
+def map_group(gid: int) -> None:
+    """Give this new user namespace its one group."""
+    write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def keep_one_capability(capability: int) -> None:
+    """Give up all capabilities but this one, which executed programs have, too."""
+    _set_capabilities(1 << capability)
+    _check(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability), "keeping a capability")
 
 
 def drop_capabilities() -> None:
@@ -178,8 +192,13 @@ def drop_capabilities() -> None:
                 break
             _check(-1, "dropping a capability")
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    header, nothing = struct.pack("Ii", 0x2008_0522, 0), bytes(24)
-    _call(_NUMBERS["capset"], "capset", ctypes.c_char_p(header), ctypes.c_char_p(nothing))
+    _set_capabilities(0)
+
+
+def _set_capabilities(kept: int) -> None:
+    """The effective, permitted and inheritable set, as a mask of the first 32."""
+    header, sets = struct.pack("Ii", 0x2008_0522, 0), struct.pack("6I", kept, kept, kept, 0, 0, 0)
+    _call(_NUMBERS["capset"], "capset", ctypes.c_char_p(header), ctypes.c_char_p(sets))
 
 
 def deny_new_privileges() -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "REPORT_FD",
     "REST",
     "end_all",
+    "enter_groups",
     "fetch_files",
     "hold_in_sockets",
     "place_descriptors",
@@ -318,15 +319,21 @@ def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
         report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
 
 
+def enter_groups(job: Job, others: Sequence[int]) -> Sequence[int]:
+    """Enter the control groups whose entrances come first among these descriptors; the others."""
+    count = job["groups"]
+    kernel.enter_groups(others[:count])
+    return others[count:]
+
+
 def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
     """Put them where programs and the supervisor expect them, and close all others; the report's new number.
 
     Args:
-        others: What comes after the report: control groups, which are entered, a session's orders, and stdin, as far as
-            the job says. All must be above 4, or be the report at 3.
+        others: What comes after the report and the control groups: a session's orders, and stdin, as far as the job
+            says. All must be above 4, or be the report at 3.
     """
     rest = list(others)
-    kernel.enter_groups([rest.pop(0) for _ in range(job["groups"])])
     control = rest.pop(0) if job["session"] else None
     if rest:
         os.dup2(rest[0], 0)

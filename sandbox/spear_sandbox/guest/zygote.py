@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -22,6 +23,7 @@ from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     CONTROL_FD,
     OOM_SCORE,
+    enter_groups,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -29,11 +31,13 @@ from spear_sandbox.guest.supervisor import (
     reset_signals,
     supervise,
 )
+from spear_sandbox.guest.users import let_others_read
 
 __all__ = ["serve"]
 
-READY, READY_ASKING, SPAWN, SPAWNED, FAILED = b"R", b"A", b"S", b"P", b"F"
-"""The second where the supervisor is asked about locks."""
+READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
+LOCKS, USERS = b"l", b"u"
+"""After READY: the supervisor is asked about locks; each run has a user of its own."""
 SESSIONS = "spear_sandbox.guest.interpreter"
 """Among the modules of an interpreter that sessions are forked from."""
 _MOST_DESCRIPTORS = 8
@@ -52,8 +56,10 @@ class _Origin(NamedTuple):
     own_modules: list[str]
 
 
-def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
+def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:
     """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
+
+    ``users`` are the kernel's, for a run each; where there are none, all runs have this process's.
 
     A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, a
     session's orders and stdin; the answer is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what
@@ -67,6 +73,9 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     program = build_filter(locks=Locks.ASK if asks else Locks.RECORDS)
     # Asked for now: in a new user namespace nobody has a number before the maps are written.
     origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid(), list_own_modules())
+    if users and not let_others_read(users.start):
+        users = range(0)
+    next_user = itertools.cycle(users)
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -77,7 +86,7 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     # Ended runs need not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control.sendall(READY_ASKING if asks else READY)
+    control.sendall(READY + (LOCKS if asks else b"") + (USERS if users else b""))
     room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
     while True:
         message, ancillary, _, _ = control.recvmsg(16, room)
@@ -86,20 +95,26 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
         received = array.array("i")
         for _, _, data in ancillary:
             received.frombytes(data)
+        gate = -1
         try:
+            gate = os.eventfd(0) if users else -1
             child, pidfd = kernel.clone(kernel.ALL_NAMESPACES)
         except OSError as error:
             control.sendall(FAILED + str(error).encode())
         else:
             if child == 0:
-                return _start_run(received, origin)
+                return _start_run(received, origin, gate)
+            if users:
+                with contextlib.suppress(OSError):  # it has been killed; or the run says that it has no user
+                    kernel.write_file(f"/proc/{child}/uid_map", f"{origin.uid} {next(next_user)} 1")
+                os.eventfd_write(gate, 1)
             try:
                 socket.send_fds(control, [SPAWNED], [pidfd])
             except OSError as error:  # too many descriptors of this user are under way
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 control.sendall(FAILED + str(error).encode())
             os.close(pidfd)
-        for fd in received:
+        for fd in (*received, *([gate] if gate >= 0 else [])):
             os.close(fd)
 
 
@@ -109,8 +124,11 @@ def _own_address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None]:
-    """As process 1 of the new namespaces: close them off, fork the program and supervise it."""
+def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
+    """As process 1 of the new namespaces: close them off, fork the program and supervise it.
+
+    ``gate`` is an eventfd that tells when this process has a user of its own; -1 where it will have none.
+    """
     job_fd, out, error, report_fd, *others = received
     report_here = report_fd
     try:
@@ -120,8 +138,15 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
         # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
         os.setpgid(0, 0)
-        kernel.die_with_parent()
-        kernel.map_ids(origin.uid, origin.gid)
+        # As the pool's user, who owns the groups.
+        others = enter_groups(job, others)
+        if gate >= 0:
+            os.read(gate, 8)
+            kernel.map_group(origin.gid)
+            os.setresuid(origin.uid, origin.uid, origin.uid)  # for the kernel another one than outside
+        else:
+            kernel.map_ids(origin.uid, origin.gid)
+        kernel.die_with_parent()  # after a change of the user, which undoes it
         with contextlib.suppress(OSError):
             kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
         size = f"size={job['disk_mb']}m,nr_inodes={job['inodes']},mode=1777"

@@ -27,7 +27,7 @@ SESSION_MODULES = "numpy"
 CANCEL_S = 1.0
 ALIVE_S = 5.0
 """How long a run waits for an interpreter where all have died."""
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
 
 
 class _Slot:

@@ -13,13 +13,21 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from spear_sandbox.guest import kernel, warmth
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, list_own_modules, set_limits, write_files
-from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
+from spear_sandbox.guest.program import (
+    WORKING_FOLDER,
+    hand_over,
+    hide_own_modules,
+    make_streams,
+    set_limits,
+    write_files,
+)
+from spear_sandbox.guest.seccomp import Locks, build_filter, prepare_filter
 from spear_sandbox.guest.supervisor import (
     CONTROL_FD,
     OOM_SCORE,
@@ -46,14 +54,16 @@ _MOST_DESCRIPTORS = 8
 class _Origin(NamedTuple):
     """What every run has in common."""
 
-    filter: bytes
+    load_filter: Callable[[], int]
     asks: bool
     """Whether the filter asks the supervisor about locks."""
     baseline: int
     """Bytes of address space of this interpreter."""
     uid: int
     gid: int
-    own_modules: list[str]
+    interpreter: ModuleType | None
+    """What plays the cells of sessions."""
+    fork: Callable[[], int]
 
 
 def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:
@@ -66,16 +76,25 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     runs the program.
     """
     warmth.warm_up(modules)
-    if SESSIONS in modules:
-        sys.modules[SESSIONS].warm_up()
+    interpreter = sys.modules.get(SESSIONS)
+    if interpreter is not None:
+        interpreter.warm_up()
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
     asks = can_listen()
-    program = build_filter(locks=Locks.ASK if asks else Locks.RECORDS)
+    program = prepare_filter(build_filter(locks=Locks.ASK if asks else Locks.RECORDS), listen=asks)
+    # Others than ours may have asked Python to be called in forked processes.
+    fork = kernel.fork if all(name.partition(".")[0] in warmth.KNOWN for name in modules) else os.fork
     # Asked for now: in a new user namespace nobody has a number before the maps are written.
-    origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid(), list_own_modules())
+    user, group, size = os.getuid(), os.getgid(), _own_address_space()
+    origin = _Origin(program, asks, size, user, group, interpreter, fork)
+    kernel.keep_for_ever(origin)
+    _make_streams()
     if users and not let_others_read(users.start):
         users = range(0)
     next_user = itertools.cycle(users)
+    # By default each thread that allocates reserves 64 MiB and more of the address space.
+    kernel.share_arenas(2)
+    hide_own_modules()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -116,6 +135,19 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
             os.close(pidfd)
         for fd in (*received, *([gate] if gate >= 0 else [])):
             os.close(fd)
+
+
+def _make_streams() -> None:
+    """Those of every program: its output goes into pipes, its input is a file or nothing."""
+    null = os.dup(1)
+    ends = os.pipe()
+    for fd in (1, 2):
+        os.dup2(ends[1], fd)
+    make_streams()
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    for fd in (*ends, null):
+        os.close(fd)
 
 
 def _own_address_space() -> int:
@@ -162,10 +194,10 @@ def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callab
         kernel.clear_dumpable()
         keeper = None
         if origin.asks:
-            keeper = LockKeeper(load_filter(origin.filter, listen=True), WORKING_FOLDER)
+            keeper = LockKeeper(origin.load_filter(), WORKING_FOLDER)
         else:
-            load_filter(origin.filter)
-        child = os.fork()
+            origin.load_filter()
+        child = origin.fork()
         if child == 0:
             return _become_program(job, origin)
         _supervise(child, job, keeper)
@@ -178,13 +210,11 @@ def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
     kernel.set_dumpable()
     write_files(job, WORKING_FOLDER)
     set_limits(job, origin.baseline)
-    play = None
+    start = hand_over(job, WORKING_FOLDER)
     if job["session"]:
-        from spear_sandbox.guest import interpreter
-
-        play = interpreter.serve
-    start = hand_over(job, WORKING_FOLDER, origin.own_modules)
-    return play or start
+        assert origin.interpreter is not None
+        start = origin.interpreter.serve
+    return start
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
@@ -196,8 +226,7 @@ def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
         return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
 
     def kill() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        kernel.kill_all(signal.SIGKILL)
 
     control = CONTROL_FD if job["session"] else None
     record = supervise(

@@ -14,9 +14,9 @@ __all__ = ["choose_users", "let_others_read", "prepare_map"]
 
 _OF_ONE = 4096
 """Users of one warm interpreter, which is replaced long before they come round again."""
-_BLOCKS = 1 << 16
+_BLOCKS = 1 << 15
 _END = 1 << 31
-"""The range before it is kept for nobody by distributions and systemd; containers' ids lie below."""
+"""So many blocks before it begin above the ids that directories (SSSD, by default) give to users, and above containers."""
 
 
 def choose_users() -> range:

@@ -16,7 +16,7 @@ _OF_ONE = 4096
 """Users of one warm interpreter, which is replaced long before they come round again."""
 _BLOCKS = 1 << 15
 _END = 1 << 31
-"""So many blocks before it begin above the ids that directories (SSSD, by default) give to users, and above containers."""
+"""The blocks before it lie above the ids of containers, and those that directories (SSSD, by default) give out."""
 
 
 def choose_users() -> range:

@@ -70,6 +70,8 @@ _MADV_COLLAPSE, _HUGE = 25, 2 << 20
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+_drop = _libc["prctl"]  # a function of its own, with the two arguments that one operation of prctl has
+_drop.argtypes = (ctypes.c_int, ctypes.c_ulong)
 _libc.kill.argtypes = (ctypes.c_int, ctypes.c_int)
 _libc.signalfd.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)
 _libc.mount.argtypes = (*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_char_p)
@@ -206,9 +208,8 @@ def keep_one_capability(capability: int) -> None:
 
 def drop_capabilities() -> None:
     """Give up all capabilities, now and for whatever is executed later."""
-    drop = _libc.prctl
     for capability in range(_HIGHEST_CAPABILITY + 1):
-        if drop(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+        if _drop(_PR_CAPBSET_DROP, capability) < 0:
             if ctypes.get_errno() == errno.EINVAL:  # above the highest that this kernel knows
                 break
             _check(-1, "dropping a capability")

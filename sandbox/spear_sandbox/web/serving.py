@@ -79,7 +79,8 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if len(self.connections) > self.limits.connections + LINGERING:
                 self.transport.close()
             else:  # what still comes would answer with a reset, and the client might never see why
-                self.transport.write_eof()
+                with contextlib.suppress(OSError):  # it has hung up already
+                    self.transport.write_eof()
                 self.head_since += LINGER_S - self.limits.head_s
 
     def data_received(self, data: bytes) -> None:

@@ -1,10 +1,9 @@
-"""The sandbox beside a plain subprocess, bubblewrap and GEM's tool: CPU time of a run, waits, what 10,000 runs leave.
+"""The sandbox over HTTP and as a pool: CPU time of a run, waits, the rate that it keeps up, what 10,000 runs leave.
 
-``python -m benchmarks.sandbox`` measures two programs, ``print(1 + 1)`` and an equation solved with NumPy and SymPy
-loaded, at 1, 8 and 64 runs asked for at a time. CPU time is that of this process and of all below it, read off a
-control group of its own, so it needs root; the runners are measured in turn. SandboxFusion cannot be installed from a
-package index; its figures are those of the specification, from another measurement. Then a mixed load is run, and what
-is left of it counted.
+The service comes first: CPU time of a ``print`` and of a cubic solved by SymPy at 1, 16 and 64 clients, in turn with a
+clean interpreter that is started for the same program; waits in an open loop; memory. Then the pool without HTTP,
+beside bubblewrap and GEM's tool. CPU time is that of control groups, so it needs root. SandboxFusion is on no package
+index; its figures are from elsewhere, and say from where. Last comes a mixed load, and what is left of it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 from benchmarks import _gem
-from benchmarks._figures import Bar, Figure, LeftOut, Size, make_parser, run_benchmark
+from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
+from benchmarks._sandbox_http import CpuGroup, measure_http
 from spear_sandbox.cold import BwrapBackend
 from spear_sandbox.installation import Installation, find_installation
 from spear_sandbox.levels import GUEST_UID
@@ -47,7 +47,13 @@ ANSWERS = {"print": "2\n", "numpy+sympy": "[1, 2, 3] 5.0\n"}
 BARS = (
     Bar("print, 64 at a time", "ms CPU", at_most=12.0),
     Bar("numpy+sympy, 64 at a time", "ms CPU", at_most=45.0),
-    Bar("waits at half load: p99 / p50", "times", at_most=3.0),
+    Bar("print over HTTP, 1 at a time", "ms CPU", at_most=7.0),
+    Bar("print over HTTP, 16 at a time", "ms CPU", at_most=7.0),
+    Bar("print over HTTP, 64 at a time", "ms CPU", at_most=7.0),
+    Bar("print over HTTP, 1 at a time: SandboxFusion's over ours", "times", at_least=3.5),
+    Bar("print over HTTP, 16 at a time: SandboxFusion's over ours", "times", at_least=3.5),
+    Bar("print over HTTP, 64 at a time: SandboxFusion's over ours", "times", at_least=3.5),
+    Bar("print over HTTP at half load: refused", at_most=0.0),
     Bar("start of an interpreter, standard library", "s CPU", at_most=3.0),
     Bar("start of an interpreter, all packages", "s CPU", at_most=3.0),
     Bar("mixed runs", at_least=10_000.0, size="standard"),
@@ -59,7 +65,6 @@ BARS = (
     Bar("mixed runs: resident memory of the interpreters grown by", "MB", at_most=20.0, size="standard"),
 )
 MIXED_RUNS = {Size.QUICK: 400, Size.STANDARD: 10_000, Size.FULL: 10_000}
-SANDBOX_FUSION = {"print": (48, 50, 45), "numpy+sympy": (386, 473, 481)}
 CONCURRENCY = (1, 8, 64)
 IN_FLIGHT = 64
 ROUNDS = 5
@@ -67,43 +72,6 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 Run = Callable[[str], Awaitable[str]]
 """Runs a program and gives what it printed."""
-
-
-class CpuGroup:
-    """A control group that this process moves into: CPU time of it and of all it starts, gone or not."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._usage: Path | None = None
-
-    def __enter__(self) -> CpuGroup:
-        name = f"benchmark-{os.getpid()}"
-        for base, usage in (("cpuacct", "cpuacct.usage"), ("cpu,cpuacct", "cpuacct.usage"), ("", "cpu.stat")):
-            folder = Path("/sys/fs/cgroup", base, name)
-            with contextlib.suppress(OSError):
-                folder.mkdir()
-                self._folder, self._usage = folder, folder / usage
-                (folder / "cgroup.procs").write_text(str(os.getpid()))
-                self.read()
-                return self
-        raise LeftOut("no control group for CPU time can be made here: run it as root")
-
-    def __exit__(self, *_: object) -> None:
-        assert self._folder is not None
-        (self._folder.parent / "cgroup.procs").write_text(str(os.getpid()))
-        for _try in range(50):
-            with contextlib.suppress(OSError):
-                self._folder.rmdir()
-                return
-            time.sleep(0.1)
-
-    def read(self) -> float:
-        """Seconds."""
-        assert self._usage is not None
-        text = self._usage.read_text()
-        if self._usage.name == "cpu.stat":
-            return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
-        return int(text) / 1e9
 
 
 async def run_many(run: Run, code: str, expected: str, count: int, at_a_time: int) -> None:
@@ -121,29 +89,6 @@ async def run_many(run: Run, code: str, expected: str, count: int, at_a_time: in
 def make_pool_runner(executor: LocalExecutor) -> Run:
     async def run(code: str) -> str:
         return (await executor.run(code)).stdout
-
-    return run
-
-
-def make_subprocess_runner(installation: Installation) -> Run:
-    """The interpreter itself, with the same packages and no isolation at all."""
-    path = os.pathsep.join(sorted({str(Path(folder).parent) for folder in installation.packages.values()}))
-    environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
-    slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
-
-    async def run(code: str) -> str:
-        async with slots:
-            process = await asyncio.create_subprocess_exec(
-                installation.interpreter,
-                "-s",
-                "-c",
-                code,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            return (await process.communicate())[0].decode()
 
     return run
 
@@ -167,7 +112,6 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
     """CPU milliseconds of a run, by program, runner and concurrency."""
     installation = find_installation()
     runners: dict[str, Run] = {"sandbox": make_pool_runner(executor)}
-    runners["subprocess"] = make_subprocess_runner(installation)
     if shutil.which("bwrap"):
         reachable = installation
         if os.getuid() == 0 and not _is_open(installation.interpreter):
@@ -189,7 +133,7 @@ async def measure_cpu(group: CpuGroup, executor: LocalExecutor, quick: bool) -> 
 async def _compare_runners(group: CpuGroup, runners: Mapping[str, Run], quick: bool) -> AsyncIterator[Figure]:
     """Each program, at each concurrency, by each runner in turn."""
     for name, code in PROGRAMS.items():
-        for place, at_a_time in enumerate(CONCURRENCY):
+        for at_a_time in CONCURRENCY:
             spent: dict[str, list[float]] = {runner: [] for runner in runners}
             for turn in range(2 if quick else ROUNDS):
                 for runner, run in runners.items():
@@ -202,39 +146,10 @@ async def _compare_runners(group: CpuGroup, runners: Mapping[str, Run], quick: b
             about = f"{name}, {at_a_time} at a time"
             for runner, values in spent.items():
                 yield Figure(about, median(values), "ms CPU", of="" if runner == "sandbox" else runner)
-            yield Figure(about, SANDBOX_FUSION[name][place], "ms CPU", "SandboxFusion", elsewhere=True)
 
 
 def _is_open(path: str) -> bool:
     return all(os.stat(parent).st_mode & 0o001 for parent in Path(path).parents)
-
-
-async def measure_tail(executor: LocalExecutor, quick: bool) -> AsyncIterator[Figure]:
-    """Waits at half of what the pool can do, arrivals of a Poisson process."""
-    run = make_pool_runner(executor)
-    count = 256 if quick else 1000
-    start = time.perf_counter()
-    await run_many(run, PRINT, ANSWERS["print"], 256, 8)
-    rate = 256 / (time.perf_counter() - start) / 2
-    chance = random.Random(5)
-    waits: list[float] = []
-    in_flight = asyncio.Semaphore(IN_FLIGHT)
-
-    async def call() -> None:
-        async with in_flight:
-            begun = time.perf_counter()
-            await run(PRINT)
-            waits.append((time.perf_counter() - begun) * 1e3)
-
-    calls = []
-    for _ in range(count):
-        calls.append(asyncio.ensure_future(call()))
-        await asyncio.sleep(chance.expovariate(rate))
-    await asyncio.gather(*calls)
-    p50, p99 = median(waits), quantiles(waits, n=100)[98]
-    yield Figure("waits at half load: p50", p50, "ms", note=f"{rate:.0f} runs/s")
-    yield Figure("waits at half load: p99", p99, "ms")
-    yield Figure("waits at half load: p99 / p50", p99 / p50, "times")
 
 
 async def measure_start(group: CpuGroup, quick: bool) -> AsyncIterator[Figure]:
@@ -343,15 +258,17 @@ def _list_below(ancestor: int) -> Iterator[int]:
 async def measure_all(options: argparse.Namespace, group: CpuGroup) -> AsyncIterator[Figure]:
     """All parts."""
     quick = options.size is Size.QUICK
+    async for figure in measure_http(options):
+        yield figure
+    group.enter()
     async for figure in measure_start(group, quick):
         yield figure
     # Admission as wide as the widest concurrency would only make runs wait for a core inside instead of outside.
     executor = LocalExecutor()
     await executor.start()
     try:
-        for part in (measure_cpu(group, executor, quick), measure_tail(executor, quick)):
-            async for figure in part:
-                yield figure
+        async for figure in measure_cpu(group, executor, quick):
+            yield figure
         for figure in await measure_leaks(executor, MIXED_RUNS[options.size]):
             yield figure
     finally:
@@ -361,11 +278,12 @@ async def measure_all(options: argparse.Namespace, group: CpuGroup) -> AsyncIter
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All figures, in this process's control group."""
     loop = asyncio.new_event_loop()
-    with CpuGroup() as group, contextlib.closing(loop):
+    with CpuGroup("pool") as group, contextlib.closing(loop):
         figures = measure_all(options, group)
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 yield loop.run_until_complete(anext(figures))
+        group.leave()
 
 
 def main() -> int:

@@ -266,11 +266,11 @@ def _find(service: CellService, name: str) -> LocalSession:
         raise HTTPException(410, str(fault)) from None
 
 
-def turn_away(error: NoPlaceError, what: str) -> HTTPException:
-    """503 for a request that was turned away early, 504 for one that has waited."""
+def turn_away(error: NoPlaceError, what: str, busy_status: int = 503) -> HTTPException:
+    """``busy_status`` for a request that was turned away early, 504 for one that has waited."""
     if isinstance(error, QueueFullError):
         after = {"Retry-After": str(max(1, min(MOST_RETRY_S, math.ceil(error.retry_s))))}
-        return HTTPException(503, f"{what}: {error}.", headers=after)
+        return HTTPException(busy_status, f"{what}: {error}.", headers=after)
     return HTTPException(504, f"{what}: {error}.")
 
 

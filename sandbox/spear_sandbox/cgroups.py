@@ -184,9 +184,11 @@ class Group:
             if self._processes is not None:
                 (self._processes / "pids.max").write_text(str(wanted[1]))
             self._set = wanted
-        if not self._unified:
+        if self._unified:
+            self._before = self._count_kills(), self._count_reached()
+        else:
             (self._memory / "memory.max_usage_in_bytes").write_text("0")
-        self._before = self._read()
+            self._before = self._count_kills(), 0
 
     def _limit_memory(self, most: str) -> None:
         if self._unified:
@@ -207,18 +209,19 @@ class Group:
 
         In version 1 the limit counts as reached even where giving up cached files was enough.
         """
-        kills, reached = (now - before for now, before in zip(self._read(), self._before, strict=True))
-        if not kills:
+        if self._count_kills() == self._before[0]:  # as nearly all runs end
             return OomKill.NONE
-        return OomKill.OWN if reached else OomKill.OTHERS
+        return OomKill.OWN if self._count_reached() > self._before[1] else OomKill.OTHERS
 
-    def _read(self) -> tuple[int, int]:
-        """Processes killed, and how often the limit was reached; in version 1, whether."""
-        kills = _read_oom_kills(self._memory, self._unified)
+    def _count_kills(self) -> int:
+        return _read_oom_kills(self._memory, self._unified)
+
+    def _count_reached(self) -> int:
+        """How often the limit was reached; in version 1, whether, since the largest use was last forgotten."""
         if self._unified:
-            return kills, _read_field(self._memory / "memory.events", "oom")
+            return _read_field(self._memory / "memory.events", "oom")
         most = int((self._memory / "memory.max_usage_in_bytes").read_text())
-        return kills, int(self._set is not None and most >= self._set[0] - _CHARGED_AT_ONCE)
+        return int(self._set is not None and most >= self._set[0] - _CHARGED_AT_ONCE)
 
     def remove(self) -> None:
         """Give the group back to the kernel; nobody may be in it any more."""

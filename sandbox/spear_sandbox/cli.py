@@ -122,6 +122,13 @@ def sandbox() -> None:
     help="Seconds that a request may wait for a place; then 504, and 503 at once where they would not do.",
 )
 @click.option(
+    "--busy-status",
+    type=click.Choice(["503", "504"]),
+    default="503",
+    show_default=True,
+    help="What a run gets that is turned away at once. verl's own client comes again after 504, and not after 503.",
+)
+@click.option(
     "--max-run-timeout",
     type=click.FloatRange(0, 86_400, min_open=True),
     default=300.0,
@@ -168,6 +175,7 @@ def serve_runs(
     max_running: int | None,
     queue_length: int,
     queue_wait: float,
+    busy_status: str,
     max_run_timeout: float,
     memory_mb: int,
     max_body_mb: int,
@@ -208,6 +216,7 @@ def serve_runs(
                 max_running=executor.max_running,
                 queue_length=queue_length,
                 queue_wait_s=queue_wait,
+                busy_status=int(busy_status),
                 max_run_s=max_run_timeout,
                 limits=limits,
                 body_bytes=max_body_mb << 20,

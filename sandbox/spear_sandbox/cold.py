@@ -202,7 +202,7 @@ class BwrapBackend(_ColdBackend):
 
     def _features(self) -> dict[str, bool]:
         held = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
-        return held | {"landlock": False, "locks": self._keeps_locks}
+        return held | {"landlock": False, "locks": self._keeps_locks, "users": False}
 
 
 class WeakBackend(_ColdBackend):
@@ -268,7 +268,7 @@ class WeakBackend(_ColdBackend):
     def _features(self) -> dict[str, bool]:
         held = self.level is Isolation.LANDLOCK
         # Files are on the host's disk, and nobody counts them.
-        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk", "locks"), False)
+        nothing = dict.fromkeys(("userns", "pidns", "netns", "disk", "locks", "users"), False)
         return nothing | {"seccomp": held, "landlock": held}
 
 

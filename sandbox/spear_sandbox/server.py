@@ -68,6 +68,8 @@ class ServiceSettings:
     """Requests that may wait for a place."""
     queue_wait_s: float = 30.0
     """How long one may wait at most; ``compile_timeout`` + 5 s, if that is less."""
+    busy_status: int = 503
+    """For a run that is turned away before it has waited."""
     max_run_s: float = 300.0
     """What longer ``run_timeout`` are cut to."""
     limits: Limits = field(default_factory=Limits)
@@ -168,7 +170,8 @@ class RunService:
             await self.admission.enter(min(self.settings.queue_wait_s, asked.compile_timeout + COMPILE_SLACK_S))
         except NoPlaceError as error:
             self.tally.gateway_timeouts += 1
-            raise turn_away(error, f"all {self.settings.max_running} places are taken") from None
+            taken = f"all {self.settings.max_running} places are taken"
+            raise turn_away(error, taken, self.settings.busy_status) from None
         waited = time.perf_counter() - start
         self.tally.queue_seconds.add(waited)
         self.tally.running += 1
@@ -252,9 +255,11 @@ def make_app(find_service: Callable[[], RunService]) -> FastAPI:
 
     add_routes(app, lambda: find_service().cells, read)
 
-    @app.post("/run_code")
     async def run_code(request: Request) -> Response:
         return await find_service().run_code(request)
+
+    # Starlette's own route: FastAPI's would look for dependencies and forms in each request.
+    app.add_route("/run_code", run_code, methods=["POST"])
 
     @app.get("/v1/ping")
     async def ping() -> Response:

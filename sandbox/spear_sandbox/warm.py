@@ -27,7 +27,7 @@ SESSION_MODULES = "numpy"
 CANCEL_S = 1.0
 ALIVE_S = 5.0
 """How long a run waits for an interpreter where all have died."""
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
 
 
 class _Slot:
@@ -97,6 +97,7 @@ class WarmBackend:
         features = dict.fromkeys(("userns", "pidns", "netns", "seccomp", "disk"), True)
         features |= {"landlock": False, "cgroup": self.groups is not None}
         features["locks"] = all(zygote.keeps_locks for zygote in zygotes)
+        features["users"] = all(zygote.parts_users for zygote in zygotes)
         return Health(self.level, features, alive, self._restarts, ok=alive > 0)
 
     async def close(self) -> None:

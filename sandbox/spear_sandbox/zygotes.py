@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spear_sandbox.guest.root import Settings
 from spear_sandbox.guest.warmth import COMMON_MODULES
-from spear_sandbox.guest.zygote import READY, READY_ASKING, SPAWN, SPAWNED
+from spear_sandbox.guest.zygote import LOCKS, READY, SPAWN, SPAWNED, USERS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, SandboxFault
 
@@ -44,9 +44,11 @@ class Zygote:
     When it ends, all of its runs end.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, *, keeps_locks: bool) -> None:
-        self.keeps_locks = keeps_locks
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, *, traits: bytes) -> None:
+        self.keeps_locks = LOCKS in traits
         """Whether supervisors decide on locks of files."""
+        self.parts_users = USERS in traits
+        """Whether each run is a user of the kernel of its own."""
         self.forked = 0
         """Runs that it has been asked for."""
         self.running = 0
@@ -236,7 +238,7 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
         if isinstance(error, asyncio.TimeoutError):
             raise SandboxFault(FaultKind.UNAVAILABLE, f"no warm interpreter within {START_S:g} s") from None
         raise
-    if message not in (READY, READY_ASKING):
+    if not message.startswith(READY):
         ours.close()
         await end_process(process)
         if message:
@@ -245,4 +247,4 @@ async def start_zygote(installation: Installation, modules: Sequence[str], *, ui
             FaultKind.UNAVAILABLE,
             f"the interpreter ended at its start with code {process.returncode}: {installation.interpreter}",
         )
-    return Zygote(process, ours, keeps_locks=message == READY_ASKING)
+    return Zygote(process, ours, traits=message[1:])

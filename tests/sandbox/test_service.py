@@ -206,6 +206,7 @@ def test_health_and_metrics(running: RunningService) -> None:
         "cgroup",
         "disk",
         "locks",
+        "users",
     }
     assert health["runs"] > 0 and health["running"] == health["queued"] == 0
     assert "spear_sandbox_runs_total" in ask(running.url, None, "GET", "/metrics")[1]

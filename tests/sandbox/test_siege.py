@@ -32,7 +32,7 @@ pytestmark = pytest.mark.nightly
 SECONDS = float(os.environ.get("SPEAR_SIEGE_SECONDS", "300"))
 CLIENTS = 64
 MOST_GROWN_MB = 30
-MOST_OF_A_SESSION_MIB = 4.5
+MOST_OF_A_SESSION_MIB = 3.8
 PROGRAMS = (
     ("print({n})", "{n}\n"),
     ("import sympy\nprint(sympy.factorint({n}) == sympy.factorint({n}), {n})", "True {n}\n"),
@@ -92,9 +92,10 @@ async def post(client: httpx.AsyncClient, url: str, code: str) -> httpx.Response
     return await client.post(f"{url}/run_code", json={"code": code, "language": "python", "run_timeout": 20})
 
 
-def judge(answer: httpx.Response, right: str) -> str:
+async def judge(answer: httpx.Response, right: str) -> str:
     """How a run ended, where it is an end that clients can tell; anything else is an error of this test."""
     if answer.status_code in (503, 504):
+        await asyncio.sleep(float(answer.headers.get("retry-after", 1)))  # as clients do
         return str(answer.status_code)
     assert answer.status_code == 200, answer.text
     said = answer.json()
@@ -126,7 +127,7 @@ def test_random_deaths(server: Server) -> None:
                         if said["status"] == "Success" and said["run_result"]["stdout"] == "":
                             ends["child killed"] += 1
                             continue
-                    ends[judge(answer, right.replace("{n}", str(number)))] += 1
+                    ends[await judge(answer, right.replace("{n}", str(number)))] += 1
 
             async def kill_on() -> None:
                 while time.monotonic() < stop:
@@ -151,14 +152,14 @@ def test_random_deaths(server: Server) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             started = time.monotonic()
-            while judge(await post(client, server.url, "print(7)"), "7\n") != "right":
+            while await judge(await post(client, server.url, "print(7)"), "7\n") != "right":
                 await asyncio.sleep(0.01)
             print(f"first right answer after the death of all: {time.monotonic() - started:.2f} s")
             assert time.monotonic() - started < 1.0
         return ends
 
     ends = asyncio.run(go())
-    assert ends["right"] > ends["kills"] > 0 and ends["fault"] < ends["kills"] / 5
+    assert ends["right"] > CLIENTS and ends["kills"] > 0 and ends["fault"] < ends["kills"] / 2
 
 
 def test_1500_clients_at_once(server: Server) -> None:

@@ -110,6 +110,24 @@ class TestClientOfVerl:
             assert error is None and reply["run_result"]["stdout"] == "b"
             assert service.service.tally.gateway_timeouts >= 1
 
+    @pytest.mark.parametrize("status", [503, 504])
+    def test_a_run_that_is_turned_away_is_tried_again_after_504_alone(
+        self, fusion: Any, monkeypatch: pytest.MonkeyPatch, status: int
+    ) -> None:
+        monkeypatch.setattr(fusion, "INITIAL_RETRY_DELAY", 0.01)
+        with run_scripted(max_running=1, queue_length=0, busy_status=status) as (service, executor):
+            executor.open = False
+            first = threading.Thread(
+                target=fusion.call_sandbox_api, args=(f"{service.url}/run_code", "a", None, 9, 9, 9)
+            )
+            first.start()
+            wait_until(lambda: bool(executor.started))
+            reply, error = fusion.call_sandbox_api(f"{service.url}/run_code", "b", None, 9, 9, 9)
+            executor.open = True
+            first.join()
+            assert reply is None and str(status) in error
+            assert service.service.tally.answers[status] == (3 if status == 504 else 1)
+
 
 @pytest.fixture(scope="module")
 def old_verl(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -214,7 +214,7 @@ def test_run_that_is_cancelled_as_it_starts_is_killed() -> None:
         # The warm interpreter is this test; the run is a process that would sleep.
         warm_one = subprocess.Popen(["sleep", "0"])
         run = subprocess.Popen(["sleep", "60"])
-        zygote = Zygote(warm_one, ours, keeps_locks=True)
+        zygote = Zygote(warm_one, ours, traits=b"")
         asked = asyncio.ensure_future(zygote.fork([]))
         await asyncio.sleep(0)
         pidfd = os.pidfd_open(run.pid)

@@ -13,10 +13,11 @@ from typing import NoReturn
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import hand_over, list_own_modules, set_limits, write_files
+from spear_sandbox.guest.program import hand_over, hide_own_modules, make_streams, set_limits, write_files
 from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
 from spear_sandbox.guest.supervisor import (
     end_all,
+    enter_groups,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -47,7 +48,7 @@ def start_cold() -> Callable[[], None]:
     try:
         reset_signals()
         job = read_job(job_fd)
-        report_fd = place_descriptors(job, out, error, report_fd, others)
+        report_fd = place_descriptors(job, out, error, report_fd, enter_groups(job, others))
         os.chdir(folder)
         apart = level == "bwrap"
         if apart:
@@ -74,7 +75,11 @@ def start_cold() -> Callable[[], None]:
             if level == "landlock":
                 kernel.restrict_paths(readable.split(":"), [folder])
                 load_filter(build_filter(own_process=os.getpid(), locks=Locks.ALLOW))
-            return hand_over(job, folder, list_own_modules())
+            # By default each thread that allocates reserves 64 MiB and more of the address space.
+            kernel.share_arenas(2)
+            make_streams()
+            hide_own_modules()
+            return hand_over(job, folder)
         _supervise(child, job, folder, apart, keeper)
     except BaseException as failure:
         report_failure(failure, report_fd)

@@ -36,12 +36,12 @@ def pack_job(job: Job) -> bytes:
 
 def read_job(fd: int) -> Job:
     """The job in an anonymous file; closes it. The writer is the pool, never a guest."""
-    parts = []
-    os.lseek(fd, 0, os.SEEK_SET)
-    while part := os.read(fd, 1 << 20):
-        parts.append(part)
+    size = os.lseek(fd, 0, os.SEEK_END)
+    data = os.pread(fd, size, 0)
+    while len(data) < size:  # one call gives at most 2 GiB
+        data += os.pread(fd, size, len(data))
     os.close(fd)
-    job: Job = marshal.loads(b"".join(parts))
+    job: Job = marshal.loads(data)
     return job
 
 

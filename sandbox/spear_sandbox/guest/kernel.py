@@ -24,11 +24,16 @@ __all__ = [
     "drop_capabilities",
     "enter_groups",
     "enter_root",
+    "fork",
     "gather_memory",
+    "keep_for_ever",
+    "keep_one_capability",
+    "kill_all",
     "make_mounts_private",
+    "map_group",
     "map_ids",
     "mount",
-    "open_signals",
+    "open_child_signals",
     "restrict_paths",
     "set_dumpable",
     "share_arenas",
@@ -55,7 +60,8 @@ _MS_REC, _MS_PRIVATE = 16384, 1 << 18
 _MNT_DETACH = 2
 _AT_RECURSIVE = 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
-_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 2, 4
+CAP_SETUID = 7
 _HIGHEST_CAPABILITY = 63
 _ARENA_MAX = -8
 _MADV_COLLAPSE, _HUGE = 25, 2 << 20
@@ -63,6 +69,13 @@ _MADV_COLLAPSE, _HUGE = 25, 2 << 20
 # PyDLL keeps the interpreter's lock through the call: the child of clone() must own it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+_drop = _libc["prctl"]  # a function of its own, with the two arguments that one operation of prctl has
+_drop.argtypes = (ctypes.c_int, ctypes.c_ulong)
+_libc.kill.argtypes = (ctypes.c_int, ctypes.c_int)
+_libc.signalfd.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)
+_libc.mount.argtypes = (*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_char_p)
+_CHILD_SIGNALS = (1 << (_SIGCHLD - 1)).to_bytes(128, "little")
 
 
 class _MountAttributes(ctypes.Structure):
@@ -82,8 +95,7 @@ def _call(number: int, what: str, *arguments: object) -> int:
 
 
 def _prctl(operation: int, first: int = 0, second: int = 0) -> int:
-    unsigned = ctypes.c_ulong
-    return int(_libc.prctl(ctypes.c_int(operation), unsigned(first), unsigned(second), unsigned(0), unsigned(0)))
+    return int(_libc.prctl(operation, first, second, 0, 0))
 
 
 def clone(flags: int) -> tuple[int, int]:
@@ -91,6 +103,19 @@ def clone(flags: int) -> tuple[int, int]:
     pidfd = ctypes.c_int(-1)
     child = _call(_NUMBERS["clone"], "clone", flags | _CLONE_PIDFD | _SIGCHLD, 0, ctypes.byref(pidfd), 0, 0)
     return child, pidfd.value
+
+
+def fork() -> int:
+    """Fork without Python's own work in the child, which touches pages all over the memory.
+
+    For a process with one thread. Who goes on in the child seeds its streams of random numbers itself.
+    """
+    return _check(_libc.fork(), "fork")
+
+
+def kill_all(number: int) -> None:
+    """Signal everything in this pid namespace but its first process, which this is."""
+    _libc.kill(-1, number)
 
 
 def unshare(flags: int) -> None:
@@ -101,7 +126,7 @@ def unshare(flags: int) -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """mount(2)."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
-    result = _libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+    result = _libc.mount(*texts[:3], flags, texts[3])
     _check(result, f"mount {kind or source} on {target}")
 
 
@@ -152,34 +177,50 @@ def die_first(score: int) -> None:
     Args:
         score: up to 1000; a score that is higher already stays.
     """
-    with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
-        if int(file.read()) < score:
-            file.write(str(score).encode())
+    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+    if int(os.read(fd, 16)) < score:
+        os.write(fd, b"%d" % score)
+    os.close(fd)
 
 
-def open_signals(*numbers: int) -> int:
-    """A descriptor that can be read when one of these signals is pending, which must be blocked."""
-    wanted = ctypes.create_string_buffer(sum(1 << (number - 1) for number in numbers).to_bytes(128, "little"), 128)
-    return _check(_libc.signalfd(ctypes.c_int(-1), wanted, ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)), "signalfd")
+def open_child_signals() -> int:
+    """A descriptor that can be read when SIGCHLD is pending, which must be blocked."""
+    return _check(_libc.signalfd(-1, _CHILD_SIGNALS, os.O_CLOEXEC | os.O_NONBLOCK), "signalfd")
 
 
 def map_ids(uid: int, gid: int) -> None:
     """Give this new user namespace its one user and one group, with the numbers they have outside."""
-    write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/uid_map", f"{uid} {uid} 1")
+    map_group(gid)
+
+
+def map_group(gid: int) -> None:
+    """Give this new user namespace its one group."""
+    write_file("/proc/self/setgroups", "deny")
     write_file("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def keep_one_capability(capability: int) -> None:
+    """Give up all capabilities but this one, which executed programs have, too."""
+    _set_capabilities(1 << capability)
+    _check(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability), "keeping a capability")
 
 
 def drop_capabilities() -> None:
     """Give up all capabilities, now and for whatever is executed later."""
     for capability in range(_HIGHEST_CAPABILITY + 1):
-        if _prctl(_PR_CAPBSET_DROP, capability) < 0:
+        if _drop(_PR_CAPBSET_DROP, capability) < 0:
             if ctypes.get_errno() == errno.EINVAL:  # above the highest that this kernel knows
                 break
             _check(-1, "dropping a capability")
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    header, nothing = struct.pack("Ii", 0x2008_0522, 0), bytes(24)
-    _call(_NUMBERS["capset"], "capset", ctypes.c_char_p(header), ctypes.c_char_p(nothing))
+    _set_capabilities(0)
+
+
+def _set_capabilities(kept: int) -> None:
+    """The effective, permitted and inheritable set, as a mask of the first 32."""
+    header, sets = struct.pack("Ii", 0x2008_0522, 0), struct.pack("6I", kept, kept, kept, 0, 0, 0)
+    _call(_NUMBERS["capset"], "capset", ctypes.c_char_p(header), ctypes.c_char_p(sets))
 
 
 def deny_new_privileges() -> None:
@@ -195,6 +236,11 @@ def die_with_parent() -> None:
 def become_subreaper() -> None:
     """Be the parent of all orphans below this process."""
     _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "subreaper")
+
+
+def keep_for_ever(value: object) -> None:
+    """Let this never be freed: to free what was made before a fork copies all pages that it lies in."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def share_arenas(count: int) -> None:

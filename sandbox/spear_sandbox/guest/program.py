@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's own functions make enums of all that they take and give
 import _sitebuiltins
 import builtins
 import gc
 import io
 import os
 import resource
-import signal
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.entry import execute
 from spear_sandbox.guest.job import Job
 
-__all__ = ["MAIN", "WORKING_FOLDER", "hand_over", "list_own_modules", "set_limits", "write_files"]
+__all__ = [
+    "MAIN",
+    "WORKING_FOLDER",
+    "hand_over",
+    "hide_own_modules",
+    "make_streams",
+    "set_limits",
+    "write_files",
+]
 
 WORKING_FOLDER = "/tmp"
 MAIN = "main.py"
@@ -60,8 +68,6 @@ def set_limits(job: Job, baseline: int) -> None:
         _lower(which, bound, bound)
     _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
     os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))  # lower asks for a right
-    # By default each thread that allocates reserves 64 MiB and more of the address space.
-    kernel.share_arenas(2)
 
 
 def _lower(which: int, soft: int, hard: int) -> None:
@@ -71,27 +77,31 @@ def _lower(which: int, soft: int, hard: int) -> None:
     resource.setrlimit(which, (soft, hard))
 
 
-def list_own_modules() -> list[str]:
-    """Names of loaded modules that programs must not find.
+def make_streams() -> None:
+    """Give the interpreter its own, over descriptors 0 to 2, which are already of the kind that programs get."""
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
+    stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")
+    error = io.BufferedWriter(io.FileIO(2, "w"))
+    stderr = io.TextIOWrapper(error, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+    sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = stdin, stdout, stderr  # type: ignore[misc]
 
-    Going through all names counts references in pages all over the memory, each of which a fork then has to copy.
-    """
-    return [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]
+
+def hide_own_modules() -> None:
+    """Let programs not find our modules. They stay in memory, since freeing them would cost each run."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "spear_sandbox"]:
+        kernel.keep_for_ever(sys.modules.pop(name))
 
 
-def hand_over(job: Job, folder: str, own_modules: Sequence[str]) -> Callable[[], None]:
+def hand_over(job: Job, folder: str) -> Callable[[], None]:
     """Make this interpreter one that has just started; returns what runs the program and ends the process.
 
-    The caller returns to the bottom of its stack before it calls that, so the program finds no frames of ours.
+    The caller has made the streams and hidden our modules. It returns to the bottom of its stack before it calls that,
+    so the program finds no frames of ours.
     """
     kernel.close_from(3)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     _reseed()
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")
-    error = io.BufferedWriter(io.FileIO(2, "w"))
-    sys.stderr = io.TextIOWrapper(error, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     path = os.path.join(folder, MAIN)
     sys.argv = [path]
     sys.orig_argv = [sys.executable, path]
@@ -101,8 +111,6 @@ def hand_over(job: Job, folder: str, own_modules: Sequence[str]) -> Callable[[],
     former = sys.modules["__main__"]
     sys.modules["__main__"] = main
     former.__dict__.clear()
-    for name in own_modules:
-        del sys.modules[name]
     _add_site_builtins()
     gc.enable()
     return lambda: execute(job["code"], path, main.__dict__)

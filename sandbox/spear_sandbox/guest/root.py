@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypedDict
 
 from spear_sandbox.guest import kernel
+from spear_sandbox.guest.users import choose_users, prepare_map
 from spear_sandbox.guest.zygote import FAILED, serve
 
 __all__ = [
@@ -130,11 +131,17 @@ def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
 
     # Root may see folders that the user of the sandbox may not, such as an interpreter in a home folder.
     privileged = os.getuid() == 0 and _try_mounts(build)
+    users = choose_users()
+    write_map = prepare_map(settings["uid"], users) if users else lambda: False
     if os.getuid() == 0:
         _become(settings["uid"])
     uid, gid = os.getuid(), os.getgid()
     kernel.unshare(kernel.ALL_NAMESPACES)
-    kernel.map_ids(uid, gid)
+    if write_map():
+        kernel.map_group(gid)
+    else:
+        users = range(0)
+        kernel.map_ids(uid, gid)
     child = os.fork()
     if child:
         control.close()
@@ -159,13 +166,17 @@ def _enter(settings: Settings, control: socket.socket, pool: int) -> NoReturn:
         "from spear_sandbox.guest.root import start_warm; start_warm()()"
     )
     # Programs can read these arguments: no path of this machine beyond what is shown anyway.
-    arguments = [settings["interpreter"], "-I", "-S", "-c", boot, str(control.fileno()), *settings["modules"]]
+    numbers = [str(number) for number in (control.fileno(), users.start, users.stop)]
+    arguments = [settings["interpreter"], "-I", "-S", "-c", boot, *numbers, *settings["modules"]]
+    if users:
+        kernel.keep_one_capability(kernel.CAP_SETUID)
     os.execve(settings["interpreter"], arguments, ENVIRONMENT)
 
 
 def start_warm() -> Callable[[], None]:
     """In the sandbox: be the warm interpreter; returns in each run."""
-    return serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    control, first, end = map(int, sys.argv[1:4])
+    return serve(socket.socket(fileno=control), sys.argv[4:], range(first, end))
 
 
 def _try_mounts(build: Callable[[], None]) -> bool:

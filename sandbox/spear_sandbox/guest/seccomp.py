@@ -6,14 +6,14 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from spear_sandbox.guest.kernel import ALL_NAMESPACES, MACHINE, NEW_CONTROL_GROUPS
 from spear_sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
 
-__all__ = ["Locks", "build_filter", "load_filter"]
+__all__ = ["Locks", "build_filter", "load_filter", "prepare_filter"]
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF_0000, 0x8000_0000, 0x0005_0000, 0x7FC0_0000
@@ -34,7 +34,6 @@ _S_IFMT, _S_IFIFO, _S_IFREG = 0xF000, 0x1000, 0x8000
 _MSG_OOB = 1
 _FLAGS_AT = {"recvfrom": 3, "recvmmsg": 3, "recvmsg": 2, "sendmmsg": 3, "sendmsg": 2, "sendto": 3}
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
-_PR_SET_SECCOMP = 22
 _PRIO_PROCESS = 0
 _SUPERVISOR = 1
 _SOCK_TYPE_MASK, _SOCK_STREAM = 0xF, 1
@@ -246,18 +245,24 @@ def load_filter(program: bytes, *, listen: bool = False) -> int:
     Raises:
         OSError: The kernel refuses, or somebody around this process listens already.
     """
+    return prepare_filter(program, listen=listen)()
+
+
+def prepare_filter(program: bytes, *, listen: bool) -> Callable[[], int]:
+    """What loads a filter, as :func:`load_filter`, with little left to do."""
     steps = ctypes.create_string_buffer(program, len(program))
     handle = _Program(len(program) // 8, ctypes.addressof(steps))
     libc = ctypes.PyDLL(None, use_errno=True)
-    if listen:
-        number = ctypes.c_long(EXAMINED["seccomp"][list(_ARCHITECTURE).index(MACHINE)] or 0)
-        result = libc.syscall(
-            number, ctypes.c_long(_SET_MODE_FILTER), ctypes.c_long(_NEW_LISTENER), ctypes.byref(handle)
-        )
-    else:
-        zero = ctypes.c_ulong(0)
-        result = libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(handle), zero, zero)
-    if result < 0:
-        failed = ctypes.get_errno()
-        raise OSError(failed, f"seccomp: {os.strerror(failed)}")
-    return int(result)
+    number = EXAMINED["seccomp"][list(_ARCHITECTURE).index(MACHINE)] or 0
+    arguments = tuple(map(ctypes.c_long, (number, _SET_MODE_FILTER, _NEW_LISTENER if listen else 0)))
+    call, at = libc.syscall, ctypes.byref(handle)
+
+    def load() -> int:
+        result = call(*arguments, at)
+        if result < 0:
+            failed = ctypes.get_errno()
+            raise OSError(failed, f"seccomp: {os.strerror(failed)}")
+        assert steps
+        return int(result)
+
+    return load

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's own functions make enums of all that they take and give
 import contextlib
 import fnmatch
 import os
 import resource
 import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +24,7 @@ __all__ = [
     "REPORT_FD",
     "REST",
     "end_all",
+    "enter_groups",
     "fetch_files",
     "hold_in_sockets",
     "place_descriptors",
@@ -126,8 +127,8 @@ class _Watch:
         self._exceeds = exceeds
         self._resting = False
         # Blocked signals reach this process even as process 1, which drops others that have no handler.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        self._signals = kernel.open_signals(signal.SIGCHLD)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
+        self._signals = kernel.open_child_signals()
         self._keeper = keeper
         self._control = control
         self._events = select.poll()
@@ -137,7 +138,7 @@ class _Watch:
 
     def wait(self, deadline: float) -> int:
         """Why the run is over."""
-        look = 0.0
+        look = time.monotonic() + _LOOK_EVERY_S / 2
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -164,13 +165,13 @@ class _Watch:
     def _obey(self, order: bytes) -> None:
         if order == REST:
             self._resting = True
-            _signal_all(signal.SIGSTOP)
+            kernel.kill_all(_signal.SIGSTOP)
         elif order == GO_ON:
             self._resting = False
-            _signal_all(signal.SIGCONT)
+            kernel.kill_all(_signal.SIGCONT)
         elif order == INTERRUPT:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGINT)
+                os.kill(self._child, _signal.SIGINT)
         else:  # the pool has hung up
             self._events.unregister(self._control or 0)
 
@@ -179,14 +180,8 @@ class _Watch:
         states = (_read_state(process) for process in self._processes())
         if all(state in b"TtZX" for state in states):
             return False
-        _signal_all(signal.SIGSTOP)
+        kernel.kill_all(_signal.SIGSTOP)
         return True
-
-
-def _signal_all(number: signal.Signals) -> None:
-    """Signal everything in this pid namespace but its first process, which this is."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, number)
 
 
 def _read_state(process: str) -> bytes:
@@ -318,15 +313,21 @@ def report_failure(error: BaseException, fd: int = REPORT_FD) -> None:
         report(Record(Verdict.NOT_STARTED, 0, 0.0, 0.0, 0, {"": text}), fd)
 
 
+def enter_groups(job: Job, others: list[int]) -> list[int]:
+    """Enter the control groups whose entrances come first among these descriptors; the others."""
+    count = job["groups"]
+    kernel.enter_groups(others[:count])
+    return others[count:]
+
+
 def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Sequence[int]) -> int:
     """Put them where programs and the supervisor expect them, and close all others; the report's new number.
 
     Args:
-        others: What comes after the report: control groups, which are entered, a session's orders, and stdin, as far as
-            the job says. All must be above 4, or be the report at 3.
+        others: What comes after the report and the control groups: a session's orders, and stdin, as far as the job
+            says. All must be above 4, or be the report at 3.
     """
     rest = list(others)
-    kernel.enter_groups([rest.pop(0) for _ in range(job["groups"])])
     control = rest.pop(0) if job["session"] else None
     if rest:
         os.dup2(rest[0], 0)
@@ -341,5 +342,5 @@ def place_descriptors(job: Job, out: int, error: int, report_fd: int, others: Se
 
 def reset_signals() -> None:
     """No handlers: the program may send signals to its supervisor, and only those with a handler would reach it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)

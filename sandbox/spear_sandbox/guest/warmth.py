@@ -7,7 +7,7 @@ import importlib
 import io
 import sys
 
-__all__ = ["COMMON_MODULES", "warm_up"]
+__all__ = ["COMMON_MODULES", "KNOWN", "warm_up"]
 
 _NAMES = (
     "atexit bisect builtins collections collections.abc copy dataclasses datetime decimal enum fractions functools "
@@ -16,6 +16,9 @@ _NAMES = (
 )
 COMMON_MODULES = tuple(_NAMES.split())
 """Of the standard library: small, and what programs of language models import most."""
+
+KNOWN = frozenset((*COMMON_MODULES, "numpy", "sympy", "mpmath", "scipy", "collections", "spear_sandbox"))
+"""Of these it is known what they need in a forked process: streams of random numbers with seeds of their own."""
 
 
 def warm_up(modules: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -12,16 +13,25 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from spear_sandbox.guest import kernel, warmth
 from spear_sandbox.guest.job import Job, read_job
 from spear_sandbox.guest.locks import LockKeeper, can_listen
-from spear_sandbox.guest.program import WORKING_FOLDER, hand_over, list_own_modules, set_limits, write_files
-from spear_sandbox.guest.seccomp import Locks, build_filter, load_filter
+from spear_sandbox.guest.program import (
+    WORKING_FOLDER,
+    hand_over,
+    hide_own_modules,
+    make_streams,
+    set_limits,
+    write_files,
+)
+from spear_sandbox.guest.seccomp import Locks, build_filter, prepare_filter
 from spear_sandbox.guest.supervisor import (
     CONTROL_FD,
     OOM_SCORE,
+    enter_groups,
     hold_in_sockets,
     place_descriptors,
     report,
@@ -29,11 +39,13 @@ from spear_sandbox.guest.supervisor import (
     reset_signals,
     supervise,
 )
+from spear_sandbox.guest.users import let_others_read
 
 __all__ = ["serve"]
 
-READY, READY_ASKING, SPAWN, SPAWNED, FAILED = b"R", b"A", b"S", b"P", b"F"
-"""The second where the supervisor is asked about locks."""
+READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
+LOCKS, USERS = b"l", b"u"
+"""After READY: the supervisor is asked about locks; each run has a user of its own."""
 SESSIONS = "spear_sandbox.guest.interpreter"
 """Among the modules of an interpreter that sessions are forked from."""
 _MOST_DESCRIPTORS = 8
@@ -42,31 +54,47 @@ _MOST_DESCRIPTORS = 8
 class _Origin(NamedTuple):
     """What every run has in common."""
 
-    filter: bytes
+    load_filter: Callable[[], int]
     asks: bool
     """Whether the filter asks the supervisor about locks."""
     baseline: int
     """Bytes of address space of this interpreter."""
     uid: int
     gid: int
-    own_modules: list[str]
+    interpreter: ModuleType | None
+    """What plays the cells of sessions."""
+    fork: Callable[[], int]
 
 
-def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
+def serve(control: socket.socket, modules: list[str], users: range) -> Callable[[], None]:
     """Import ``modules``, say that it is ready, and fork at each request until the pool hangs up.
+
+    ``users`` are the kernel's, for a run each; where there are none, all runs have this process's.
 
     A request is ``SPAWN`` with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, a
     session's orders and stdin; the answer is ``SPAWNED`` with a pidfd. Returns in the forked processes only: with what
     runs the program.
     """
     warmth.warm_up(modules)
-    if SESSIONS in modules:
-        sys.modules[SESSIONS].warm_up()
+    interpreter = sys.modules.get(SESSIONS)
+    if interpreter is not None:
+        interpreter.warm_up()
     assert threading.active_count() == 1, "a thread is running: its locks would be copied as they are"
     asks = can_listen()
-    program = build_filter(locks=Locks.ASK if asks else Locks.RECORDS)
+    program = prepare_filter(build_filter(locks=Locks.ASK if asks else Locks.RECORDS), listen=asks)
+    # Others than ours may have asked Python to be called in forked processes.
+    fork = kernel.fork if all(name.partition(".")[0] in warmth.KNOWN for name in modules) else os.fork
     # Asked for now: in a new user namespace nobody has a number before the maps are written.
-    origin = _Origin(program, asks, _own_address_space(), os.getuid(), os.getgid(), list_own_modules())
+    user, group, size = os.getuid(), os.getgid(), _own_address_space()
+    origin = _Origin(program, asks, size, user, group, interpreter, fork)
+    kernel.keep_for_ever(origin)
+    _make_streams()
+    if users and not let_others_read(users.start):
+        users = range(0)
+    next_user = itertools.cycle(users)
+    # By default each thread that allocates reserves 64 MiB and more of the address space.
+    kernel.share_arenas(2)
+    hide_own_modules()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -77,7 +105,7 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
     # Ended runs need not be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control.sendall(READY_ASKING if asks else READY)
+    control.sendall(READY + (LOCKS if asks else b"") + (USERS if users else b""))
     room = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
     while True:
         message, ancillary, _, _ = control.recvmsg(16, room)
@@ -86,21 +114,40 @@ def serve(control: socket.socket, modules: list[str]) -> Callable[[], None]:
         received = array.array("i")
         for _, _, data in ancillary:
             received.frombytes(data)
+        gate = -1
         try:
+            gate = os.eventfd(0) if users else -1
             child, pidfd = kernel.clone(kernel.ALL_NAMESPACES)
         except OSError as error:
             control.sendall(FAILED + str(error).encode())
         else:
             if child == 0:
-                return _start_run(received, origin)
+                return _start_run(received, origin, gate)
+            if users:
+                with contextlib.suppress(OSError):  # it has been killed; or the run says that it has no user
+                    kernel.write_file(f"/proc/{child}/uid_map", f"{origin.uid} {next(next_user)} 1")
+                os.eventfd_write(gate, 1)
             try:
                 socket.send_fds(control, [SPAWNED], [pidfd])
             except OSError as error:  # too many descriptors of this user are under way
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 control.sendall(FAILED + str(error).encode())
             os.close(pidfd)
-        for fd in received:
+        for fd in (*received, *([gate] if gate >= 0 else [])):
             os.close(fd)
+
+
+def _make_streams() -> None:
+    """Those of every program: its output goes into pipes, its input is a file or nothing."""
+    null = os.dup(1)
+    ends = os.pipe()
+    for fd in (1, 2):
+        os.dup2(ends[1], fd)
+    make_streams()
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    for fd in (*ends, null):
+        os.close(fd)
 
 
 def _own_address_space() -> int:
@@ -109,8 +156,11 @@ def _own_address_space() -> int:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None]:
-    """As process 1 of the new namespaces: close them off, fork the program and supervise it."""
+def _start_run(received: array.array[int], origin: _Origin, gate: int) -> Callable[[], None]:
+    """As process 1 of the new namespaces: close them off, fork the program and supervise it.
+
+    ``gate`` is an eventfd that tells when this process has a user of its own; -1 where it will have none.
+    """
     job_fd, out, error, report_fd, *others = received
     report_here = report_fd
     try:
@@ -120,8 +170,15 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         # A signal to a process group reaches all of it, whatever its namespaces: other runs, and the warm interpreter.
         # Not a session: under autogroup each would have as much of the processor as the pool, however nice it is.
         os.setpgid(0, 0)
-        kernel.die_with_parent()
-        kernel.map_ids(origin.uid, origin.gid)
+        # As the pool's user, who owns the groups.
+        others = enter_groups(job, others)
+        if gate >= 0:
+            os.read(gate, 8)
+            kernel.map_group(origin.gid)
+            os.setresuid(origin.uid, origin.uid, origin.uid)  # for the kernel another one than outside
+        else:
+            kernel.map_ids(origin.uid, origin.gid)
+        kernel.die_with_parent()  # after a change of the user, which undoes it
         with contextlib.suppress(OSError):
             kernel.write_file("/proc/sys/user/max_user_namespaces", "0")
         size = f"size={job['disk_mb']}m,nr_inodes={job['inodes']},mode=1777"
@@ -137,10 +194,10 @@ def _start_run(received: array.array[int], origin: _Origin) -> Callable[[], None
         kernel.clear_dumpable()
         keeper = None
         if origin.asks:
-            keeper = LockKeeper(load_filter(origin.filter, listen=True), WORKING_FOLDER)
+            keeper = LockKeeper(origin.load_filter(), WORKING_FOLDER)
         else:
-            load_filter(origin.filter)
-        child = os.fork()
+            origin.load_filter()
+        child = origin.fork()
         if child == 0:
             return _become_program(job, origin)
         _supervise(child, job, keeper)
@@ -153,13 +210,11 @@ def _become_program(job: Job, origin: _Origin) -> Callable[[], None]:
     kernel.set_dumpable()
     write_files(job, WORKING_FOLDER)
     set_limits(job, origin.baseline)
-    play = None
+    start = hand_over(job, WORKING_FOLDER)
     if job["session"]:
-        from spear_sandbox.guest import interpreter
-
-        play = interpreter.serve
-    start = hand_over(job, WORKING_FOLDER, origin.own_modules)
-    return play or start
+        assert origin.interpreter is not None
+        start = origin.interpreter.serve
+    return start
 
 
 def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
@@ -171,8 +226,7 @@ def _supervise(child: int, job: Job, keeper: LockKeeper | None) -> NoReturn:
         return (name for name in os.listdir("/proc") if name.isdigit() and name != own)
 
     def kill() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        kernel.kill_all(signal.SIGKILL)
 
     control = CONTROL_FD if job["session"] else None
     record = supervise(

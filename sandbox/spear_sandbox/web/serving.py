@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import math
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -17,14 +20,24 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 __all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server", "on_signals"]
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_S = 75
 """Longer than clients keep an idle connection; uvicorn's 5 s would close it under the next request of some."""
 DESCRIPTORS = 65_536
 """As many as a server asks for; the soft limit of most systems is 1,024."""
-SPARE_DESCRIPTORS = 128
-"""For files and pipes, beside the connections."""
+SPARE_DESCRIPTORS = 256
+"""For files and pipes, and for connections that are about to be turned away, beside those that are served."""
+ACCEPTED_AT_ONCE = 32
+"""Connections that are taken before the first of them can be turned away; asyncio would take all that wait."""
+LINGERING, LINGER_S = 64, 1.0
+"""Connections that were turned away and may still send what they had begun to, and for how long."""
+SILENCE_S = 60.0
+"""Between two lines of the log that say the same of connections that cannot be taken."""
 DRAINED = 1 << 20
 """Bytes of a body in chunks that are dropped, after an answer that did not wait for it, before the connection ends."""
+WAITING = 4096
+"""Connections that the kernel keeps until they are taken."""
 TICKS = 5
 """Tenths of a second between two looks at the connections."""
 
@@ -50,6 +63,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     limits: ClassVar[ConnectionLimits]
     head_since: float | None = None
     """When the client began to send headers that are not complete; None where it does not."""
+    _is_refused = False
     _received = 0
     """Bytes since the last headers were complete."""
     _allowed: float = 0
@@ -61,9 +75,18 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.head_since, self._allowed = time.monotonic(), self.limits.head_bytes
         if len(self.connections) > self.limits.connections:
             self._refuse("503 Service Unavailable", "this service has too many connections: try again in a moment.")
+            self._is_refused = True
+            if len(self.connections) > self.limits.connections + LINGERING:
+                self.transport.close()
+            else:  # what still comes would answer with a reset, and the client might never see why
+                with contextlib.suppress(OSError):  # it has hung up already
+                    self.transport.write_eof()
+                self.head_since += LINGER_S - self.limits.head_s
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; headers that are too long end the connection with 431."""
+        if self._is_refused:
+            return
         cycle = self.cycle
         super().data_received(data)
         if self.cycle is not cycle:
@@ -75,6 +98,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._received += len(data)
         if self._received > self._allowed and not self.transport.is_closing():
             self._refuse("431 Request Header Fields Too Large", "the headers of this request are too long.")
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Drop the rest of a body that was refused, and wait for the next request."""
@@ -88,7 +112,6 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(detail)}\r\n"
             f"retry-after: 1\r\nconnection: close\r\n\r\n{detail}".encode()
         )
-        self.transport.close()
 
 
 def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
@@ -102,6 +125,23 @@ def _find_length(headers: Iterable[tuple[bytes, bytes]]) -> float:
 
 class BoundedServer(uvicorn.Server):
     """uvicorn's server; it closes connections whose headers do not come."""
+
+    _complained = -math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. The kernel keeps more connections waiting than are taken at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING)
+        asyncio.get_running_loop().set_exception_handler(self._complain)
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what nobody caught; of connections for which there are no descriptors, now and then one line."""
+        if not context.get("message", "").startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._complained > SILENCE_S:
+            self._complained = time.monotonic()
+            logger.warning("connections have to wait: %s; raise the limit (ulimit -n)", context.get("exception"))
 
     async def on_tick(self, counter: int) -> bool:
         """Look at the connections now and then."""
@@ -143,7 +183,7 @@ def make_server(
         proxy_headers=False,  # nobody asks for the address of a client
         timeout_graceful_shutdown=drain_s,
         timeout_keep_alive=KEEPALIVE_S,
-        backlog=most,
+        backlog=ACCEPTED_AT_ONCE,
         **options,
     )
     config.load()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -125,6 +128,40 @@ def test_a_body_that_is_refused_is_read_to_its_end() -> None:
         for _ in range(3):
             answer = client.post(f"http://{address[0]}:{address[1]}/size", content=b"x" * 20 * LIMIT)
             assert answer.status_code == 413 and "send less" in answer.json()["detail"]
+
+
+FEW = """
+import asyncio, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (330, 330))
+from fastapi import FastAPI
+from spear_sandbox.web.listening import bind_socket
+from spear_sandbox.web.serving import make_server
+app = FastAPI()
+app.get("/")(lambda: 1)
+listener = bind_socket("127.0.0.1", 0)
+server = make_server(app, drain_s=1, lifespan="off", ws="none")
+print(listener.getsockname()[1], flush=True)
+asyncio.run(server.serve([listener]))
+"""
+
+
+def test_a_crowd_takes_no_descriptors_that_others_need_and_floods_no_log(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", FEW], stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        crowd = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(600)]
+        answers = [client.recv(1000) for client in crowd[74:]]
+        assert all(b" 503 " in answer for answer in answers)
+        assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200
+        for client in crowd:
+            client.close()
+        wait_until(lambda: httpx.get(f"http://127.0.0.1:{address[1]}/").status_code == 200)
+        assert (tmp_path / "log").read_text() == ""
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def test_one_connection_too_many() -> None:

@@ -40,6 +40,13 @@ class ScriptedModel:
         return 200, {**about, "choices": [choice], "usage": usage}
 
 
+def write_stream(answer: dict[str, Any]) -> str:
+    """A chat completion as one event."""
+    choices = [choice | {"delta": choice.pop("message")} for choice in answer["choices"]]
+    event = answer | {"object": "chat.completion.chunk", "choices": choices}
+    return f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+
+
 @contextmanager
 def run_model() -> Iterator[ScriptedModel]:
     """Serve one on a free port of this machine."""
@@ -51,9 +58,10 @@ def run_model() -> Iterator[ScriptedModel]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, answer = model.answer(self.path, body)
-            data = json.dumps(answer).encode()
+            streams = status == 200 and body.get("stream")
+            data = (write_stream(answer) if streams else json.dumps(answer)).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

@@ -157,7 +157,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_sandbox/mcp_server.py",
         "spear_training/*",
     ),
+    "jsonschema": ("spear_envs/mcp_tools/*",),
+    "httpx2": ("spear_envs/mcp_tools/client.py",),
     "mcp": (
+        "spear_envs/mcp_tools/client.py",
         "spear_envs/adapters/mcp_server.py",
         "spear_envs/retrieval/mcp_server.py",
         "spear_sandbox/mcp_server.py",

@@ -8,6 +8,10 @@ from typing import Any
 
 from spear_envs.adapters.conversation import Conversation, Message
 from tests.spear_envs.adapters.episodes import SETTINGS, Episode, Script, Seen
+from tests.spear_envs.corridor import CORRIDOR
+
+FEW = (CORRIDOR, "spear/Sokoban-v1", "spear/CodeInterpreter-v0")
+"""Enough for a short check: a plain one, its own rewards, its own form of responses."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ Total = Callable[[Script, Episode, list[str]], tuple[list[str], float | None, st
 """For libraries that play whole rollouts: the texts that the model was shown, what was paid, and the fault."""
 
 
-def compare_steps(play: Play, count: int, env_ids: Iterable[str] = SETTINGS) -> int:
+def compare_steps(play: Play, count: int, env_ids: Iterable[str] = ()) -> int:
     """Compare message by message; returns how many steps there were."""
     steps = 0
 
@@ -48,7 +52,7 @@ def compare_steps(play: Play, count: int, env_ids: Iterable[str] = SETTINGS) -> 
     return steps
 
 
-def compare_totals(play: Total, count: int, env_ids: Iterable[str] = SETTINGS) -> int:
+def compare_totals(play: Total, count: int, env_ids: Iterable[str] = ()) -> int:
     """Compare what whole rollouts show and pay; returns how many steps there were."""
     steps = 0
 
@@ -72,7 +76,7 @@ def _compare(
     env_ids: Iterable[str],
     whole: bool = False,
 ) -> None:
-    for env_id in env_ids:
+    for env_id in env_ids or (FEW if count <= 4 else SETTINGS):
         script = Script(env_id, count)
         beside = Conversation(script.make("tags"))
         with script.break_down():

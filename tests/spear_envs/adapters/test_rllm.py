@@ -51,7 +51,6 @@ def ask(model: ScriptedModel, row: dict[str, Any]) -> Any:
     ("count", "env_ids"),
     [
         (4, [CORRIDOR]),
-        pytest.param(4, SETTINGS, marks=pytest.mark.slow),
         pytest.param(40, SETTINGS, marks=pytest.mark.nightly),
     ],
 )

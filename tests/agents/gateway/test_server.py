@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
@@ -199,7 +199,9 @@ def test_a_program_outside_acts_over_http() -> None:
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["extend", "extend", "again", "rewrite", "cut", "parallel", "step", "rubbish", "tools"]),
+        st.sampled_from(
+            ["extend", "extend", "again", "rewrite", "cut", "parallel", "step", "rubbish", "tools", "stranger"]
+        ),
         st.integers(0, 9),
     ),
     max_size=12,
@@ -227,8 +229,24 @@ def check_rows(played: Trajectory, engine: KeepingEngine) -> None:
     assert sorted(found) == asked
 
 
-@given(moves, st.integers(0, 2**31), st.sampled_from([400, 30, 5]))
+programs = given(moves, st.integers(0, 2**31), st.sampled_from([400, 30, 5]))
+
+
+@programs
 def test_rows_of_any_program_are_what_was_asked_and_said(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    check_program(made, seed, limit)
+
+
+@pytest.mark.nightly
+@settings(max_examples=1000)
+@programs
+def test_rows_of_a_thousand_programs(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    check_program(made, seed, limit)
+
+
+def check_program(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    """A program made of these moves, whose responses have at most ``limit`` tokens."""
+
     async def play(task: AgentTask) -> None:
         headers = {"Authorization": f"Bearer {task.api_key}"}
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
@@ -248,6 +266,10 @@ def test_rows_of_any_program_are_what_was_asked_and_said(made: list[tuple[str, i
                     messages[number % len(messages)] = {"role": "user", "content": f"other {number}"}
                 elif move == "cut":
                     del messages[1 + number % len(messages) :]
+                elif move == "stranger":
+                    wrong = {"Authorization": f"Bearer {'x' * (number + 1)}"}
+                    reply = await client.post("/chat/completions", json={"model": task.model}, headers=wrong)
+                    assert reply.status_code == 401
                 elif move == "rubbish":
                     await ask([{"role": "user"}] * number, max_tokens=number)
                 elif move == "parallel":

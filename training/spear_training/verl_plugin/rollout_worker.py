@@ -51,6 +51,8 @@ from spear_training.verl_plugin.queue import PARTITION
 TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")
 """Columns that stay in TransferQueue."""
 ROWS_PER_WRITE = 4096
+MOST_DEATHS = 3
+"""Of a worker in a training; then the run stops, and is resumed."""
 MOST_EPISODES = 512
 """Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
 
@@ -312,7 +314,10 @@ class RolloutManager(AgentLoopManager):
     """Deals episodes to the workers and collects their records."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.agent_loop_workers_class = ray.remote(num_cpus=0)(RolloutWorker)
+        # A worker that dies is started again, elsewhere if its node is gone, and plays its orders anew: with the same
+        # seeds, and its rows have the same keys.
+        lives = {"max_restarts": MOST_DEATHS, "max_task_retries": MOST_DEATHS}
+        self.agent_loop_workers_class = ray.remote(num_cpus=0, **lives)(RolloutWorker)
         super().__init__(*args, **kwargs)
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Sampling, split: str, *, keep: bool) -> list[Any]:

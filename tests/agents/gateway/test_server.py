@@ -59,6 +59,64 @@ def test_the_openai_sdk_calls_tools() -> None:
     assert {sampling.temperature for sampling in engine.samplings} == {1.0}, "how responses are drawn is the run's"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_openai_sdk_asks_for_responses(streams: bool) -> None:
+    openai = pytest.importorskip("openai")
+    seen: list[str] = []
+
+    async def play(task: AgentTask) -> None:
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        tools = [{"type": "function", **tool["function"]} for tool in task.tools]
+        items: list[Any] = [{"role": "user", "content": task.prompt}]
+        asked = {"model": task.model, "instructions": "Walk.", "tools": tools}
+        while not task.done:
+            if streams:
+                async with client.responses.stream(input=items, **asked) as events:
+                    seen.extend([event.type async for event in events])
+                    reply = await events.get_final_response()
+            else:
+                reply = await client.responses.create(input=items, **asked)
+            assert reply.output_text == "I go." and reply.status == "completed" and reply.usage.output_tokens > 9
+            items += reply.output
+            for call in reply.output[1:]:
+                shown = await task.call(call.name, json.loads(call.arguments))
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": shown})
+
+    # As the template writes it, so that the second call goes on from the first.
+    engine = KeepingEngine("I go.\n" + CALL.replace(">{", ">\n{").replace("}<", "}\n<"))
+    (played,) = play_program(play, engine, sampling=Sampling(max_tokens=400))
+    assert played.won and [turn.follows for turn in played.turns] == [None, 0] and len(played.rows()) == 1
+    check_rows(played, engine)
+    assert not streams or {"response.output_text.delta", "response.function_call_arguments.done"} <= set(seen)
+
+
+def test_responses_that_are_cut_and_wrong_ones() -> None:
+    item = {"role": "user", "content": "hi"}
+
+    def play(task: AgentTask) -> None:
+        ask = {"model": task.model, "input": "hi"}
+        cut = post(task, ask | {"max_output_tokens": 2}, "/responses").json()
+        assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        for wrong, words in (
+            ({"input": []}, "input"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+            ({"max_output_tokens": 0}, "max_output_tokens"),
+            ({"include": ["reasoning.encrypted_content"]}, "include"),
+            ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "type 'reasoning'"),
+            ({"input": [{**item, "role": "wizard"}]}, "role 'wizard'"),
+            ({"input": [{**item, "content": [{"type": "input_image"}]}]}, "this address takes text"),
+            ({"input": [{**item, "content": 7}]}, "list of parts"),
+            ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ):
+            reply = post(task, ask | wrong, "/responses")
+            error = reply.json()["error"]
+            assert reply.status_code == 400 and words in error["message"], (wrong, error)
+        assert post(task, ask, "/responses", Authorization="Bearer x").status_code == 401
+
+    (played,) = play_program(play, KeepingEngine("hello"))
+    assert played.fault is None and len(played.turns) == 1
+
+
 def test_streams_of_both_sdks_say_the_same() -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
     said: list[Any] = []

@@ -137,8 +137,8 @@ class Gateway:
     async def _responses(self, request: Request, key: str) -> Response:
         with telling(openai_wire.write_error) as told:
             session, body = await self._open(request, key, responses_wire.ResponsesRequest)
-            asked = {"messages": body.to_messages(), "tools": body.offered, "max_tokens": body.max_output_tokens}
-            answer = await work_for(request, session.complete(**asked))
+            asking = session.complete(body.to_messages(), body.offered, max_tokens=body.max_output_tokens)
+            answer = await work_for(request, asking)
             if body.stream:
                 return _stream(responses_wire.write_events(answer, body, key))
             return write_json(200, responses_wire.write_response(answer, body, key))

@@ -158,6 +158,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_training/*",
     ),
     "jsonschema": ("spear_envs/mcp_tools/*",),
+    "referencing": ("spear_envs/mcp_tools/tools.py",),
     "httpx2": ("spear_envs/mcp_tools/client.py",),
     "mcp": (
         "spear_envs/mcp_tools/client.py",

@@ -76,6 +76,7 @@ class McpSession:
         self._opened: Future[list[ToolEntry]] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: asyncio.Queue[tuple[str, Mapping[str, Any], Future[CallResult]] | None] | None = None
+        self._serving: asyncio.Task[Any] | None = None
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - a server writes there
         try:
             import mcp  # noqa: F401
@@ -116,10 +117,15 @@ class McpSession:
 
     def close(self) -> None:
         """End the connection, and the server that was started for it."""
-        if self._loop is not None and self._jobs is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # its loop has just ended
+        if self._loop is None or self._jobs is None or self._serving is None:
+            return
+        with suppress(RuntimeError):  # its loop has ended
+            if self._opened.done():
                 self._loop.call_soon_threadsafe(self._jobs.put_nowait, None)
-            self._thread.join(_GRACE_S)
+                self._thread.join(_GRACE_S)
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._serving.cancel)
+                self._thread.join(_GRACE_S)
 
     def _quote(self) -> str:
         """The last line that a server that was started wrote to stderr."""
@@ -149,7 +155,7 @@ class McpSession:
                 job[2].set_exception(error)
 
     async def _serve(self) -> None:
-        self._jobs, self._loop = asyncio.Queue(), asyncio.get_running_loop()
+        self._jobs, self._serving, self._loop = asyncio.Queue(), asyncio.current_task(), asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(await self._connect(stack))
             entries, page = [], None

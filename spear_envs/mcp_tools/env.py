@@ -59,6 +59,8 @@ class McpToolsEnv(SpearEnv[str]):
     ) -> None:
         super().__init__(read_tasks(tasks, check_split(split, self.splits)), max_turns=max_turns, **common)
         self._server = server
+        if server is not None:
+            self.metadata = {**self.metadata, "blocking": True}  # type: ignore[misc]
         self._seconds = float(seconds)
         self._variables = tuple(pass_variables)
         self._most = most_characters
@@ -112,7 +114,7 @@ class McpToolsEnv(SpearEnv[str]):
         self._calls, self._answer, self._reached = [], None, 0.0
 
     def _act(self, action: str) -> ActionResult:
-        name, _, _ = action.partition(" ")
+        name = action.split(None, 1)[0]
         tool = next((tool for tool in self.tools if tool.name == name), None)
         if tool is None:
             known = [tool.name for tool in self.tools]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tools import CallError, Tool
@@ -17,6 +19,8 @@ from spear_envs.mcp_tools.client import ToolEntry
 
 __all__ = ["McpTool", "make_tools", "write_action"]
 
+MOST_LEVELS = 32
+"""Of a call's arguments, one in another."""
 _HINTS: Mapping[Any, type] = {
     "string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict
 }  # fmt: skip
@@ -69,21 +73,38 @@ class McpTool(Tool):
         Raises:
             CallError: and why.
         """
-        problem = next(jsonschema.Draft202012Validator(self.entry.schema).iter_errors(dict(arguments)), None)
+        # An empty registry: a schema of a stranger fetches nothing.
+        validator = jsonschema.Draft202012Validator(self.entry.schema, registry=Registry())
+        try:
+            problem = next(validator.iter_errors(dict(arguments)), None)
+        except (Unresolvable, RecursionError) as error:
+            raise CallError(f"{self.name} cannot take this ({type(error).__name__}).") from error
         if problem is not None:
             place = ".".join(map(str, problem.absolute_path))
             raise CallError(f"{self.name} cannot take this: {place + ': ' if place else ''}{problem.message[:200]}.")
 
     def read(self, action: str) -> dict[str, Any] | None:
         """The arguments of an action of this tool; None for any other."""
-        name, _, written = action.partition(" ")
+        name, *written = action.split(None, 1)
         if name != self.name:
             return None
         try:
-            arguments = json.loads(written or "{}")
+            arguments = json.loads(written[0] if written else "{}")
+            # What cannot be sent is no JSON either: infinite numbers, half characters, endless nests.
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError):
             return None
-        return arguments if isinstance(arguments, dict) else None
+        return arguments if isinstance(arguments, dict) and _is_shallow(arguments) else None
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [part for part in level if isinstance(part, (dict, list))]
+        level = [item for part in inner for item in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return True
+    return False
 
 
 def write_action(name: str, arguments: Mapping[str, Any]) -> str:

@@ -113,9 +113,14 @@ def test_wrong_calls_cost_a_turn_and_are_explained(make: Make) -> None:
         "fnd {}": "find",
         "find Emma": "not a JSON object",
         'find ["Emma"]': "not a JSON object",
-        'find {"name": "Emma"}': "'title' is a required property",
+        'find\n{"name": "Emma"}': "'title' is a required property",
         'borrow {"title": "Emma", "days": "many"}': "days: 'many' is not of type 'integer'",
         "find " + "[" * 90_000: "not a JSON object",
+        'find {"title": "x", "y": ' + "[" * 900 + "]" * 900 + "}": "not a JSON object",
+        'find {"title": "\\ud800"}': "not a JSON object",
+        'find {"title": "x", "y": NaN}': "not a JSON object",
+        'find {"title": "x", "y": 1e999}': "not a JSON object",
+        'find {"title": "x", "y": ' + "9" * 5000 + "}": "not a JSON object",
     }.items():
         observation, _, _, _, info = play(env, 0, [action])[-1]
         assert told in observation and not info["action_ok"] and info["fault"] is None, observation
@@ -148,6 +153,10 @@ def test_servers_that_fail(make: Make) -> None:
         make(server="there-is-no-such-command")
     with pytest.raises(EnvFault, match="mcp_unreachable"):
         make(server="http://127.0.0.1:9/mcp")
+    mark = f"{600 + os.getpid() / 1e7}"
+    with pytest.raises(EnvFault, match=r"mcp_unreachable.*no answer within 2 s"):
+        make(server=f"sleep {mark}", seconds=2.0)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in path.read_bytes()]
     env = make(server=COMMAND, seconds=5.0, most_characters=100)
     observation, *_ = play(env, 0, ['wait {"seconds": 0}'])[-1]
     assert observation.endswith("(19,900 characters more)")

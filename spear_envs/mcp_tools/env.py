@@ -57,6 +57,9 @@ class McpToolsEnv(SpearEnv[str]):
         pass_variables: Sequence[str] = (),
         **common: Any,
     ) -> None:
+        for name, value in {"tasks": tasks, "server": server, "recording": recording}.items():
+            if not isinstance(value, str) and (value is not None or name == "tasks"):
+                raise SpearError(f"{name} is a text, not {value!r}.")
         super().__init__(read_tasks(tasks, check_split(split, self.splits)), max_turns=max_turns, **common)
         self._server = server
         if server is not None:

@@ -20,7 +20,9 @@ import spear_envs  # noqa: F401
 from spear_envs.adapters.conversation import Conversation, find_tools_template
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
+from spear_envs.core.tasks import Task
 from spear_envs.mcp_tools.client import McpFaultKind
+from spear_envs.mcp_tools.tasks import judge
 from spear_envs.testing import check_spear_env
 
 HERE = Path(__file__).parent
@@ -198,6 +200,8 @@ def test_wrong_recordings(make: Make, tmp_path: Path) -> None:
     path.write_text(RECORDING.read_text()[:-20])
     with pytest.raises(SpearError, match="is no recording"):
         make(recording=str(path))
+    with pytest.raises(SpearError, match="server is a text, not False"):
+        make(server=False)
     with pytest.raises(SpearError, match="'find' is taken"):
         make(recording=str(RECORDING), answer_tool="find")
 
@@ -226,3 +230,25 @@ def test_over_http(make: Make) -> None:
             env.reset(seed=0)
     finally:
         running.kill()
+
+
+def too_generous(task: Any, calls: Any, answer: Any) -> float:
+    return 1 / 0 if answer == "x" else 2.0
+
+
+def test_rules() -> None:
+    def score(rule: dict[str, Any], calls: Sequence[Mapping[str, Any]] = (), answer: str | None = None) -> float:
+        return judge(Task("t/train/0", "train", "task", "Do it.", {"reward": rule}), calls, answer)
+
+    call = {"tool": "borrow", "arguments": {"title": "Emma", "days": 3}, "text": "", "is_error": False}
+    wanted = {"tool": "borrow", "arguments": {"days": 3}}
+    assert score({"calls": [wanted]}, [call]) == 1 and score({"calls": [wanted, {"tool": "find"}]}, [call]) == 0.5
+    assert score({"calls": [wanted]}, [call | {"is_error": True}]) == 0
+    assert score({"calls": [{"tool": "borrow", "arguments": {"days": 3, "more": None}}]}, [call]) == 0
+    assert score({"answer": "Shelf 3"}, answer=" shelf\n3. ") == 1 and score({"answer": "shelf 3"}) == 0
+    assert score({"answer": ["a", "b"]}, answer="b") == 1 and score({"answer": "ab"}, answer="a") == 0
+    function = {"function": f"{__name__}:too_generous"}
+    with pytest.raises(SpearError, match="a score is from 0 to 1"):
+        score(function)
+    with pytest.raises(SpearError, match="failed on t/train/0: ZeroDivisionError"):
+        score(function, answer="x")

@@ -9,6 +9,7 @@ import asyncio
 from typing import Any
 
 from fastapi import HTTPException
+from gymnasium.error import ResetNeeded
 from nemo_gym.openai_utils import NeMoGymResponse
 from resources_servers.gymnasium import GymnasiumServer, extract_text
 
@@ -41,7 +42,11 @@ class SpearServer(GymnasiumServer):
 
         def begin() -> tuple[TextEpisode, str]:
             episode, task = open_row(metadata)
-            return episode, episode.begin(task)
+            try:
+                return episode, episode.begin(task)
+            except BaseException:
+                episode.close()
+                raise
 
         try:
             episode, first = await asyncio.to_thread(begin)
@@ -63,7 +68,10 @@ class SpearServer(GymnasiumServer):
         episode: TextEpisode | None = self.session_state.get(session_id)
         if episode is None:
             raise HTTPException(409, "no episode is under way in this session: send /reset first.")
-        message = await asyncio.to_thread(episode.respond, extract_text(action))
+        try:
+            message = await asyncio.to_thread(episode.respond, extract_text(action))
+        except ResetNeeded as error:  # the step before this one has ended the episode
+            raise HTTPException(409, str(error)) from error
         said = None if message.done else message.text
         return said, message.reward, message.terminated, message.truncated, episode.describe()
 

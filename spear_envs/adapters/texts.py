@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ class TextEpisode:
         self.env_id = env_id
         self.conversation = make_conversation(env_id, template, **keywords)
         self.last: Message | None = None
+        self._lock = threading.Lock()
 
     def begin(self, task: str | None = None, seed: int | None = None) -> str:
         """Begin an episode; returns the model's first message.
@@ -55,8 +57,9 @@ class TextEpisode:
         Raises:
             ResetNeeded: no episode is under way.
         """
-        self.last = self.conversation.respond(response)
-        return self.last
+        with self._lock:  # an address may be asked twice at once
+            self.last = self.conversation.respond(response)
+            return self.last
 
     def respond_or_raise(self, response: str) -> Message:
         """Play a response, for libraries that drop an episode which raises.

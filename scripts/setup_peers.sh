@@ -1,22 +1,39 @@
 #!/usr/bin/env bash
-# Make .venv-peers: libraries that our adapters are for and whose pins exclude ours, to prove the adapters with the real
-# other side. About 500 MB; running it again is free when nothing has changed.
+# Make .venv-peers, and with the argument "all" .venv-peers-rollouts and .venv-peers-nemo as well: libraries that our adapters
+# are for and whose pins exclude ours, or one another's, to prove the adapters with the real other side. All of them take about
+# 3 GB; running it again is free when nothing has changed.
 #
-#   PYTHON  interpreter to use (default: the one that .venv was made with, else python3)
-#   PEERS   folder of the environment (default .venv-peers)
+#   PYTHON       interpreter to use (default: the one that .venv was made with, else python3)
+#   PYTHON312    interpreter of .venv-peers-nemo (default python3.12); without one it is left out
+#   PEERS        folder of the first (default .venv-peers)
+#   TORCH_INDEX  index that has PyTorch's CPU wheels, e.g. https://download.pytorch.org/whl/cpu
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 peers=${PEERS:-.venv-peers}
-constraints=constraints/peers.txt
-stamp=$peers/.spear-peers
-wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml | cksum)
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
-
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PYTHONWARNINGS=ignore
 python=${PYTHON:-$("${VENV:-.venv}/bin/python" -c 'import sys; print(sys._base_executable)' 2>/dev/null || echo python3)}
-"$python" -m venv --clear "$peers"
-pip() { "$peers/bin/python" -m pip "$@"; }
-# Ours too, to run in one process with GEM.
-PYTHONWARNINGS=ignore pip install -q -c "$constraints" openenv gem-llm -e ./sandbox -e .
-printf '%s\n' "$wanted" >"$stamp"
+
+# make FOLDER INTERPRETER CONSTRAINTS PACKAGE...: ours too, since the adapters run in the other library's process.
+make() {
+    local folder=$1 interpreter=$2 constraints=constraints/$3 stamp=$1/.spear-peers wanted
+    shift 3
+    wanted=$(cat "$constraints" scripts/setup_peers.sh VERSION pyproject.toml sandbox/pyproject.toml | cksum)
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return; fi
+    "$interpreter" -m venv --clear "$folder"
+    if grep -q '^torch==' "$constraints"; then
+        "$folder/bin/python" -m pip install -q -c "$constraints" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+    fi
+    "$folder/bin/python" -m pip install -q -c "$constraints" "$@" -e ./sandbox -e .
+    printf '%s\n' "$wanted" >"$stamp"
+}
+
+make "$peers" "$python" peers.txt openenv gem-llm
+if [ "${1:-}" != all ]; then exit; fi
+make "$peers-rollouts" "$python" peers-rollouts.txt verifiers tinker-cookbook skyrl-gym
+python312=$(command -v "${PYTHON312:-python3.12}" || true)
+if "${python312:-false}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then
+    make "$peers-nemo" "$python312" peers-nemo.txt nemo-gym
+else
+    echo "setup_peers: no Python 3.12, so NeMo Gym is left out (name one: PYTHON312=/path/to/python3.12)" >&2
+fi

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from spear_envs.adapters.conversation import ENDED, Conversation, Message, find_tools_template
+from spear_envs.adapters.texts import draw_tasks
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
@@ -101,12 +101,8 @@ def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> lis
         seed: of the draw.
         keywords: of the environment.
     """
-    env = make_env(env_id, keywords=keywords)
-    tasks = env.tasks
-    places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)
-    rows = [{"prompt": [{"role": "user", "content": ""}], "task": tasks[int(place)].id} for place in places]
-    env.close()
-    return rows
+    ids = draw_tasks(env_id, count, seed=seed, **keywords)
+    return [{"prompt": [{"role": "user", "content": ""}], "task": task} for task in ids]
 
 
 def _make_method(tool: Tool) -> Callable[..., Shown]:

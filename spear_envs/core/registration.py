@@ -100,3 +100,4 @@ def register_builtin() -> None:
     """Register every environment of :data:`ENVIRONMENTS`; ``import spear_envs`` does."""
     for entry in ENVIRONMENTS:
         register_env(entry.id, entry.entry_point, vector_entry_point=entry.vector_entry_point)
+    register_env("spear/McpTools-v0", "spear_envs.mcp_tools.env:McpToolsEnv")  # not listed: it has no tasks of its own

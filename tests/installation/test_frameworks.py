@@ -30,5 +30,5 @@ def test_agents_of_frameworks_play(tmp_path: Path) -> None:
     environment.install(*wheels.values(), *FRAMEWORKS, "fastapi", "uvicorn")
     script = ROOT / "tests" / "installation" / "frameworks_play.py"
     report = json.loads(environment.run(str(script), str(ROOT)).stdout.splitlines()[-1])
-    assert len(report) == 2
+    assert len(report) == 3
     assert all(played == [True, None, ["go", "go"], [None, 0], 1] for played in report.values()), report

@@ -42,8 +42,9 @@ def gateway(
     """Serve episodes of ENV to programs that speak to OpenAI's or Anthropic's interface.
 
     POST /episodes begins one and answers with its address, its key, the first prompt and the tools.  The model is at
-    ADDRESS/chat/completions and ADDRESS/messages; POST /episodes/ID/step acts in the environment; DELETE /episodes/ID
-    ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks for it.
+    ADDRESS/chat/completions, ADDRESS/responses and ADDRESS/messages; POST /episodes/ID/step acts in the environment;
+    DELETE /episodes/ID ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks
+    for it.
     """
     from spear_agents.evaluation import prepare
     from spear_agents.gateway.hosting import Host

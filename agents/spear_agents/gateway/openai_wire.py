@@ -47,7 +47,11 @@ class ChatMessage(BaseModel):
         }
         if self.tool_calls:
             message["tool_calls"] = [
-                {"type": "function", "id": call.id, "function": _read_function(call.function)}
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {"name": call.function.name, "arguments": read_arguments(call.function.arguments)},
+                }
                 for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
@@ -67,14 +71,14 @@ def join_parts(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _read_function(function: Function) -> dict[str, Any]:
-    arguments = function.arguments
+def read_arguments(arguments: Any) -> dict[str, Any]:
+    """The arguments of a call; none where they are no JSON object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             arguments = {}
-    return {"name": function.name, "arguments": arguments if isinstance(arguments, dict) else {}}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class ToolFunction(BaseModel):

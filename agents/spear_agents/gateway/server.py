@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spear_agents.engines.base import ContextExceededError, EngineFault
-from spear_agents.gateway import anthropic_wire, openai_wire
+from spear_agents.gateway import anthropic_wire, openai_wire, responses_wire
 from spear_agents.gateway.session import MODEL_NAME, BusyError, EndedError, Session
 from spear_envs.core.errors import SpearError
 from spear_sandbox.web.answering import BodyRoom, refuse, work_for, write_json
@@ -101,6 +101,7 @@ class Gateway:
         app = FastAPI(openapi_url=None)
         path = "/episodes/{key}"
         app.add_api_route(f"{path}/v1/chat/completions", self._chat, methods=["POST"])
+        app.add_api_route(f"{path}/v1/responses", self._responses, methods=["POST"])
         app.add_api_route(f"{path}/v1/messages", self._messages, methods=["POST"])
         app.add_api_route(f"{path}/v1/models", self._models, methods=["GET"])
         app.add_api_route(f"{path}/step", self._step, methods=["POST"])
@@ -131,6 +132,16 @@ class Gateway:
             if body.stream:
                 return _stream(openai_wire.write_stream(answer, body, key))
             return write_json(200, openai_wire.write_completion(answer, body, key, session.spell))
+        return told.response
+
+    async def _responses(self, request: Request, key: str) -> Response:
+        with telling(openai_wire.write_error) as told:
+            session, body = await self._open(request, key, responses_wire.ResponsesRequest)
+            asking = session.complete(body.to_messages(), body.offered, max_tokens=body.max_output_tokens)
+            answer = await work_for(request, asking)
+            if body.stream:
+                return _stream(responses_wire.write_events(answer, body, key))
+            return write_json(200, responses_wire.write_response(answer, body, key))
         return told.response
 
     async def _messages(self, request: Request, key: str) -> Response:

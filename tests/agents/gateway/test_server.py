@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
@@ -57,6 +57,64 @@ def test_the_openai_sdk_calls_tools() -> None:
     (played,) = play_program(play, engine, sampling=Sampling(max_tokens=400))
     assert played.won and [turn.action for turn in played.turns] == ["go", "go"]
     assert {sampling.temperature for sampling in engine.samplings} == {1.0}, "how responses are drawn is the run's"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_openai_sdk_asks_for_responses(streams: bool) -> None:
+    openai = pytest.importorskip("openai")
+    seen: list[str] = []
+
+    async def play(task: AgentTask) -> None:
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        tools = [{"type": "function", **tool["function"]} for tool in task.tools]
+        items: list[Any] = [{"role": "user", "content": task.prompt}]
+        asked = {"model": task.model, "instructions": "Walk.", "tools": tools}
+        while not task.done:
+            if streams:
+                async with client.responses.stream(input=items, **asked) as events:
+                    seen.extend([event.type async for event in events])
+                    reply = await events.get_final_response()
+            else:
+                reply = await client.responses.create(input=items, **asked)
+            assert reply.output_text == "I go." and reply.status == "completed" and reply.usage.output_tokens > 9
+            items += reply.output
+            for call in reply.output[1:]:
+                shown = await task.call(call.name, json.loads(call.arguments))
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": shown})
+
+    # As the template writes it, so that the second call goes on from the first.
+    engine = KeepingEngine("I go.\n" + CALL.replace(">{", ">\n{").replace("}<", "}\n<"))
+    (played,) = play_program(play, engine, sampling=Sampling(max_tokens=400))
+    assert played.won and [turn.follows for turn in played.turns] == [None, 0] and len(played.rows()) == 1
+    check_rows(played, engine)
+    assert not streams or {"response.output_text.delta", "response.function_call_arguments.done"} <= set(seen)
+
+
+def test_responses_that_are_cut_and_wrong_ones() -> None:
+    item = {"role": "user", "content": "hi"}
+
+    def play(task: AgentTask) -> None:
+        ask = {"model": task.model, "input": "hi"}
+        cut = post(task, ask | {"max_output_tokens": 2}, "/responses").json()
+        assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        for wrong, words in (
+            ({"input": []}, "input"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+            ({"max_output_tokens": 0}, "max_output_tokens"),
+            ({"include": ["reasoning.encrypted_content"]}, "include"),
+            ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "type 'reasoning'"),
+            ({"input": [{**item, "role": "wizard"}]}, "role 'wizard'"),
+            ({"input": [{**item, "content": [{"type": "input_image"}]}]}, "this address takes text"),
+            ({"input": [{**item, "content": 7}]}, "list of parts"),
+            ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ):
+            reply = post(task, ask | wrong, "/responses")
+            error = reply.json()["error"]
+            assert reply.status_code == 400 and words in error["message"], (wrong, error)
+        assert post(task, ask, "/responses", Authorization="Bearer x").status_code == 401
+
+    (played,) = play_program(play, KeepingEngine("hello"))
+    assert played.fault is None and len(played.turns) == 1
 
 
 def test_streams_of_both_sdks_say_the_same() -> None:
@@ -199,7 +257,9 @@ def test_a_program_outside_acts_over_http() -> None:
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["extend", "extend", "again", "rewrite", "cut", "parallel", "step", "rubbish", "tools"]),
+        st.sampled_from(
+            ["extend", "extend", "again", "rewrite", "cut", "parallel", "step", "rubbish", "tools", "stranger"]
+        ),
         st.integers(0, 9),
     ),
     max_size=12,
@@ -227,8 +287,24 @@ def check_rows(played: Trajectory, engine: KeepingEngine) -> None:
     assert sorted(found) == asked
 
 
-@given(moves, st.integers(0, 2**31), st.sampled_from([400, 30, 5]))
+programs = given(moves, st.integers(0, 2**31), st.sampled_from([400, 30, 5]))
+
+
+@programs
 def test_rows_of_any_program_are_what_was_asked_and_said(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    check_program(made, seed, limit)
+
+
+@pytest.mark.nightly
+@settings(max_examples=1000)
+@programs
+def test_rows_of_a_thousand_programs(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    check_program(made, seed, limit)
+
+
+def check_program(made: list[tuple[str, int]], seed: int, limit: int) -> None:
+    """A program made of these moves, whose responses have at most ``limit`` tokens."""
+
     async def play(task: AgentTask) -> None:
         headers = {"Authorization": f"Bearer {task.api_key}"}
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
@@ -248,6 +324,10 @@ def test_rows_of_any_program_are_what_was_asked_and_said(made: list[tuple[str, i
                     messages[number % len(messages)] = {"role": "user", "content": f"other {number}"}
                 elif move == "cut":
                     del messages[1 + number % len(messages) :]
+                elif move == "stranger":
+                    wrong = {"Authorization": f"Bearer {'x' * (number + 1)}"}
+                    reply = await client.post("/chat/completions", json={"model": task.model}, headers=wrong)
+                    assert reply.status_code == 401
                 elif move == "rubbish":
                     await ask([{"role": "user"}] * number, max_tokens=number)
                 elif move == "parallel":

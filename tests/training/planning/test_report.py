@@ -11,8 +11,12 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training import precision
+from spear_training.launch import compose_config
 from spear_training.planning.cli import plan
+from spear_training.planning.report import find_rewriting
+from spear_training.settings import RunSettings
 from tests.agents.test_metrics import write_launch
+from tests.training.planning.test_architecture import LLAMA
 
 GIB = 2**30
 
@@ -37,6 +41,22 @@ def test_a_plan_on_eight_gpus() -> None:
     assert rollout["key-value cache"] == pytest.approx(cache)
     assert made["memory"]["cache_tokens"] == pytest.approx(cache / (56 * 1024 / 2))
     assert made["memory"]["rollout_bytes"] == pytest.approx(sum(rollout.values()))
+
+
+def test_rows_of_a_conversation_are_those_of_the_chat_template(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.agents.test_transcript import make_tokenizer
+
+    for family in ("Qwen3", "Qwen2.5"):
+        make_tokenizer(family).save_pretrained(tmp_path / family)
+        (tmp_path / family / "config.json").write_text(json.dumps(LLAMA))
+    model = f"actor_rollout_ref.model.path={tmp_path / 'Qwen3'}"
+    made = ask("preset=alfworld_qwen2.5_7b", "cluster=8gpu", "--turns", "16", "spear.env.layout=conversation", model)
+    assert made["rewrites"] and made["step"]["rows"] == 4096
+    config = compose_config(["preset=alfworld_qwen2.5_7b"], Path("plan"), check=False)
+    settings = RunSettings.from_config(config)
+    assert find_rewriting(config, settings, str(tmp_path / "Qwen2.5")) is False
+    assert find_rewriting(config, settings, str(tmp_path)) is None
 
 
 def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:

@@ -33,6 +33,7 @@ from spear_training.verl_plugin.rollout_worker import (
     RolloutManager,
     RolloutWorker,
     ServerEngine,
+    Share,
 )
 from tests.training.episodes import make_episode, play
 
@@ -274,7 +275,8 @@ def test_the_episodes_that_are_to_be_recorded_come_back_whole(
     assert [len(episode.turns) for episode in rollout.episodes] == [rollout.records[n].turns for n in (1, 4)]
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
     other = replace(rollout, episodes=rollout.episodes[:1])
-    assert len(RolloutManager.collect([other, rollout]).episodes) == 3
+    manager, _ = open_manager(1)
+    assert len(manager.collect([Share(None, (), other), Share(None, (), rollout)]).episodes) == 3
 
 
 def test_a_user_s_function_pays_instead_of_the_environment(queue: FakeQueue, tmp_path: Path) -> None:
@@ -499,6 +501,34 @@ def test_groups_are_dealt_evenly_and_stay_together(workers: int) -> None:
 def test_records_come_back_in_one_order_whichever_worker_played(monkeypatch: pytest.MonkeyPatch) -> None:
     episodes = [make_episode(group, sample) for group in ("1-00000", "1-00001") for sample in range(3)]
     monkeypatch.setattr(rollout_worker.ray, "get", lambda futures: futures)
-    found, wanted = RolloutManager.collect([play(episodes[3:]), play(episodes[:3][::-1])]), play(episodes)
+    shares = [Share(None, (), played) for played in (play(episodes[3:]), play(episodes[:3][::-1]))]
+    found, wanted = open_manager(2)[0].collect(shares), play(episodes)
     assert found.records == wanted.records and found.generations == wanted.generations
     assert found.rows.key.tolist() == wanted.rows.key.tolist()
+
+
+def test_the_share_of_a_dead_worker_goes_to_another_one_until_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = rollout_worker.ray.exceptions.RayActorError
+    manager, _ = open_manager(3)
+
+    def make_worker(number: int) -> Any:
+        return SimpleNamespace(play=SimpleNamespace(remote=lambda orders, *_: (number, orders)))
+
+    everyone = manager.agent_loop_workers = [make_worker(number) for number in range(3)]
+    answered: list[EpisodeOrder] = []
+
+    def get(future: Any) -> Any:
+        number, orders = future
+        if number < dead:
+            raise error()
+        answered.extend(orders)
+        return play([make_episode(order.group, order.sample) for order in orders])
+
+    monkeypatch.setattr(rollout_worker.ray, "get", get)
+    orders, dead = order_episodes("train"), 2
+    manager.collect(manager.start(orders, Sampling(), "train", keep=True))
+    assert sorted(map(repr, answered)) == sorted(map(repr, orders))
+    assert manager.agent_loop_workers == everyone[2:]
+    dead = 3
+    with pytest.raises(error):
+        manager.collect(manager.start(orders, Sampling(), "train", keep=True))

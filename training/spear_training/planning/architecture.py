@@ -97,9 +97,9 @@ def find_architecture(name: str) -> Architecture:
     Raises:
         SpearError: neither.
     """
-    here = (Path(name), models_folder() / name, find_snapshot(name))
-    path = next((folder / "config.json" for folder in here if folder and (folder / "config.json").is_file()), None)
-    if path is not None:
+    folder = find_folder(name)
+    if folder is not None:
+        path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -111,6 +111,12 @@ def find_architecture(name: str) -> Architecture:
     if name not in known:
         raise SpearError(f"the size of {name} is not known here: name its folder, or one of {', '.join(known)}")
     return Architecture.from_config(known[name]["config"])
+
+
+def find_folder(name: str) -> Path | None:
+    """Where the model ``name`` lies on this machine; None if it does not."""
+    here = (Path(name), models_folder() / name, find_snapshot(name))
+    return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 
 @lru_cache(maxsize=1)

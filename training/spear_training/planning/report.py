@@ -7,14 +7,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from spear_agents.prompting import PromptBuilder
+from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
+from spear_envs.core.making import find_creator
+from spear_envs.core.prompts import DefaultTemplate
 from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
-from spear_training.planning.architecture import find_architecture
+from spear_training.planning.architecture import find_architecture, find_folder
 from spear_training.planning.fitting import fit_training
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
@@ -34,6 +38,8 @@ class Plan:
     device_bytes: float
     choice: str = ""
     """What the launcher would choose so that an update fits, or why it would refuse."""
+    rewrites: bool | None = None
+    """Whether the chat template makes a row of each turn of a conversation; None where no tokenizer is at hand."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, sums included."""
@@ -71,10 +77,11 @@ def make_plan(
     texts = Texts(**known)
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
     bypass = bool(config.algorithm.rollout_correction.bypass_mode)
-    step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass)
     path = config.actor_rollout_ref.model.path
+    rewrites = None if shape.per_turn or path is None else find_rewriting(config, settings, str(path))
+    step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass, rewrites=bool(rewrites))
     if path is None:
-        return Plan(shape, texts, step, None, None, device_bytes)
+        return Plan(shape, texts, step, None, None, device_bytes, rewrites=rewrites)
     model = find_architecture(str(path))
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
@@ -85,7 +92,32 @@ def make_plan(
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
     memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
-    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice)
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites)
+
+
+def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
+    """Whether the chat template of the model ``name`` shows earlier responses otherwise than they were written, as
+    Qwen3's drops thoughts; None if its tokenizer is not on this machine.
+    """
+    from spear_agents.engines.hf import load_tokenizer  # late: it brings torch
+
+    folder = find_folder(name)
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
+        return None
+    templates = getattr(find_creator(settings.env.id), "templates", {})
+    template = templates.get(settings.env.template, DefaultTemplate())
+    keywords = config.data.apply_chat_template_kwargs
+    taken = OmegaConf.to_container(keywords, resolve=True) if keywords else None
+    return PromptBuilder(load_tokenizer(folder), template, Layout.CONVERSATION, template_kwargs=taken).rewrites
+
+
+def _explain_rows(plan: Plan) -> str:
+    if plan.shape.per_turn:
+        return f"episodes × {plan.texts.turns:g} turns"
+    if plan.rewrites:
+        return f"episodes × {plan.texts.turns:g} turns: the chat template rewrites earlier responses"
+    unknown = ", if the chat template keeps earlier responses (no tokenizer is at hand)"
+    return "one for each episode" + (unknown if plan.rewrites is None else "")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -100,7 +132,7 @@ def print_plan(plan: Plan, console: Console) -> None:
             (
                 "rows",
                 _count(step.rows),
-                f"episodes × {texts.turns:g} turns" if shape.per_turn else "one for each episode",
+                _explain_rows(plan),
             ),
             ("tokens of a row", _count(step.row_tokens), f"prompt {texts.prompt:g} + response {texts.response:g}"),
             ("tokens", _count(step.tokens), "rows × tokens of a row"),

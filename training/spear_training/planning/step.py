@@ -133,7 +133,13 @@ def measure_row(prompt: float, response: float, written: float) -> float:
 
 
 def size_step(
-    settings: SpearSettings, shape: RunShape, texts: Texts, mini_batch: int, *, bypass: bool = False
+    settings: SpearSettings,
+    shape: RunShape,
+    texts: Texts,
+    mini_batch: int,
+    *,
+    bypass: bool = False,
+    rewrites: bool = False,
 ) -> StepSizes:
     """Sizes of a step of a training.
 
@@ -142,11 +148,13 @@ def size_step(
         shape: tasks, group size, layout.
         texts: lengths; ``turns`` are cut at the limit of the environment.
         mini_batch: rows of an optimiser step.
+        rewrites: the chat template shows earlier responses otherwise than they were written, so that each turn of a
+            conversation is a row, too.
         bypass: the rollout's log-probs stand for the old ones (``algorithm.rollout_correction.bypass_mode``).
     """
     episodes = shape.tasks * shape.group_size
     turns = min(texts.turns, shape.max_turns)
-    rows = episodes * (turns if shape.per_turn else 1)
+    rows = episodes * (turns if shape.per_turn or rewrites else 1)
     groups = max(1, math.floor(settings.filter.groups * shape.tasks))
     trained = rows * groups / shape.tasks
     kept = trained * texts.positive if settings.sil.enabled else 0.0

@@ -8,6 +8,7 @@ manager's caller waits on one Ray future a worker.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.deaths import stop_if_dead
 from spear_training.verl_plugin.queue import PARTITION
 
+_log = logging.getLogger(__name__)
 TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")
 """Columns that stay in TransferQueue."""
 ROWS_PER_WRITE = 4096
@@ -308,26 +310,58 @@ class RolloutWorker(AgentLoopWorker):
             )
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one worker plays in a step, and its Ray future."""
+
+    worker: Any
+    asked: tuple[Any, ...]
+    """Arguments of :meth:`RolloutWorker.play`."""
+    future: Any
+
+
 class RolloutManager(AgentLoopManager):
     """Deals episodes to the workers and collects their records."""
+
+    agent_loop_workers: list[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(num_cpus=0)(RolloutWorker)
         super().__init__(*args, **kwargs)
 
-    def start(self, orders: Sequence[EpisodeOrder], sampling: Sampling, split: str, *, keep: bool) -> list[Any]:
-        """Begin to play; returns one Ray future a worker. Groups stay on one worker where there are enough of them."""
+    def start(self, orders: Sequence[EpisodeOrder], sampling: Sampling, split: str, *, keep: bool) -> list[Share]:
+        """Begin to play; returns a share for each worker. Groups stay on one worker where there are enough of them."""
         shares: list[list[EpisodeOrder]] = [[] for _ in self.agent_loop_workers]
         numbers: dict[str, int] = {}
         for order in orders:
             shares[numbers.setdefault(order.group, len(numbers)) % len(shares)].append(order)
         return [
-            worker.play.remote(share, sampling, split, keep)
+            self._give(worker, (share, sampling, split, keep))
             for worker, share in zip(self.agent_loop_workers, shares, strict=True)
             if share
         ]
 
+    def collect(self, shares: Sequence[Share]) -> Rollout:
+        """Wait for all workers. A worker's error is raised here.
+
+        The share of one that has died goes to another one, which plays it anew: with the same seeds, and its rows have
+        the same keys. A dead worker gets no more, so a training outlives all but one.
+        """
+        return Rollout.join([self._wait(share) for share in shares])
+
     @staticmethod
-    def collect(futures: Sequence[Any]) -> Rollout:
-        """Wait for all workers. A worker's error is raised here."""
-        return Rollout.join(ray.get(list(futures)))
+    def _give(worker: Any, asked: tuple[Any, ...]) -> Share:
+        return Share(worker, asked, worker.play.remote(*asked))
+
+    def _wait(self, share: Share) -> Rollout:
+        while True:
+            try:
+                played: Rollout = ray.get(share.future)
+                return played
+            except ray.exceptions.RayActorError:
+                left = [worker for worker in self.agent_loop_workers if worker is not share.worker]
+                if not left:
+                    raise
+                _log.warning("a rollout worker has died: another one of %d plays its episodes anew", len(left))
+                self.agent_loop_workers = left
+                share = self._give(left[0], share.asked)

@@ -7,28 +7,24 @@ import sys
 import gem
 
 from spear_envs.adapters import gem as adapter
-from spear_envs.adapters.conversation import Conversation
-from tests.spear_envs.adapters.episodes import SETTINGS, Script, see
+from tests.spear_envs.adapters.conforming import Told, compare_steps
+from tests.spear_envs.adapters.episodes import SETTINGS, Episode, Script
 
-steps = 0
-for env_id in SETTINGS:
-    script = Script(env_id, int(sys.argv[1]))
-    name = f"conforms:{env_id.rpartition('/')[2]}"
-    adapter.register(name, env_id, **script.keywords)
-    played = gem.make(name)
-    beside = Conversation(script.make("tags"))
-    with script.break_down():
-        for episode, seen in script.play("tags"):
-            text, info = played.reset(task=episode.task, seed=episode.seed)
-            message = beside.reset(task=episode.task, seed=episode.seed)
-            assert text == message.text
-            assert see(message.observation, 0.0, False, False, info) == seen[0]
-            for response, wanted in zip(script.respond(beside.env, episode), seen[1:], strict=True):
-                text, *rest = played.step(response)
-                message = beside.respond(response)
-                assert text == message.text
-                assert see(message.observation, *rest) == wanted
-                steps += 1
-    played.unwrapped.conversation.env.close()
-    beside.env.close()
-print(steps)
+ABOUT = ("turn", "won", "score", "fault")
+
+
+def play(script: Script, episode: Episode, responses: list[str]) -> list[Told]:
+    env = gem.make(f"conforms:{script.env_id}")
+    text, info = env.reset(task=episode.task, seed=episode.seed)
+    told = [Told(text, 0.0, False, {key: info[key] for key in ABOUT})]
+    for response in responses:
+        text, reward, terminated, truncated, info = env.step(response)
+        about = {key: info[key] for key in ABOUT} | {"terminated": terminated, "truncated": truncated}
+        told.append(Told(text, reward, terminated or truncated, about))
+    env.unwrapped.conversation.env.close()
+    return told
+
+
+for env_id, keywords in SETTINGS.items():
+    adapter.register(f"conforms:{env_id}", env_id, **keywords)
+print(compare_steps(play, int(sys.argv[1])))

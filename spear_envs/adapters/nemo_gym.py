@@ -1,0 +1,96 @@
+"""Our environments as a resources server of NVIDIA's NeMo Gym (the package ``nemo-gym``), for its ``gymnasium_agent``.
+
+``SpearServer.run_webserver()`` is a server's whole ``app.py``: see ``docs/adapters.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import HTTPException
+from gymnasium.error import ResetNeeded
+from nemo_gym.openai_utils import NeMoGymResponse
+from resources_servers.gymnasium import GymnasiumServer, extract_text
+
+from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+
+__all__ = ["MOST_SESSIONS", "SpearServer", "make_rows"]
+
+MOST_SESSIONS = 4096
+"""Episodes under way; an agent that leaves one before its end says nothing, so the oldest gives way."""
+
+
+class SpearServer(GymnasiumServer):
+    """An episode for each session; which one stands in the row of the data set.
+
+    NeMo Gym has no way to leave an episode out: one with a fault is truncated with reward 0, and ``info["fault"]``
+    names it.
+    """
+
+    async def reset(self, metadata: dict[str, Any], session_id: str | None = None) -> tuple[str | None, dict[str, Any]]:
+        """Begin the episode of the row: ``spear`` has ``env_id``, ``task``, and optionally ``keywords``.
+
+        Raises:
+            HTTPException: 422 for a row that names no such episode, 503 where its service is down.
+        """
+        await self.close_session(session_id)
+        while len(self.session_state) >= MOST_SESSIONS:
+            await self.close_session(next(iter(self.session_state)))
+
+        def begin() -> tuple[TextEpisode, str]:
+            episode, task = open_row(metadata)
+            try:
+                return episode, episode.begin(task)
+            except BaseException:
+                episode.close()
+                raise
+
+        try:
+            episode, first = await asyncio.to_thread(begin)
+        except EnvFault as fault:
+            raise HTTPException(503, str(fault)) from fault
+        except SpearError as error:
+            raise HTTPException(422, str(error)) from error
+        self.session_state[session_id] = episode
+        return first, episode.describe()
+
+    async def step(
+        self, action: NeMoGymResponse, metadata: dict[str, Any], session_id: str | None = None
+    ) -> tuple[str | None, float, bool, bool, dict[str, Any]]:
+        """Play a response.
+
+        Raises:
+            HTTPException: 409 if no episode is under way.
+        """
+        episode: TextEpisode | None = self.session_state.get(session_id)
+        if episode is None:
+            raise HTTPException(409, "no episode is under way in this session: send /reset first.")
+        try:
+            message = await asyncio.to_thread(episode.respond, extract_text(action))
+        except ResetNeeded as error:  # the step before this one has ended the episode
+            raise HTTPException(409, str(error)) from error
+        said = None if message.done else message.text
+        return said, message.reward, message.terminated, message.truncated, episode.describe()
+
+    async def close_session(self, session_id: str | None) -> None:
+        """Close the environment of a session."""
+        episode = self.session_state.pop(session_id, None)
+        if episode is not None:
+            episode.close()
+
+
+def make_rows(env_id: str, count: int, *, agent: str, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
+    """Rows of a data set for NeMo Gym, one JSON object a line: tasks drawn by ``seed``.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v1``.
+        count: number of rows.
+        agent: name of the ``gymnasium_agent`` that plays, from the configuration.
+        seed: of the draw.
+        keywords: of the environment.
+    """
+    rest = {"responses_create_params": {"input": []}, "agent_ref": {"type": "responses_api_agents", "name": agent}}
+    return [rest | row for row in write_rows(env_id, count, seed=seed, **keywords)]

@@ -1,0 +1,98 @@
+"""Our environments for rLLM: an agent flow that plays an episode at the address rLLM gives it, and its evaluator."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
+from spear_envs.core.errors import SpearError
+
+__all__ = ["RllmEvaluator", "RllmFlow", "make_rows"]
+
+
+class RllmFlow:
+    """Plays the episode that a task's metadata names, as one conversation: ``AgentTrainer(agent_flow=RllmFlow())``.
+
+    rLLM's address keeps the tokens. A fault raises, so that rLLM tries the task again.
+    """
+
+    name = "spear"
+    needs_env = False
+
+    async def arun(self, task: Any, config: Any) -> Any:
+        """Play an episode.
+
+        Args:
+            task: an ``rllm.types.Task``, or a row of :func:`make_rows`.
+            config: an ``rllm.types.AgentConfig``: ``base_url`` and ``model``.
+
+        Returns:
+            An ``rllm.types.Episode``, whose steps rLLM fills in; its artifacts have what the environment paid.
+
+        Raises:
+            EnvFault: a service failed.
+            SpearError: the task names no episode.
+        """
+        from rllm.types import Episode, Trajectory
+
+        episode, task_id = await asyncio.to_thread(open_row, getattr(task, "metadata", task) or {})
+        try:
+            paid = await _play(episode, task_id, config)
+            about = episode.describe()
+            return Episode(trajectories=[Trajectory(name=self.name)], artifacts=about | {"reward": paid})
+        finally:
+            episode.close()
+
+
+class RllmEvaluator:
+    """Hands on what the environment paid: ``AgentTrainer(evaluator=RllmEvaluator())``."""
+
+    def evaluate(self, task: Any, episode: Any) -> Any:
+        """The reward of an episode of :class:`RllmFlow`, as an ``rllm.eval.types.EvalOutput``.
+
+        Raises:
+            SpearError: another flow has played it.
+        """
+        from rllm.eval.types import EvalOutput, Signal
+
+        found = episode.artifacts
+        if "reward" not in found:
+            raise SpearError("this episode has no reward of an environment: RllmEvaluator goes with RllmFlow.")
+        signals = [Signal(name=name, value=float(found[name])) for name in ("won", "score", "turn")]
+        return EvalOutput(reward=found["reward"], is_correct=found["won"], signals=signals)
+
+
+async def _play(episode: TextEpisode, task: str, config: Any) -> float:
+    """What the episode pays; one that no longer fits into the model's context counts as lost."""
+    from openai import AsyncOpenAI, BadRequestError
+
+    messages: list[Any] = [{"role": "user", "content": await asyncio.to_thread(episode.begin, task)}]
+    total = 0.0
+    async with AsyncOpenAI(base_url=config.base_url, api_key="EMPTY") as client:
+        while True:
+            try:
+                reply = await client.chat.completions.create(model=config.model, messages=messages)
+            except BadRequestError as error:
+                if "context" not in str(error).lower():
+                    raise
+                assert episode.last is not None
+                return episode.conversation.pay(episode.last) or 0.0
+            response = reply.choices[0].message.content or ""
+            said = await asyncio.to_thread(episode.respond_or_raise, response)
+            total += said.reward
+            if said.done:
+                return total
+            messages += [{"role": "assistant", "content": response}, {"role": "user", "content": said.text}]
+
+
+def make_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
+    """Rows for rLLM's ``DatasetRegistry.register_dataset``; each becomes a task's metadata.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v1``.
+        count: number of rows.
+        seed: of the draw.
+        keywords: of the environment.
+    """
+    return [{"question": row["spear"]["task"], **row} for row in write_rows(env_id, count, seed=seed, **keywords)]

@@ -1,0 +1,138 @@
+"""Episodes that are texts on both sides, which libraries whose environments speak in chat messages hold."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spear_envs.adapters.conversation import Message, make_conversation
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.making import make_env
+
+__all__ = ["COLUMN", "TextEpisode", "draw_tasks", "join_thought", "open_row", "write_rows"]
+
+COLUMN = "spear"
+"""Where a row of another library's data set says which episode it is."""
+
+
+class TextEpisode:
+    """An environment whose messages are texts; a response is what the model wrote, whole.
+
+    Args:
+        env_id: such as ``spear/Sokoban-v1``, or ``my_package.module:mine/Corridor-v0``.
+        template: name of the prompt template.
+        keywords: of the environment.
+
+    Raises:
+        SpearError: there is no such environment, or it does not take these keywords.
+    """
+
+    def __init__(self, env_id: str, template: str = "default", **keywords: Any) -> None:
+        self.env_id = env_id
+        self.conversation = make_conversation(env_id, template, **keywords)
+        self.last: Message | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, task: str | None = None, seed: int | None = None) -> str:
+        """Begin an episode; returns the model's first message.
+
+        Raises:
+            SpearError: no such task, or the environment shows pictures.
+            EnvFault: a service that the task needs is down.
+        """
+        self.last = self.conversation.reset(task=task, seed=seed)
+        if self.last.image is not None:
+            told = "shows pictures, and this adapter takes texts: make it with modality='text'."
+            raise SpearError(f"{self.env_id} {told}")
+        return self.last.text
+
+    def respond(self, response: str) -> Message:
+        """Play a response.
+
+        Raises:
+            ResetNeeded: no episode is under way.
+        """
+        with self._lock:  # an address may be asked twice at once
+            self.last = self.conversation.respond(response)
+            return self.last
+
+    def respond_or_raise(self, response: str) -> Message:
+        """Play a response, for libraries that drop an episode which raises.
+
+        Raises:
+            EnvFault: a service failed: nobody is to learn from this episode.
+            ResetNeeded: no episode is under way.
+        """
+        message = self.respond(response)
+        if message.info["fault"] is not None:
+            raise EnvFault(message.info["fault"])
+        return message
+
+    def describe(self) -> dict[str, Any]:
+        """How the episode stands, in plain values; nothing before the first one."""
+        if self.last is None:
+            return {}
+        info = self.last.info
+        return {
+            "task": info["task_id"],
+            "turn": int(info["turn"]),
+            "won": bool(info["won"]),
+            "score": float(info["score"]),
+            "terminated": self.last.terminated,
+            "truncated": self.last.truncated,
+            "fault": info["fault"],
+        }
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.conversation.env.close()
+
+
+def join_thought(thought: str | None, text: str) -> str:
+    """The response that a library, or the server behind it, has taken apart into a thought and the rest."""
+    return f"<think>{thought}</think>{text}" if thought else text
+
+
+def draw_tasks(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[str]:
+    """Ids of different tasks of an environment's split, drawn by ``seed``; all of them if there are no more.
+
+    Args:
+        env_id: as :class:`TextEpisode` takes it.
+        count: number of tasks.
+        seed: of the draw.
+        keywords: of the environment.
+    """
+    env = make_env(env_id, keywords=keywords)
+    tasks = env.tasks
+    places = np.random.default_rng(seed).choice(len(tasks), size=min(count, len(tasks)), replace=False)
+    ids = [tasks[int(place)].id for place in places]
+    env.close()
+    return ids
+
+
+def write_rows(env_id: str, count: int, *, seed: int = 0, **keywords: Any) -> list[dict[str, Any]]:
+    """What :func:`open_row` reads, for each task that :func:`draw_tasks` draws."""
+    tasks = draw_tasks(env_id, count, seed=seed, **keywords)
+    # As JSON, since a parquet file takes no empty object.
+    return [{COLUMN: {"env_id": env_id, "task": task, "keywords": json.dumps(keywords)}} for task in tasks]
+
+
+def open_row(row: Mapping[str, Any]) -> tuple[TextEpisode, str]:
+    """The environment that a row names, not begun yet, and the id of its task.
+
+    Raises:
+        SpearError: it names none, or there is no such environment.
+    """
+    named = row.get(COLUMN)
+    if not isinstance(named, Mapping) or not all(isinstance(named.get(key), str) for key in ("env_id", "task")):
+        raise SpearError(f"a row has a column {COLUMN!r} with env_id and task: make_rows of this adapter writes it.")
+    try:
+        keywords = json.loads(named.get("keywords") or "{}")
+        return TextEpisode(named["env_id"], **keywords), named["task"]
+    except (TypeError, ValueError) as error:
+        raise SpearError(f"the keywords of a row are a JSON object, not {named['keywords']!r} ({error}).") from error

@@ -1,0 +1,149 @@
+"""Files of tasks: an instruction and a rule that says what is won."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import ListTaskSet, Task
+
+__all__ = ["judge", "load_rule", "read_tasks"]
+
+_CALL = {
+    "type": "object",
+    "properties": {"tool": {"type": "string"}, "arguments": {"type": "object"}},
+    "required": ["tool"],
+    "additionalProperties": False,
+}
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+ROW = {
+    "type": "object",
+    "properties": {
+        "instruction": {"type": "string", "minLength": 1},
+        "split": {"enum": ["train", "valid", "test"]},
+        "subtask": {"type": "string"},
+        "reward": {
+            "type": "object",
+            "properties": {
+                "answer": _TEXTS,
+                "calls": {"type": "array", "items": _CALL, "minItems": 1},
+                "function": {"type": "string", "pattern": "^[^:]+:[^:]+$"},
+            },
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": False,
+        },
+        "plan": {"type": "array", "items": _CALL},
+        "more": {},
+    },
+    "required": ["instruction", "reward"],
+    "additionalProperties": False,
+}
+"""JSON schema of a line."""
+Rule = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]], "str | None"], float]
+
+
+def read_tasks(path: str | Path, split: str) -> ListTaskSet:
+    """The tasks of a split in a file of JSON lines.
+
+    Raises:
+        SpearError: the file cannot be read, a line is no task, or the split has none.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise SpearError(f"the tasks in {path} cannot be read: {error}.") from error
+    tasks: list[Task] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            row = _read_row(line, f"{path}:{number}")
+            if row.get("split", "train") == split:
+                content: dict[str, Any] = {key: row[key] for key in ("reward", "plan", "more") if key in row}
+                name = f"{path.stem}/{split}/{len(tasks):05d}"
+                tasks.append(Task(name, split, row.get("subtask", "task"), row["instruction"], content))
+    if not tasks:
+        raise SpearError(f"{path} has no tasks of the split {split!r}: a line says which one it is of in 'split'.")
+    return ListTaskSet(tasks)
+
+
+def _read_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        jsonschema.Draft202012Validator(ROW).validate(row)
+        if "function" in row["reward"]:
+            load_rule(row["reward"]["function"])
+    except (ValueError, RecursionError) as error:
+        raise SpearError(f"{place} is no JSON ({error}).") from error
+    except jsonschema.ValidationError as error:
+        where = ".".join(map(str, error.absolute_path)) or "the line"
+        raise SpearError(f"{place} is no task: {where}: {error.message[:200]}.") from error
+    except SpearError as error:
+        raise SpearError(f"{place}: {error}") from error
+    return row
+
+
+def load_rule(name: str) -> Rule:
+    """The function ``MODULE:FUNCTION`` of a task's reward.
+
+    Raises:
+        SpearError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        rule: Rule | None = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # a module of the user's may raise anything
+        raise SpearError(f"the rule {name}: {module} cannot be imported ({type(error).__name__}: {error}).") from error
+    if not callable(rule):
+        raise SpearError(f"the rule {name}: {module} has no function {attribute!r}.")
+    return rule
+
+
+def judge(task: Task, calls: Sequence[Mapping[str, Any]], answer: str | None) -> float:
+    """The score of an episode, from 0 to 1; it is won at 1.
+
+    Args:
+        task: whose rule judges.
+        calls: those played, each with ``tool``, ``arguments``, ``text`` and ``is_error``.
+        answer: what the episode was ended with; None as long as it goes on.
+
+    Raises:
+        SpearError: a function of the user's raises, or gives something else.
+    """
+    rule = task.content["reward"]
+    if "answer" in rule:
+        wanted = [rule["answer"]] if isinstance(rule["answer"], str) else rule["answer"]
+        return float(answer is not None and _plain(answer) in map(_plain, wanted))
+    if "calls" in rule:
+        return sum(any(_fits(call, wanted) for call in calls) for wanted in rule["calls"]) / len(rule["calls"])
+    try:
+        score = float(load_rule(rule["function"])(task.definition(), calls, answer))
+    except SpearError:
+        raise
+    except Exception as error:
+        raise SpearError(
+            f"the rule {rule['function']} failed on {task.id}: {type(error).__name__}: {error}."
+        ) from error
+    if not 0 <= score <= 1:
+        raise SpearError(f"the rule {rule['function']} gave {score} for {task.id}: a score is from 0 to 1.")
+    return score
+
+
+def _fits(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    given = call["arguments"]
+    asked = wanted.get("arguments", {})
+    return (
+        call["tool"] == wanted["tool"]
+        and not call["is_error"]
+        and all(key in given and given[key] == value for key, value in asked.items())
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .")

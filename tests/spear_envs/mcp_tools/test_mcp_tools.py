@@ -1,0 +1,254 @@
+"""Tasks with the tools of an MCP server: a real one over stdio and HTTP, and its recording."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra 'mcp'")
+
+import spear_envs  # noqa: F401
+from spear_envs.adapters.conversation import Conversation, find_tools_template
+from spear_envs.core.errors import SpearError
+from spear_envs.core.faults import EnvFault
+from spear_envs.core.tasks import Task
+from spear_envs.mcp_tools.client import McpFaultKind
+from spear_envs.mcp_tools.tasks import judge
+from spear_envs.testing import check_spear_env
+
+HERE = Path(__file__).parent
+COMMAND = f"{sys.executable} {HERE / 'library_server.py'}"
+TASKS = str(HERE / "library.jsonl")
+RECORDING = HERE / "library_calls.jsonl"
+"""What :func:`record` writes."""
+
+
+def ask_twice(task: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], answer: str | None) -> float:
+    return min(1.0, len(calls) / task["content"]["more"]["times"])
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Any] = []
+
+    def call(**keywords: Any) -> Any:
+        keywords = {"tasks": TASKS, "response_format": "plain", "seconds": 20.0, **keywords}
+        made.append(gym.make("spear/McpTools-v0", disable_env_checker=True, **keywords).unwrapped)
+        return made[-1]
+
+    yield call
+    for env in made:
+        env.close()
+
+
+def play(env: Any, task: int, actions: Sequence[str]) -> list[Any]:
+    env.reset(options={"task": env.tasks[task].id})
+    return [env.step(action) for action in actions]
+
+
+def record(path: Path) -> None:
+    """Plays with a server: every task's plan, a call that fails, and calls that a second episode must not see."""
+    for split in ("train", "valid", "test"):
+        keywords = {"tasks": TASKS, "server": COMMAND, "recording": str(path), "split": split, "seconds": 30.0}
+        env: Any = gym.make(
+            "spear/McpTools-v0", disable_env_checker=True, response_format="plain", **keywords
+        ).unwrapped
+        for task in env.tasks:
+            env.reset(options={"task": task.id})
+            *_, info = [env.step(action) for action in env.expert_plan()][-1]
+            assert info["won"] and info["score"] == 1, info
+        if split == "train":
+            observation, *_ = play(env, 0, ['borrow {"title": "Emma"}', 'find {"title": "Emma"}'])[-1]
+            assert observation == "Emma is lent out"
+            observation, *_, info = play(env, 0, ['find {"title": "Nemo"}'])[-1]
+            assert "no book" in observation and not info["action_ok"] and info["fault"] is None
+            # A server of its own for each episode: the book is back.
+            observation, *_ = play(env, 0, ['find {"title": "Emma"}'])[-1]
+            assert observation == "Emma is on shelf 3"
+        env.close()
+
+
+@pytest.mark.slow
+def test_a_server_plays_as_it_was_recorded(tmp_path: Path) -> None:
+    record(tmp_path / "calls.jsonl")
+    assert (tmp_path / "calls.jsonl").read_text() == RECORDING.read_text()
+
+
+def test_a_recording_stands_in(make: Make) -> None:
+    env = make(recording=str(RECORDING))
+    (_, first, *_), (_, reward, terminated, _, info) = play(env, 1, env_plan(env, 1))
+    assert first == 0 and terminated and info["won"] and reward > 0
+    observation, *_ = play(env, 0, ['borrow {"title": "Emma"}', 'find {"title": "Emma"}'])[-1]
+    assert observation == "Emma is lent out"
+    _, reward, terminated, truncated, info = play(env, 0, ['find {"title": "Ulysses"}'])[-1]
+    assert truncated and not terminated and reward == 0 and info["fault"] == McpFaultKind.NOT_RECORDED.value
+    # Wrong answers lose, and the state can be taken along.
+    *_, info = play(env, 0, ['answer {"answer": "shelf 4"}'])[-1]
+    assert not info["won"] and info["score"] == 0
+    play(env, 1, env_plan(env, 1)[:1])
+    copy = make(recording=str(RECORDING))
+    copy.reset(seed=0)
+    copy.set_state(env.get_state())
+    assert copy.step(env_plan(env, 1)[1])[4]["won"]
+
+
+def env_plan(env: Any, task: int) -> list[str]:
+    env.reset(options={"task": env.tasks[task].id})
+    return list(env.expert_plan())
+
+
+def test_wrong_calls_cost_a_turn_and_are_explained(make: Make) -> None:
+    env = make(recording=str(RECORDING))
+    for action, told in {
+        "fnd {}": "find",
+        "find Emma": "not a JSON object",
+        'find ["Emma"]': "not a JSON object",
+        'find\n{"name": "Emma"}': "'title' is a required property",
+        'borrow {"title": "Emma", "days": "many"}': "days: 'many' is not of type 'integer'",
+        "find " + "[" * 90_000: "not a JSON object",
+        'find {"title": "x", "y": ' + "[" * 900 + "]" * 900 + "}": "not a JSON object",
+        'find {"title": "\\ud800"}': "not a JSON object",
+        'find {"title": "x", "y": NaN}': "not a JSON object",
+        'find {"title": "x", "y": 1e999}': "not a JSON object",
+        'find {"title": "x", "y": ' + "9" * 5000 + "}": "not a JSON object",
+    }.items():
+        observation, _, _, _, info = play(env, 0, [action])[-1]
+        assert told in observation and not info["action_ok"] and info["fault"] is None, observation
+
+
+def test_tools_and_prompts(make: Make) -> None:
+    env = make(recording=str(RECORDING))
+    assert [tool.name for tool in env.tools] == ["find", "borrow", "crash", "wait", "answer"]
+    assert env.tools[1].types == {"title": str, "days": int}
+    assert env.tools[0].schema()["function"]["parameters"]["properties"]["title"]["description"] == "The book's title."
+    prompt = Conversation(env, find_tools_template(env)).reset(task=env.tasks[0].id).text
+    assert "Where is Emma?" in prompt and "Call find or borrow" in prompt
+    tags = Conversation(make(recording=str(RECORDING), response_format="tags"))
+    first = tags.reset(task=env.tasks[0].id).text
+    assert '"days"' in first and "<action>" in first
+    said = tags.respond('<think>so</think><action>find {"title": "Emma"}</action>')
+    assert said.observation == "Emma is on shelf 3"
+
+
+@pytest.mark.nightly
+def test_contract() -> None:
+    check_spear_env("spear/McpTools-v0", tasks=TASKS, recording=str(RECORDING))
+
+
+@pytest.mark.slow
+def test_servers_that_fail(make: Make) -> None:
+    with pytest.raises(EnvFault, match=r"mcp_unreachable.*no card, no entry"):
+        make(server=f"{COMMAND} --broken")
+    with pytest.raises(EnvFault, match="mcp_unreachable"):
+        make(server="there-is-no-such-command")
+    with pytest.raises(EnvFault, match="mcp_unreachable"):
+        make(server="http://127.0.0.1:9/mcp")
+    mark = f"{600 + os.getpid() / 1e7}"
+    with pytest.raises(EnvFault, match=r"mcp_unreachable.*no answer within 2 s"):
+        make(server=f"sleep {mark}", seconds=2.0)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in path.read_bytes()]
+    env = make(server=COMMAND, seconds=5.0, most_characters=100)
+    observation, *_ = play(env, 0, ['wait {"seconds": 0}'])[-1]
+    assert observation.endswith("(19,900 characters more)")
+    _, reward, _, truncated, info = play(env, 0, ["crash {}"])[-1]
+    assert truncated and reward == 0 and info["fault"] == McpFaultKind.LOST.value
+    began = time.monotonic()
+    assert play(env, 0, ['wait {"seconds": 60}'])[-1][4]["fault"] == McpFaultKind.TIMEOUT.value
+    assert time.monotonic() - began < 30
+    # The next episode has a server again.
+    assert play(env, 0, ['find {"title": "Emma"}'])[-1][0] == "Emma is on shelf 3"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"instruction": "x"}', "'reward' is a required property"),
+        ('{"instruction": "x", "reward": {}}', "reward"),
+        ('{"instruction": "x", "reward": {"answer": "a", "calls": []}}', "reward"),
+        ('{"instruction": "x", "reward": {"answer": "a"}, "rewrd": 1}', "rewrd"),
+        ('{"instruction": "x", "reward": {"function": "json:nothing"}}', "no function 'nothing'"),
+        ("", "no tasks of the split 'train'"),
+    ],
+)
+def test_wrong_tasks(make: Make, tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(SpearError, match=told):
+        make(tasks=str(path), recording=str(RECORDING))
+
+
+def test_wrong_recordings(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(SpearError, match="give a server="):
+        make()
+    with pytest.raises(SpearError, match="give a server="):
+        make(recording=str(tmp_path / "none.jsonl"))
+    path = tmp_path / "cut.jsonl"
+    path.write_text(RECORDING.read_text()[:-20])
+    with pytest.raises(SpearError, match="is no recording"):
+        make(recording=str(path))
+    with pytest.raises(SpearError, match="server is a text, not False"):
+        make(server=False)
+    with pytest.raises(SpearError, match="'find' is taken"):
+        make(recording=str(RECORDING), answer_tool="find")
+
+
+@pytest.mark.slow
+def test_over_http(make: Make) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = subprocess.Popen(
+        [sys.executable, str(HERE / "library_server.py"), "--http", str(port)], env={**os.environ}
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        env = make(server=f"http://127.0.0.1:{port}/mcp")
+        assert play(env, 0, ['find {"title": "Emma"}'])[-1][0] == "Emma is on shelf 3"
+        running.kill()
+        running.wait()
+        assert env.step('find {"title": "Emma"}')[4]["fault"] == McpFaultKind.LOST.value
+        with pytest.raises(EnvFault, match="mcp_unreachable"):
+            env.reset(seed=0)
+    finally:
+        running.kill()
+
+
+def too_generous(task: Any, calls: Any, answer: Any) -> float:
+    return 1 / 0 if answer == "x" else 2.0
+
+
+def test_rules() -> None:
+    def score(rule: dict[str, Any], calls: Sequence[Mapping[str, Any]] = (), answer: str | None = None) -> float:
+        return judge(Task("t/train/0", "train", "task", "Do it.", {"reward": rule}), calls, answer)
+
+    call = {"tool": "borrow", "arguments": {"title": "Emma", "days": 3}, "text": "", "is_error": False}
+    wanted = {"tool": "borrow", "arguments": {"days": 3}}
+    assert score({"calls": [wanted]}, [call]) == 1 and score({"calls": [wanted, {"tool": "find"}]}, [call]) == 0.5
+    assert score({"calls": [wanted]}, [call | {"is_error": True}]) == 0
+    assert score({"calls": [{"tool": "borrow", "arguments": {"days": 3, "more": None}}]}, [call]) == 0
+    assert score({"answer": "Shelf 3"}, answer=" shelf\n3. ") == 1 and score({"answer": "shelf 3"}) == 0
+    assert score({"answer": ["a", "b"]}, answer="b") == 1 and score({"answer": "ab"}, answer="a") == 0
+    function = {"function": f"{__name__}:too_generous"}
+    with pytest.raises(SpearError, match="a score is from 0 to 1"):
+        score(function)
+    with pytest.raises(SpearError, match="failed on t/train/0: ZeroDivisionError"):
+        score(function, answer="x")

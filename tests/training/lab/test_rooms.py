@@ -49,8 +49,8 @@ def test_rows_are_those_of_the_environment(rooms: Rooms) -> None:
             assert row.ids[:-1].tolist() == inside and row.key[0] == f"{record.trajectory}_{turn}"
             assert anchors.setdefault(row.anchor[0], board.text()) == board.text()
             _, _, won, out_of_turns, info = env.step(env.parser.respond(WORDS[row.ids[-1]]))
-            assert info["native_return"] - paid == pytest.approx(row.step_reward[0])
-            paid = info["native_return"]
+            assert info["reward_terms"]["native_return"] - paid == pytest.approx(row.step_reward[0])
+            paid = info["reward_terms"]["native_return"]
             step += 1
         assert (won, out_of_turns) == (record.won, not record.won)
         assert {key: info["reward_terms"][key] for key in record.terms} == pytest.approx(dict(record.terms))

@@ -31,9 +31,7 @@ class BranchMode(str, Enum):
     SUCCESS = "success"
     """Of wins, backwards from the end, as far as groups still win (a reverse curriculum)."""
     NEAR_MISS = "near_miss"
-    """Of losses, the last states that a win of the same task also passed through or, without a win, half-way states."""
-    ANY = "any"
-    """Of any episode, any turn."""
+    """Of losses: the last state that a win of the same task also passed through, or half-way where there is none."""
 
 
 @checked(frozen=True, config=STRICT)
@@ -168,7 +166,7 @@ class Archive:
         usable = [past for past in self._episodes if self._can_begin(past)]
         for place in range(round(self._settings.share * groups) if usable else 0):
             past = usable[int(rng.integers(len(usable)))]
-            at = self._choose(past, rng)
+            at = self._choose(past)
             levels[place], states[place], branch[place] = past.level, past.states[at], past.number
             turns[place] = self._turns - past.used - at
         return Beginning(levels, states, turns, branch)
@@ -176,13 +174,11 @@ class Archive:
     def _can_begin(self, past: _Past) -> bool:
         if self._settings.mode is BranchMode.SUCCESS:
             return past.won and past.back <= len(past.states)
-        return self._settings.mode is BranchMode.ANY or not past.won
+        return not past.won
 
-    def _choose(self, past: _Past, rng: np.random.Generator) -> int:
+    def _choose(self, past: _Past) -> int:
         if self._settings.mode is BranchMode.SUCCESS:
             return len(past.states) - past.back
-        if self._settings.mode is BranchMode.ANY:
-            return int(rng.integers(len(past.states)))
         passed = {state for one in self._episodes if one.won and one.level == past.level for state in one.states}
         shared = [at for at, state in enumerate(past.states) if state in passed]
         return shared[-1] if shared else len(past.states) // 2

@@ -223,15 +223,23 @@ def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     bench = Bench(registry.comparison, cache)  # makes what all processes then read
-    written = json.dumps(registry.comparison.to_mapping())
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            for plans in registry.list_missing():
-                waiting = {pool.submit(_run_here, written, cache, plan): plan for plan in plans}
-                for future in as_completed(waiting):
-                    registry.keep(waiting[future], future.result())
-                    on_run()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    for plans in registry.list_missing():
+        for plan, result in _make(bench, cache, plans, jobs):
+            registry.keep(plan, result)
+            on_run()
     registry.gather(bench)
+
+
+def _make(bench: Bench, cache: Path, plans: list[RunPlan], jobs: int) -> Iterator[tuple[RunPlan, dict[str, Any]]]:
+    """Results of runs as they come, from this process or from several."""
+    if jobs == 1:
+        yield from ((plan, bench.run(plan)) for plan in plans)
+        return
+    written = json.dumps(bench.comparison.to_mapping())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting = {pool.submit(_run_here, written, cache, plan): plan for plan in plans}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

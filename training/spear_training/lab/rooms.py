@@ -118,7 +118,8 @@ class Rooms:
             new[levels[:, None], self.after[levels, states]] = True
             edge = new & ~reached
             reached = reached | new
-        return np.nonzero(reached & ~self.won)
+        levels, states = np.nonzero(reached & ~self.won)
+        return levels, states
 
     def solve(self, levels: Array, states: Array, policy: Array, turns: int) -> Array:
         """Chance of winning each level within ``turns`` [L], by dynamic programming; nothing is sampled.

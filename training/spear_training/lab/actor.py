@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,6 @@ class LabActor:
         self._places: dict[str, int] = {}
         self._held: list[RowTable] = []
         self._rows = 0
-        self.watch: Callable[[Pass], None] | None = None
-        """Told of each pass before it is made, for tests."""
 
     def hold(self, rows: RowTable) -> RowTable:
         """Keep the tokens of rows until the step ends; returns the rows without them."""
@@ -95,8 +93,6 @@ class LabActor:
 
     def train(self, update: Pass) -> Sums:
         """Make an optimiser step of each mini-batch; gradients of its pieces add up."""
-        if self.watch is not None:
-            self.watch(update)
         start, rows, held = time.perf_counter(), update.rows, self._find(update.rows)
         inputs = self._policy.encode(held)
         columns = {"loss_mask": _pad(held.mask, rows), "old_log_probs": _pad(rows.log_probs, rows)}

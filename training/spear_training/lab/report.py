@@ -186,6 +186,8 @@ def _average_ends(runs: Sequence[dict[str, Any]], key: str) -> np.ndarray:
 
 def _count_seeds(deviation: float, points: float) -> str:
     """Seeds that show a difference of ``points`` with 80 % power, as a word of the table."""
+    if not deviation:
+        return "–"
     if deviation * 3 > points * np.sqrt(MOST):
         return f"> {MOST}"
     return str(count_pairs(deviation, points))

@@ -123,8 +123,10 @@ def train(training: Training, examiner: Examiner, *, looks: int, budget: int) ->
     curve: list[tuple[int, float]] = []
     while not training.finished:
         lines.append(training.step())
-        if training.tokens * looks >= budget * (len(curve) + 1) and not training.finished:
-            curve.append((training.tokens, float(examiner.examine(training.policy).mean())))
+        passed = min(looks - 1, looks * training.tokens // budget)
+        if len(curve) < passed:
+            value = float(examiner.examine(training.policy).mean())
+            curve += [(training.tokens, value)] * (passed - len(curve))
     won = examiner.examine(training.policy)
     curve.append((training.tokens, float(won.mean())))
     tenths = np.array_split(np.arange(len(lines)), min(10, len(lines)))

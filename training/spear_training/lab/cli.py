@@ -63,7 +63,9 @@ def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | No
     findings = Findings(Comparison.read(file), result)
     text = findings.write_tables(pairs)  # type: ignore[arg-type]
     if figure is not None:
-        findings.plot(figure)
+        from spear_training.lab.plots import plot_findings
+
+        plot_findings(findings, figure)
     if page is not None:
         write_page(page, file.stem, text)
     else:

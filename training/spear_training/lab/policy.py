@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,9 +41,12 @@ class BoardPolicy(nn.Module):
     def __init__(self, cells: int, hidden: int = 128, seed: int = 0) -> None:
         super().__init__()
         self.cells = cells
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            layers = (nn.Linear(cells * CODES, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, MOVES))
+        generator = torch.Generator().manual_seed(seed)
+        layers = (nn.Linear(cells * CODES, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, MOVES))
+        for layer in layers:  # as torch does it, from a stream of its own
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
         self.net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
     def forward(self, codes: Tensor) -> Tensor:
@@ -118,15 +122,15 @@ def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int
 
 def _show_expert(rooms: Rooms, turns: int) -> tuple[Tensor, Tensor]:
     """Boards and moves of a noisy expert's episodes, one a level."""
-    random = np.random.default_rng(0)
+    dice = np.random.default_rng(0)
     distance, levels, states = rooms.measure_distances(), np.arange(len(rooms)), rooms.start.copy()
     codes, moves = [], []
     for _ in range(turns):
         open_ = ~rooms.won[levels, states] & (distance[levels, states] < FAR)
         levels, states = levels[open_], states[open_]
         ahead = distance[levels[:, None], rooms.after[levels, states]]
-        best = np.argmax((ahead == ahead.min(1, keepdims=True)) + random.random(ahead.shape) * 0.5, axis=1)
-        move = np.where(random.random(len(levels)) < NOISE, random.integers(MOVES, size=len(levels)), best)
+        best = np.argmax((ahead == ahead.min(1, keepdims=True)) + dice.random(ahead.shape) * 0.5, axis=1)
+        move = np.where(dice.random(len(levels)) < NOISE, dice.integers(MOVES, size=len(levels)), best)
         codes.append(rooms.observe(levels, states))
         moves.append(move)
         states = rooms.after[levels, states, move].astype(np.int64)

@@ -189,7 +189,7 @@ def test_what_is_no_file_of_settings_is_refused(tmp_path: Path) -> None:
             Comparison.read(tmp_path / "a.yaml")
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_spear", "drbot_sil", "gigpo_nostd_spear"])
+@pytest.mark.parametrize("name", ["grpo_spear", "gigpo_nostd_sil"])
 def test_an_arm_is_what_the_trainer_makes_of_its_algorithm(name: str) -> None:
     pytest.importorskip("omegaconf", reason="needs the extra 'train'")
     from spear_training.launch import compose_config

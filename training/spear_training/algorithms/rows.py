@@ -173,7 +173,7 @@ class RowTable:
                 continue
             sizes = self.sizes(span)
             if len(sizes) and (sizes == sizes[0]).all():
-                taken[name] = values.reshape(len(sizes), -1)[chosen].ravel()
+                taken[name] = values.reshape(len(sizes), int(sizes[0]))[chosen].ravel()
                 continue
             if span not in bounds:
                 ends = np.cumsum(sizes)

@@ -42,6 +42,7 @@ SUMMARIES = {
     "index": "Plan, build and check the index of a corpus.",
     "gateway": "Serve episodes to programs that speak to a model server.",
     "init": "Write a package with an environment of your own to start from.",
+    "lab": "Compare ways to train over many seeds, in minutes.",
     "leaderboard": "Write the ledger of results as a page.",
     "ledger": "Add results to a ledger, and compute all of it anew.",
     "models": "List pretrained models, and bring them here.",
@@ -80,7 +81,7 @@ ABSENT = {
         "./agents",
     ),
     **dict.fromkeys(
-        ("advise", "algorithms", "demo", "export", "plan", "presets", "prove-gpu", "sft", "train", "warmstart"),
+        ("advise", "algorithms", "demo", "export", "lab", "plan", "presets", "prove-gpu", "sft", "train", "warmstart"),
         "./agents ./training",
     ),
 }

@@ -86,3 +86,13 @@ def test_spans_of_turns_and_pictures_travel_with_their_rows() -> None:
     )
     second = rows.take([1])
     assert (second.turn_end.tolist(), second.turn_reward.tolist(), second.pictures.tolist()) == ([2], [0.5], [7, 8])
+
+
+def test_rows_of_one_length_are_taken_as_others_are() -> None:
+    for length in (0, 2):
+        rows = RowTable(key=["a", "b", "c"], prompt_length=[1] * 3, response_length=[length] * 3,
+                        mask=[n % 2 for n in range(3 * length)], ids=range(3 * (1 + length)))  # fmt: skip
+        taken = rows.take([2, 0])
+        assert taken.ids.tolist() == [*range(2 * (1 + length), 3 * (1 + length)), *range(1 + length)]
+        assert taken.mask.tolist() == [n % 2 == 1 for n in (*range(2 * length, 3 * length), *range(length))]
+        assert len(rows.take([]).ids) == 0

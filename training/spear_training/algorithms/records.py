@@ -125,6 +125,8 @@ def _explain(cls: type[Record], error: ValidationError) -> str:
     if isinstance(name, int):  # a positional argument
         name = _list_names(cls)[name]
     path = f"{cls.PATH}.{name}"
+    if fault == "missing":
+        return f"{path} is missing"
     if fault in _LIMITS:
         return f"{path} must be {_LIMITS[fault].format(**first.get('ctx', {}))}, not {value!r}"
     kind = _find_kind(cls, name)

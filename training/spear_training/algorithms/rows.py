@@ -171,8 +171,11 @@ class RowTable:
             if span is Span.ROW:
                 taken[name] = values[chosen]
                 continue
+            sizes = self.sizes(span)
+            if len(sizes) and (sizes == sizes[0]).all():
+                taken[name] = values.reshape(len(sizes), int(sizes[0]))[chosen].ravel()
+                continue
             if span not in bounds:
-                sizes = self.sizes(span)
                 ends = np.cumsum(sizes)
                 bounds[span] = list(zip((ends - sizes)[chosen].tolist(), ends[chosen].tolist(), strict=True))
             parts = [values[start:end] for start, end in bounds[span]]

@@ -1,0 +1,201 @@
+"""Trainings of the lab: the arms of the paper, what a source learns, what a branch begins in, and going on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.tasks import make_task_set
+from spear_training.algorithms import SettingsError, policy_loss
+from spear_training.lab.comparison import Arm, TrainingSettings
+from spear_training.lab.controls import weigh_positive
+from spear_training.lab.policy import BoardPolicy, Examiner
+from spear_training.lab.rooms import Rooms
+from spear_training.lab.sources import Archive, BranchSettings, CurriculumSettings, TaskSource
+from spear_training.lab.training import Training, train
+
+SETTINGS = TrainingSettings(
+    levels=16, tasks=4, group=4, turns=8, minibatch=64, budget=900, spear={"replay": {"capacity": 8}}
+)
+
+
+@pytest.fixture(scope="module")
+def rooms() -> Rooms:
+    tasks = make_task_set(Recipe(shortest=2, longest=7), "train")
+    return Rooms.build([tasks[number] for number in range(16)])
+
+
+def make(rooms: Rooms, seed: int = 0, rate: float = 2e-3, **arm: Any) -> Training:
+    return Training(rooms, BoardPolicy(rooms.cells, 16), Arm.from_mapping(arm), SETTINGS, rate=rate, seed=seed)
+
+
+def weights(training: Training) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in training.policy.state_dict().values()])
+
+
+def steps(training: Training, count: int) -> list[Any]:
+    return [training.step() for _ in range(count)]
+
+
+EVERYTHING = {
+    "algorithm": "grpo_spear",
+    "branch": {"share": 0.5, "mode": "success", "target": 0.25},
+    "curriculum": {"choice": "thompson"},
+    "spear": {"sampling": {"enabled": True, "max_rounds": 2}},
+}
+
+
+def test_a_saved_training_goes_on_exactly(rooms: Rooms) -> None:
+    whole = make(rooms, **EVERYTHING)
+    first = steps(whole, 3)
+    saved = copy.deepcopy(whole.state_dict())
+    rest = steps(whole, 3)
+    resumed = make(rooms, seed=99, **EVERYTHING)
+    resumed.load_state_dict(saved)
+    assert steps(resumed, 3) == rest and torch.equal(weights(resumed), weights(whole))
+    assert whole.restored > 0 and any("replay/drawn" in line.metrics for line in [*first, *rest])
+    assert steps(make(rooms, **EVERYTHING), 3) == first, "the same seed, the same run"
+    assert steps(make(rooms, seed=1, **EVERYTHING), 3) != first
+
+
+def test_spear_with_a_decay_of_no_steps_is_self_imitation_alone(rooms: Rooms) -> None:
+    imitation = make(rooms, algorithm="grpo_sil")
+    none, some = (make(rooms, algorithm="grpo_spear", spear={"reward": {"decay_steps": decay}}) for decay in (0, 100))
+    for training in (imitation, none, some):
+        steps(training, 4)
+    assert torch.equal(weights(none), weights(imitation)) and not torch.equal(weights(some), weights(imitation))
+
+
+def test_a_second_epoch_and_the_weight_of_wins_change_the_step(rooms: Rooms) -> None:
+    plain, twice, positive = (
+        make(rooms),
+        make(rooms, epochs=2),
+        make(rooms, spear={"loss": {"policy": "spear_training.lab.controls:weigh_positive"}}),
+    )
+    for training in (plain, twice, positive):
+        steps(training, 2)
+    assert not torch.equal(weights(plain), weights(twice)) and not torch.equal(weights(plain), weights(positive))
+
+
+def test_positive_advantages_alone_are_weighted() -> None:
+    logs, advantages, on = torch.tensor([[-1.0], [-2.0]]), torch.tensor([2.0, -2.0]), torch.ones(2, 1)
+    clip = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "max_log_ratio": None}
+    plain, weighted = policy_loss(logs, logs, advantages, on), weigh_positive(logs, logs, advantages, on, **clip)
+    assert weighted.loss.flatten().tolist() == [1.5 * float(plain.loss[0]), float(plain.loss[1])]
+
+
+def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
+    training = make(rooms, branch={"share": 0.5})
+    examiner = Examiner(rooms, SETTINGS.turns)
+    result = train(training, examiner, looks=20, budget=SETTINGS.budget)
+    assert len(result["curve"]) == 20 > training.steps, "a step may pass several looks at once"
+    assert result["curve"][-1][0] == result["tokens"] >= SETTINGS.budget
+    assert result["success"] == pytest.approx(examiner.examine(training.policy).mean())
+    assert np.mean(result["won"]) / 1000 == pytest.approx(result["success"], abs=1e-3)
+    assert result["steps"] == training.steps and training.finished
+
+
+@pytest.mark.parametrize(
+    "change", [{"advantage": {"estimator": "gae", "normalize_std": False}}, {"kl": {"coefficient": 0.1}}]
+)
+def test_what_the_lab_has_not_is_refused(rooms: Rooms, change: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="neither a critic nor a reference"):
+        make(rooms, spear=change)
+
+
+# ---- which tasks -----------------------------------------------------------------------------------------------------
+def test_uniform_tasks_come_once_before_any_comes_again(rooms: Rooms) -> None:
+    source = TaskSource(rooms, CurriculumSettings(), 4)
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([source.draw(6, rng) for _ in range(8)])
+    assert [sorted(drawn[at : at + 16].tolist()) for at in (0, 16, 32)] == [list(range(16))] * 3
+
+
+def test_thompson_sampling_draws_what_still_differs(rooms: Rooms) -> None:
+    """Of 16 tasks four are won half of the time, the others never or always: they must soon be most of the draws."""
+    source, rng = (
+        TaskSource(rooms, CurriculumSettings.from_mapping({"choice": "thompson"}), 8),
+        np.random.default_rng(1),
+    )
+    rate = np.asarray([0.0] * 6 + [0.5] * 4 + [1.0] * 6)
+    drawn = []
+    for _ in range(60):
+        levels = source.draw(4, rng)
+        assert len(set(levels.tolist())) == 4
+        source.tell(levels, rng.binomial(8, rate[levels]), 8)
+        drawn.append(np.isin(levels, range(6, 10)).mean())
+    assert np.mean(drawn[:3]) < 0.6 < 0.9 < np.mean(drawn[-20:])
+
+
+def test_tasks_of_one_difficulty_tell_of_each_other(rooms: Rooms) -> None:
+    source, rng = (
+        TaskSource(rooms, CurriculumSettings.from_mapping({"choice": "thompson"}), 8),
+        np.random.default_rng(1),
+    )
+    difficulty = np.asarray([task.content["optimal"] for task in rooms.tasks])
+    often = int(np.bincount(difficulty).argmax())
+    known = np.flatnonzero(difficulty == often)
+    assert len(known) >= 3
+    for _ in range(10):
+        source.tell(known[:1], np.asarray([0]), 8)
+    drawn = np.concatenate([source.draw(4, rng) for _ in range(200)])
+    rest = np.flatnonzero(difficulty != often)
+    counts = np.bincount(drawn, minlength=16)
+    assert counts[known[1:]].mean() < 0.5 * counts[rest].mean(), "never played, but of a band that is never won"
+
+
+# ---- where a group begins --------------------------------------------------------------------------------------------
+def archive(**settings: Any) -> Archive:
+    return Archive(BranchSettings.from_mapping({"share": 0.5, **settings}), turns=8)
+
+
+def test_a_reverse_curriculum_walks_back_as_groups_win() -> None:
+    past, rng = archive(), np.random.default_rng(0)
+    past.remember(3, [10, 11, 12], 0, True)
+    levels, starts = np.asarray([7, 8]), np.asarray([70, 80])
+    for back, wins in ((1, 1), (1, 4), (2, 8), (3, 8)):
+        begun = past.begin(levels, starts, rng)
+        assert begun.levels.tolist() == [3, 8] and begun.states.tolist() == [[10, 11, 12][-back], 80]
+        assert begun.turns.tolist() == [8 - (3 - back), 8], "turns that were used stay used"
+        assert begun.branch.tolist() == [0, -1]
+        past.tell(begun, np.asarray([wins, 0]), 8)
+    assert past.begin(levels, starts, rng).branch.tolist() == [-1, -1], (
+        "it won from the start: nothing is left to learn"
+    )
+
+
+def test_a_near_miss_begins_where_wins_passed() -> None:
+    past, rng = archive(mode="near_miss", share=1.0), np.random.default_rng(0)
+    past.remember(3, [10, 11, 12, 13], 0, True)
+    past.remember(3, [10, 12, 20, 21], 0, False)
+    assert past.begin(np.asarray([7]), np.asarray([70]), rng).states.tolist() == [12]
+    alone = archive(mode="near_miss", share=1.0)
+    alone.remember(3, [10, 12, 20, 21], 0, False)
+    assert alone.begin(np.asarray([7]), np.asarray([70]), rng).states.tolist() == [20]
+
+
+def test_old_snapshots_leave_and_no_share_keeps_none() -> None:
+    past = archive(capacity=2)
+    for level in range(3):
+        past.remember(level, [1], 0, True)
+    assert [one["level"] for one in past.state_dict()["episodes"]] == [1, 2]
+    assert archive(share=0.0).wants == (False, False) and archive().wants == (False, True)
+
+
+def test_members_of_a_branched_group_share_their_state(rooms: Rooms) -> None:
+    """The anchors of the first rows of a group are one state, so that its advantages are of that state."""
+    training = make(rooms, branch={"share": 1.0, "target": 0.1})
+    seen: list[Any] = []
+    hold = training._actor.hold
+    training._actor.hold = lambda rows: seen.append(rows) or hold(rows)  # type: ignore[method-assign]
+    steps(training, 6)
+    rows = next(rows for rows in reversed(seen) if "replay_0_0" not in rows.key)
+    first = rows.take(rows.turn == 0)
+    for group in set(first.group):
+        assert len(set(first.anchor[first.group == group])) == 1
+    assert training.restored > 0

@@ -1,0 +1,72 @@
+"""``spear lab``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+@click.group("lab")
+def lab() -> None:
+    """Compare ways to train over many seeds, in minutes on a CPU.
+
+    The step, its advantages, buffers and loss are the trainer's; the policy is a small network in this process that
+    plays rooms of Sokoban, a token a turn, and its success is computed, not sampled. What is compared stands in a YAML
+    file, which is registered before the first run: benchmarks/lab has those of docs/results.md.
+
+    \b
+      spear lab run benchmarks/lab/fresh_03.yaml --out runs/lab/fresh_03
+      spear lab report benchmarks/lab/fresh_03.yaml runs/lab/fresh_03/result.json
+    """
+
+
+@lab.command("run")
+@FILE
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time, a core each.")
+def run(file: Path, out: Path, jobs: int) -> None:
+    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command goes on."""
+    from spear_training.lab.comparison import Comparison
+    from spear_training.lab.runs import RESULT, Registry, run_all
+
+    comparison = Comparison.read(file)
+    registry = Registry(comparison, out)
+    console = Console(soft_wrap=True)
+    console.print(f"{comparison.title}: registered as {comparison.digest[:12]}", markup=False)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        made, wanted = registry.count()
+        bar = progress.add_task("runs", total=wanted, completed=made)
+        run_all(registry, jobs, lambda: progress.advance(bar))
+    console.print(f"{out / RESULT}", markup=False)
+
+
+@lab.command("report")
+@FILE
+@click.argument("result", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--explore", multiple=True, metavar="ARM:BASE", help="A difference that is not in FILE.")
+@click.option("--figure", type=click.Path(path_type=Path), help="Picture of curves and differences.")
+@click.option("--page", type=click.Path(path_type=Path, exists=True), help="Page with a place for FILE's name.")
+def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | None, page: Path | None) -> None:
+    """Print the tables of RESULT, which must have been made by FILE as it stands."""
+    from spear_training.lab.comparison import Comparison
+    from spear_training.lab.report import Findings, write_page
+
+    pairs = [tuple(pair.split(":")) for pair in explore]
+    if any(len(pair) != 2 for pair in pairs):
+        raise click.UsageError("--explore takes ARM:BASE")
+    findings = Findings(Comparison.read(file), result)
+    text = findings.write_tables(pairs)  # type: ignore[arg-type]
+    if figure is not None:
+        from spear_training.lab.plots import plot_findings
+
+        plot_findings(findings, figure)
+    if page is not None:
+        write_page(page, file.stem, text)
+    else:
+        click.echo(text, nl=False)

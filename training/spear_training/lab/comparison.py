@@ -1,0 +1,204 @@
+"""A comparison as a file, registered before it is run: what is in it is compared, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, field
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic.dataclasses import dataclass
+
+from spear_envs.core.errors import SpearError
+from spear_envs.sokoban.generate import Recipe
+from spear_training.algorithms import SettingsError, SpearSettings
+from spear_training.algorithms.records import STRICT, Record, number
+from spear_training.choices import check_choice, find_files, read_config
+from spear_training.lab.sources import BranchSettings, CurriculumSettings
+
+TUNING_SEED = 1000
+"""First seed of the runs that learning rates are chosen by; reported seeds begin at 0."""
+
+
+class Panel(str, Enum):
+    """What success is measured on."""
+
+    TEST = "test"
+    """Levels of rooms that are in no training; rates are chosen on the split ``valid``."""
+    TRAIN = "train"
+    """The very levels that are trained on; rates are chosen on them too, by runs of other seeds."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class LevelSettings(Record):
+    """Rooms of one box; a level's shortest solution has ``shortest`` to ``longest`` moves."""
+
+    PATH: ClassVar[str] = "levels"
+
+    height: int = number(6, at_least=5, at_most=10)
+    width: int = number(6, at_least=5, at_most=10)
+    shortest: int = number(6, at_least=1)
+    longest: int = number(10, at_least=1)
+
+    @property
+    def recipe(self) -> Recipe:
+        """For :func:`spear_envs.sokoban.tasks.make_task_set`."""
+        return Recipe(**asdict(self))
+
+    def check(self) -> None:
+        self.recipe  # noqa: B018 - says what is wrong
+
+
+@dataclass(frozen=True, config=STRICT)
+class StartSettings(Record):
+    """The policy that all runs begin with: clones a noisy expert until it wins ``success`` of the levels of valid."""
+
+    PATH: ClassVar[str] = "start"
+
+    success: float = number(0.03, above=0, below=1)
+    levels: int = number(5000, at_least=1)
+    """The expert's, of 3 to 12 moves."""
+    hidden: int = number(128, at_least=1)
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainingSettings(Record):
+    """What all arms share."""
+
+    PATH: ClassVar[str] = "training"
+
+    levels: int = number(4000, at_least=1)
+    """Tasks to train on; a run of fresh tasks has more than it draws."""
+    tasks: int = number(16, at_least=1)
+    """Groups of a step."""
+    group: int = number(8, at_least=2)
+    turns: int = number(12, at_least=1)
+    minibatch: int = number(512, at_least=1)
+    """Rows of an optimiser step."""
+    budget: int = number(80_000, at_least=1)
+    """Tokens that a run generates, one a turn; it ends with the step that uses them up."""
+    spear: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the settings of every arm's algorithm."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Arm(Record):
+    """One way to train: a choice of ``spear algorithms``, and what it changes."""
+
+    PATH: ClassVar[str] = "arm"
+
+    title: str = ""
+    algorithm: str = "grpo"
+    spear: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = number(1, at_least=1)
+    """Passes over the mini-batches of a step (``ppo_epochs``)."""
+    branch: BranchSettings = field(default_factory=BranchSettings)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+
+    def compose(self, settings: TrainingSettings) -> SpearSettings:
+        """Settings of the algorithm: the trainer's defaults, the algorithm's file, what arms share, the arm's own.
+
+        Raises:
+            SpearError: there is no such algorithm, or a setting is wrong.
+        """
+        made = SpearSettings()
+        for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
+            made = made.override(layer)
+        return made
+
+
+def read_algorithm(name: str) -> list[Mapping[str, Any]]:
+    """The ``spear`` nodes of an algorithm's file and of those it is based on, the deepest first.
+
+    Raises:
+        SpearError: there is no such algorithm.
+    """
+    check_choice("algorithm", name)
+
+    def read(file: Path) -> list[Mapping[str, Any]]:
+        content = read_config(file)
+        below = [file.parent / f"{base}.yaml" for base in content.get("defaults", []) if base != "_self_"]
+        return [*chain.from_iterable(map(read, below)), content.get("spear", {})]
+
+    return read(find_files("algorithm")[name])
+
+
+@dataclass(frozen=True, config=STRICT)
+class Comparison(Record):
+    """What is compared, and how. The primary measure is the exact success on ``panel`` when the budget is used up.
+
+    Attributes:
+        arms: ways to train by name.
+        rates: learning rates; each arm takes the one that did best in the tuning runs. A single one is taken unseen.
+        tuning_seeds: runs of each rate of each arm that it is chosen by.
+        seeds: reported runs of each arm.
+        compare: pairs ``[arm, base]`` whose difference is reported.
+        looks: how often a run is examined on the panel.
+    """
+
+    PATH: ClassVar[str] = "comparison"
+
+    title: str
+    arms: Mapping[str, Arm]
+    compare: tuple[tuple[str, str], ...]
+    rates: tuple[float, ...]
+    seeds: int = number(10, at_least=2)
+    tuning_seeds: int = number(2, at_least=1)
+    panel: Panel = Panel.TEST
+    looks: int = number(8, at_least=1)
+    levels: LevelSettings = field(default_factory=LevelSettings)
+    start: StartSettings = field(default_factory=StartSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def check(self) -> None:
+        if not self.arms or not self.rates or min(self.rates) <= 0:
+            raise SettingsError("comparison needs arms, and rates above 0")
+        for name, arm in self.arms.items():
+            if not re.fullmatch(r"[a-z0-9_]+", name):
+                raise SettingsError(f"comparison.arms: {name!r} cannot name a file: use a-z, 0-9 and _")
+            spear = arm.compose(self.training)
+            if spear.advantage.needs_critic or spear.kl.coefficient > 0:
+                raise SettingsError(f"arm {name}: the lab has neither a critic nor a reference policy")
+        for pair in self.compare:
+            self.check_pair(pair)
+
+    def check_pair(self, pair: tuple[str, str]) -> None:
+        """Do nothing if both are arms.
+
+        Raises:
+            SettingsError: one is none.
+        """
+        for name in pair:
+            if name not in self.arms:
+                raise SettingsError(f"there is no arm {name!r}: choose {', '.join(self.arms)}")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all settings, defaults included; comments and the order of keys do not count."""
+        return hashlib.sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def read(cls, path: Path) -> Comparison:
+        """The comparison of a YAML file.
+
+        Raises:
+            SpearError: the file cannot be read, is no YAML, or a setting in it is wrong.
+        """
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeError) as error:
+            raise SpearError(f"{path} cannot be read: {error}") from None
+        except yaml.YAMLError as error:
+            raise SpearError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(content, dict):
+            raise SpearError(f"{path} is no mapping of settings")
+        try:
+            return cls.from_mapping(content)
+        except SettingsError as error:
+            raise SpearError(f"{path}: {error}") from None

@@ -1,0 +1,137 @@
+"""Policies of the lab: what they must answer, and a small one that reads a board and writes one token, its move."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from spear_envs.core.errors import SpearError
+from spear_training.algorithms import RowTable
+from spear_training.algorithms.rows import Array
+from spear_training.lab.rooms import CODES, FAR, MOVES, Rooms
+
+
+class Policy(Protocol):
+    """A model, as :class:`~spear_training.lab.actor.LabActor` sees it."""
+
+    def parameters(self) -> Any:
+        """What the optimiser moves."""
+
+    def encode(self, rows: RowTable) -> Tensor:
+        """What :meth:`score` needs of rows with ``ids``: [N, ...]."""
+
+    def score(self, inputs: Tensor) -> Tensor:
+        """Log-probs of the response tokens of encoded rows, [N, R]; whatever is behind the end of a response."""
+
+
+class BoardPolicy(nn.Module):
+    """Two hidden layers over the cells of a board, one of :data:`CODES` each; a response is one of four moves.
+
+    Args:
+        cells: inside the border.
+        hidden: width.
+        seed: of the first weights.
+    """
+
+    def __init__(self, cells: int, hidden: int = 128, seed: int = 0) -> None:
+        super().__init__()
+        self.cells = cells
+        generator = torch.Generator().manual_seed(seed)
+        layers = (nn.Linear(cells * CODES, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, MOVES))
+        for layer in layers:  # as torch does it, from a stream of its own
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        self.net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Log-probs of the moves [B, 4] on boards [B, C]."""
+        return torch.log_softmax(self.net(one_hot(codes, CODES).flatten(1).float()), 1)
+
+    @torch.no_grad()
+    def decide(self, codes: Array) -> Array:
+        """Log-probs of the moves [B, 4], float32, without a gradient."""
+        return self(torch.from_numpy(codes.astype(np.int64))).numpy()
+
+    def encode(self, rows: RowTable) -> Tensor:
+        """Boards and moves [N, C + 1]."""
+        return torch.from_numpy(rows.ids.reshape(len(rows), self.cells + 1).astype(np.int64))
+
+    def score(self, inputs: Tensor) -> Tensor:
+        """Log-probs of the moves that were made [N, 1]."""
+        return self(inputs[:, :-1]).gather(1, inputs[:, -1:])
+
+
+class Examiner:
+    """Exact success of a :class:`BoardPolicy` on levels, within ``turns``."""
+
+    def __init__(self, rooms: Rooms, turns: int) -> None:
+        self._rooms, self._turns = rooms, turns
+        self._places = rooms.find_reachable(turns)
+        self._codes = rooms.observe(*self._places)
+
+    def examine(self, policy: BoardPolicy) -> Array:
+        """Chance of winning each level [L]."""
+        chances = np.exp(policy.decide(self._codes).astype(np.float64))
+        return self._rooms.solve(*self._places, chances, self._turns)
+
+
+BATCH, RATE, SURE = 64, 1e-3, 20
+"""Of the cloning: rows of a step, learning rate, steps between two looks at the success."""
+NOISE = 0.5
+"""Share of the expert's moves that are drawn at random, so that its states are also those of a beginner."""
+
+
+def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int, hidden: int) -> BoardPolicy:
+    """A policy that imitates shortest solutions until its exact success reaches ``success``.
+
+    Args:
+        rooms: levels to learn from.
+        examiner: measures the success.
+        success: above what the untrained policy has.
+        turns: of the expert's episodes.
+        hidden: width of the policy.
+
+    Raises:
+        SpearError: the untrained policy is better already, or these levels do not teach as much.
+    """
+    policy = BoardPolicy(rooms.cells, hidden)
+    first = examiner.examine(policy).mean()
+    if first >= success:
+        raise SpearError(f"an untrained policy wins {first:.2%} already: ask for start.success above it")
+    codes, moves = _show_expert(rooms, turns)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE)
+    number = 0
+    for _ in range(20):
+        for part in torch.randperm(len(codes), generator=generator).split(BATCH):
+            loss = cross_entropy(policy.net(one_hot(codes[part], CODES).flatten(1).float()), moves[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            number += 1
+            if number % SURE == 0 and (found := examiner.examine(policy).mean()) >= success:
+                return policy
+    raise SpearError(f"imitation of the expert ends at {found:.2%}: ask for start.success below it, or more levels")
+
+
+def _show_expert(rooms: Rooms, turns: int) -> tuple[Tensor, Tensor]:
+    """Boards and moves of a noisy expert's episodes, one a level."""
+    dice = np.random.default_rng(0)
+    distance, levels, states = rooms.measure_distances(), np.arange(len(rooms)), rooms.start.copy()
+    codes, moves = [], []
+    for _ in range(turns):
+        open_ = ~rooms.won[levels, states] & (distance[levels, states] < FAR)
+        levels, states = levels[open_], states[open_]
+        ahead = distance[levels[:, None], rooms.after[levels, states]]
+        best = np.argmax((ahead == ahead.min(1, keepdims=True)) + dice.random(ahead.shape) * 0.5, axis=1)
+        move = np.where(dice.random(len(levels)) < NOISE, dice.integers(MOVES, size=len(levels)), best)
+        codes.append(rooms.observe(levels, states))
+        moves.append(move)
+        states = rooms.after[levels, states, move].astype(np.int64)
+    return torch.from_numpy(np.concatenate(codes).astype(np.int64)), torch.from_numpy(np.concatenate(moves))

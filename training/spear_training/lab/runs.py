@@ -1,0 +1,245 @@
+"""All runs of a comparison: what they share is made once, then each is a file, so that a stopped comparison goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from spear_agents.files import draft_file, write_json
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task
+from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.tasks import make_task_set
+from spear_training.lab.comparison import TUNING_SEED, Comparison, Panel
+from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
+from spear_training.lab.rooms import Rooms
+from spear_training.lab.training import Training, train
+
+DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training")
+PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
+"""Modules that decide what a run does."""
+REGISTERED, RESULT = "registered.json", "result.json"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One training: an arm, a learning rate, a seed; ``tuning`` runs only choose the rate."""
+
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def tuning(self) -> bool:
+        """Whether it is not reported."""
+        return self.seed >= TUNING_SEED
+
+    @property
+    def name(self) -> str:
+        """Stem of its file."""
+        return f"{self.arm}-{self.rate:g}-{self.seed}"
+
+
+def digest_code() -> str:
+    """SHA-256 over the modules that decide what a run does."""
+    root = Path(__file__).parent.parent
+    files = sorted(file for part in PARTS for file in root.glob(f"{part}.py"))
+    return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def load_rooms(recipe: Recipe, split: str, count: int, folder: Path) -> Rooms:
+    """The first ``count`` levels of a split; training levels are kept in ``folder``, since drawing them takes long."""
+    tasks = make_task_set(recipe, split)
+    if split != "train":
+        return Rooms.build([tasks[n] for n in range(min(count, len(tasks)))])
+    file = folder / f"levels-{recipe.name}-{count}.json"
+    if not file.exists():
+        write_json(file, [(t.id, t.subtask, t.instruction, dict(t.content)) for t in (tasks[n] for n in range(count))])
+    listed = json.loads(file.read_text(encoding="utf-8"))
+    return Rooms.build([Task(id=i, split=split, subtask=s, instruction=t, content=c) for i, s, t, c in listed])
+
+
+class Bench:
+    """What the runs of a comparison share: levels, and the policy they begin with.
+
+    Args:
+        comparison: registered.
+        folder: keeps levels and the first policy.
+    """
+
+    def __init__(self, comparison: Comparison, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.comparison, turns = comparison, comparison.training.turns
+        recipe, first = comparison.levels.recipe, comparison.start
+        self.rooms = load_rooms(recipe, "train", comparison.training.levels, folder)
+        valid = Examiner(load_rooms(recipe, "valid", 256, folder), turns)
+        if comparison.panel is Panel.TRAIN:
+            self.panel, self.tuning = self.rooms, Examiner(self.rooms, turns)
+            self.examiner = self.tuning
+        else:
+            self.panel = load_rooms(recipe, "test", 256, folder)
+            self.examiner, self.tuning = Examiner(self.panel, turns), valid
+        name = f"start-{recipe.name}-{first.success:g}-{first.levels}-{first.hidden}-{turns}.pt"
+        self.policy = BoardPolicy(self.rooms.cells, first.hidden)
+        if not (folder / name).exists():
+            wide = Recipe(comparison.levels.height, comparison.levels.width)
+            taught = load_rooms(wide, "train", first.levels, folder)
+            made = clone_expert(taught, valid, first.success, turns=turns, hidden=first.hidden)
+            with draft_file(folder / name) as draft:
+                torch.save(made.state_dict(), draft)
+        self.policy.load_state_dict(torch.load(folder / name, weights_only=True))
+
+    def run(self, plan: RunPlan) -> dict[str, Any]:
+        """Make a run; returns its result as plain values."""
+        start, comparison = time.process_time(), self.comparison
+        policy = BoardPolicy(self.rooms.cells, comparison.start.hidden)
+        policy.load_state_dict(self.policy.state_dict())
+        arm, settings = comparison.arms[plan.arm], comparison.training
+        training = Training(self.rooms, policy, arm, settings, rate=plan.rate, seed=plan.seed)
+        examiner = self.tuning if plan.tuning else self.examiner
+        result = train(training, examiner, looks=comparison.looks, budget=settings.budget)
+        about = {"arm": plan.arm, "rate": plan.rate, "seed": plan.seed, "digest": comparison.digest}
+        return {**about, "code": digest_code(), **result, "cpu_seconds": round(time.process_time() - start, 2)}
+
+
+_BENCHES: dict[str, Bench] = {}
+
+
+def _run_here(written: str, folder: Path, plan: RunPlan) -> dict[str, Any]:
+    """A run in a process of the pool."""
+    if written not in _BENCHES:
+        _BENCHES[written] = Bench(Comparison.from_mapping(json.loads(written)), folder)
+    return _BENCHES[written].run(plan)
+
+
+class Registry:
+    """A folder of results of one comparison.
+
+    Args:
+        comparison: what is run.
+        out: the folder; another comparison must not have been begun in it.
+
+    Raises:
+        SpearError: the folder belongs to another comparison.
+    """
+
+    def __init__(self, comparison: Comparison, out: Path) -> None:
+        self.comparison, self.out = comparison, out
+        file = out / REGISTERED
+        if not file.exists():
+            (out / "runs").mkdir(parents=True, exist_ok=True)
+            write_json(file, {"digest": comparison.digest, "comparison": comparison.to_mapping()})
+        elif (found := json.loads(file.read_text(encoding="utf-8"))["digest"]) != comparison.digest:
+            raise SpearError(
+                f"{out} was begun with another comparison ({found[:12]}, this file is {comparison.digest[:12]}): "
+                "what is registered is not changed; choose another --out"
+            )
+
+    def read(self, plan: RunPlan) -> dict[str, Any] | None:
+        """Result of a run, if it was made."""
+        file = self.out / "runs" / f"{plan.name}.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def keep(self, plan: RunPlan, result: Mapping[str, Any]) -> None:
+        """Write a result."""
+        with draft_file(self.out / "runs" / f"{plan.name}.json") as draft:
+            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+    def list_tuning(self, arm: str) -> list[RunPlan]:
+        """Runs that the rate of an arm is chosen by; none where there is one rate."""
+        rates, seeds = self.comparison.rates, range(self.comparison.tuning_seeds)
+        return [RunPlan(arm, rate, TUNING_SEED + seed) for seed in seeds for rate in rates] if len(rates) > 1 else []
+
+    def choose_rate(self, arm: str) -> float:
+        """The rate with the best mean success of the tuning runs; the lower one of two equal ones.
+
+        Raises:
+            SpearError: a tuning run is missing.
+        """
+        if len(self.comparison.rates) == 1:
+            return self.comparison.rates[0]
+        found: dict[float, list[float]] = {}
+        for plan in self.list_tuning(arm):
+            result = self.read(plan)
+            if result is None:
+                raise SpearError(f"{self.out} lacks {plan.name}: spear lab run goes on where it stopped")
+            found.setdefault(plan.rate, []).append(result["success"])
+        return max(sorted(found), key=lambda rate: float(np.mean(found[rate])))
+
+    def list_reported(self, arm: str) -> list[RunPlan]:
+        """Runs that are reported."""
+        rate = self.choose_rate(arm)
+        return [RunPlan(arm, rate, seed) for seed in range(self.comparison.seeds)]
+
+    def count(self) -> tuple[int, int]:
+        """Runs that were made, and runs of the whole comparison."""
+        made = len(list((self.out / "runs").glob("*.json")))
+        return made, len(self.comparison.arms) * (len(self.list_tuning("")) + self.comparison.seeds)
+
+    def gather(self, bench: Bench) -> None:
+        """Write :data:`RESULT`: all runs in one file, with what they were runs of."""
+        runs = [self.read(plan) for arm in self.comparison.arms for plan in self.list_reported(arm)]
+        tuned = [self.read(plan) for arm in self.comparison.arms for plan in self.list_tuning(arm)]
+        start = bench.examiner.examine(bench.policy)
+        content = {
+            "digest": self.comparison.digest,
+            "comparison": self.comparison.to_mapping(),
+            "tasks": [task.id for task in bench.panel.tasks],
+            "start": float(start.mean()),
+            "tuning": [{name: run[name] for name in ("arm", "rate", "seed", "success")} for run in tuned if run],
+            "runs": runs,
+        }
+        with draft_file(self.out / RESULT) as draft:
+            draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+    def list_missing(self) -> Iterator[list[RunPlan]]:
+        """Runs that are still to be made: first those that rates are chosen by, then the others, seed by seed."""
+        arms = list(self.comparison.arms)
+        yield [plan for arm in arms for plan in self.list_tuning(arm) if self.read(plan) is None]
+        reported = [self.list_reported(arm) for arm in arms]
+        yield [plan for seed in zip(*reported, strict=True) for plan in seed if self.read(plan) is None]
+
+
+def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
+    """Make all runs that are missing, then the file with all of them.
+
+    Args:
+        registry: of the comparison.
+        jobs: processes.
+        on_run: called after each run.
+    """
+    cache = registry.out.parent / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    bench = Bench(registry.comparison, cache)  # makes what all processes then read
+    for plans in registry.list_missing():
+        for plan, result in _make(bench, cache, plans, jobs):
+            registry.keep(plan, result)
+            on_run()
+    registry.gather(bench)
+
+
+def _make(bench: Bench, cache: Path, plans: list[RunPlan], jobs: int) -> Iterator[tuple[RunPlan, dict[str, Any]]]:
+    """Results of runs as they come, from this process or from several."""
+    if jobs == 1:
+        yield from ((plan, bench.run(plan)) for plan in plans)
+        return
+    written = json.dumps(bench.comparison.to_mapping())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting = {pool.submit(_run_here, written, cache, plan): plan for plan in plans}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

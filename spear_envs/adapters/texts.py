@@ -134,5 +134,5 @@ def open_row(row: Mapping[str, Any]) -> tuple[TextEpisode, str]:
     try:
         keywords = json.loads(named.get("keywords") or "{}")
         return TextEpisode(named["env_id"], **keywords), named["task"]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpearError(f"the keywords of a row are a JSON object, not {named['keywords']!r} ({error}).") from error

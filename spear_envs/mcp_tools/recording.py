@@ -41,7 +41,7 @@ class Recording:
             for line in rest:
                 call = json.loads(line)
                 self._calls[call["key"]] = CallResult(**call["result"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
             told = f"is no recording of an MCP server's calls ({type(error).__name__}: {error}): record it anew."
             raise SpearError(f"{self.path} {told}") from error
 

@@ -26,6 +26,7 @@ from tests.spear_envs.retrieval.service import ScriptedRetriever, make_service, 
 
 # The time of day, and what it is for there.
 MAY_ASK = {
+    "agents/spear_agents/gateway/responses_wire.py": "a field of OpenAI's answers",
     "agents/spear_agents/gateway/openai_wire.py": "OpenAI's field `created`",
     "agents/spear_agents/engines/replies.py": "a server that names a time to come again; the wait is bounded",
     "sandbox/spear_sandbox/web/replies.py": "likewise",

@@ -55,7 +55,7 @@ class Findings:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             digests = {content["digest"], *(run["digest"] for run in content["runs"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise SpearError(f"{path} is no result of spear lab run: {error}") from None
         if digests != {comparison.digest}:
             raise SpearError(

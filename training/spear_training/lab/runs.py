@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from spear_agents.files import draft_file, write_json
 from spear_envs.core.errors import SpearError
@@ -91,15 +92,15 @@ class Bench:
         else:
             self.panel = load_rooms(recipe, "test", 256, folder)
             self.examiner, self.tuning = Examiner(self.panel, turns), valid
-        name = f"start-{recipe.name}-{first.success:g}-{first.levels}-{first.hidden}-{turns}.pt"
+        name = f"start-{recipe.name}-{first.success:g}-{first.levels}-{first.hidden}-{turns}.safetensors"
         self.policy = BoardPolicy(self.rooms.cells, first.hidden)
         if not (folder / name).exists():
             wide = Recipe(comparison.levels.height, comparison.levels.width)
             taught = load_rooms(wide, "train", first.levels, folder)
             made = clone_expert(taught, valid, first.success, turns=turns, hidden=first.hidden)
             with draft_file(folder / name) as draft:
-                torch.save(made.state_dict(), draft)
-        self.policy.load_state_dict(torch.load(folder / name, weights_only=True))
+                save_file(made.state_dict(), draft)
+        self.policy.load_state_dict(load_file(folder / name))
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
         """Make a run; returns its result as plain values."""

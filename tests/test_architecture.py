@@ -137,6 +137,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "spear_agents/engines/weights.py",
         "spear_training/warmstart*",
         "spear_training/checkpoints.py",
+        "spear_training/lab/runs.py",
         "spear_training/verl_plugin/adapters.py",
         "spear_training/export.py",
     ),

@@ -43,7 +43,7 @@ def measure_page(episodes: int, folder: Path) -> Iterator[Figure]:
     yield Figure("reading the list", measure_cpu(lambda: runs.append(Run(folder / "run"))), "s CPU")
     run = runs[0]
     yield Figure("pictures", float(sum(row["turns"] + 1 for row in run.rows())), note=f"{episodes:,} episodes")
-    page = folder / "page.html"
+    page = (folder / "page.html").resolve()
     yield Figure("writing the file", measure_cpu(lambda: export_page(run, page)), "s CPU")
     yield Figure("its size", page.stat().st_size / 1e6, "MB")
     with Chromium(folder / "profile") as browser, PageServer(run, port=0) as server:

@@ -17,10 +17,9 @@ def run_blocking(work: Coroutine[Any, Any, Result]) -> Result:
     Ctrl-C cancels it.
     """
     try:
-        outer = asyncio.get_running_loop()
+        asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    del outer
     result: Future[Result] = Future()
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Result]]] = Future()
 

@@ -140,17 +140,16 @@ class McpToolsEnv(SpearEnv[str]):
         return self._judge(text, ok=not is_error, tool_calls=1, action=action)
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        asked = [[call["tool"], call["arguments"]] for call in self._calls] + [[name, dict(arguments)]]
+        call = {"tool": name, "arguments": dict(arguments)}
+        played = [*self._calls, call]
         if self._session is not None:
             result = self._session.call(name, arguments)
             if self._recording is not None:
-                self._recording.add(self.task.id, asked, result)
+                self._recording.add(self.task.id, played, result)
         else:
             assert self._recording is not None
-            result = self._recording.find(self.task.id, asked)
-        self._calls.append(
-            {"tool": name, "arguments": dict(arguments), "text": result.text, "is_error": result.is_error}
-        )
+            result = self._recording.find(self.task.id, played)
+        self._calls.append(call | {"text": result.text, "is_error": result.is_error})
         return result.text, result.is_error
 
     def _judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,15 @@ class Recording:
         elif self.tools != list(tools):
             raise SpearError(f"{self.path} was recorded with other tools: name another file.")
 
-    def add(self, task: str, calls: Sequence[Sequence[Any]], result: CallResult) -> None:
+    def add(self, task: str, calls: Sequence[Mapping[str, Any]], result: CallResult) -> None:
         """Keep the result of the last of an episode's calls."""
         key = _find_key(task, calls)
         if key not in self._calls:
             self._calls[key] = result
-            name, arguments = calls[-1][:2]
+            name, arguments = calls[-1]["tool"], calls[-1]["arguments"]
             self._write({"key": key, "task": task, "name": name, "arguments": arguments, "result": asdict(result)})
 
-    def find(self, task: str, calls: Sequence[Sequence[Any]]) -> CallResult:
+    def find(self, task: str, calls: Sequence[Mapping[str, Any]]) -> CallResult:
         """The result of the last of an episode's calls.
 
         Raises:
@@ -73,7 +73,7 @@ class Recording:
         """
         found = self._calls.get(_find_key(task, calls))
         if found is None:
-            told = f"{self.path} has no call {calls[-1][0]} after these {len(calls) - 1} of {task}"
+            told = f"{self.path} has no call {calls[-1]['tool']} after these {len(calls) - 1} of {task}"
             raise EnvFault(McpFaultKind.NOT_RECORDED.value, told)
         return found
 
@@ -82,6 +82,6 @@ class Recording:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def _find_key(task: str, calls: Sequence[Sequence[Any]]) -> str:
-    played = [list(call[:2]) for call in calls]
+def _find_key(task: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    played = [[call["tool"], call["arguments"]] for call in calls]
     return hashlib.sha256(canonical_json([task, played]).encode()).hexdigest()[:32]

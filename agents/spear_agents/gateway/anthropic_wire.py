@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spear_agents.engines.base import Finish
-from spear_agents.gateway.openai_wire import MOST_STOPS, join_parts, name_call
+from spear_agents.gateway.openai_wire import MOST_STOPS, join_parts, name_call, write_named_event
 from spear_agents.gateway.session import Completion
 
 Content = str | list[dict[str, Any]]
@@ -114,20 +114,20 @@ def write_events(answer: Completion, request: MessagesRequest, key: str) -> Iter
     """The events of a stream: the response, which is whole before its first event, a block at a time."""
     whole = write_message(answer, request, key)
     start = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
-    yield _event({"type": "message_start", "message": start})
+    yield write_named_event({"type": "message_start", "message": start})
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
             empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             written = json.dumps(block["input"], ensure_ascii=False)
             empty, delta = block | {"input": {}}, {"type": "input_json_delta", "partial_json": written}
-        yield _event({"type": "content_block_start", "index": index, "content_block": empty})
-        yield _event({"type": "content_block_delta", "index": index, "delta": delta})
-        yield _event({"type": "content_block_stop", "index": index})
+        yield write_named_event({"type": "content_block_start", "index": index, "content_block": empty})
+        yield write_named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield write_named_event({"type": "content_block_stop", "index": index})
     stop = {key: whole[key] for key in ("stop_reason", "stop_sequence")}
     usage = {"output_tokens": whole["usage"]["output_tokens"]}
-    yield _event({"type": "message_delta", "delta": stop, "usage": usage})
-    yield _event({"type": "message_stop"})
+    yield write_named_event({"type": "message_delta", "delta": stop, "usage": usage})
+    yield write_named_event({"type": "message_stop"})
 
 
 def write_error(message: str, kind: str) -> dict[str, Any]:
@@ -148,7 +148,3 @@ def _name_stop(answer: Completion) -> str:
         return "tool_use"
     names = {Finish.LENGTH: "max_tokens", Finish.STRING: "stop_sequence", Finish.STOP: "end_turn"}
     return names[answer.generation.finish]
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -61,13 +61,16 @@ class ChatMessage(BaseModel):
         return message
 
 
-def join_parts(content: str | list[dict[str, Any]] | None) -> str:
-    """The text of a content.  Raises ValueError for a part that is no text."""
+def join_parts(content: Any, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a content.  Raises ValueError where it is neither a text nor a list of parts of these kinds."""
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list):
+        raise ValueError("a content is a text or a list of parts")
     for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"a content holds a part of type {part.get('type')!r}: this address takes text")
+        if not isinstance(part, Mapping) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(f"a content holds a part of type {kind!r}: this address takes text")
     return "".join(part["text"] for part in content)
 
 
@@ -189,6 +192,11 @@ def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator
 def write_error(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """The body of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def write_named_event(data: Mapping[str, Any]) -> str:
+    """An event of a stream that carries its type as its name, too."""
+    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def name_call(answer: Completion, place: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from spear_agents.engines.base import Finish
-from spear_agents.gateway.openai_wire import name_call, read_arguments
+from spear_agents.gateway.openai_wire import join_parts, name_call, read_arguments, write_named_event
 from spear_agents.gateway.session import Completion
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -69,13 +69,13 @@ class ResponsesRequest(BaseModel):
                 open_message.setdefault("tool_calls", []).append(call)
             elif kind == "function_call_output":
                 open_message = None
-                result = _join_parts(item.get("output"))
+                result = join_parts(item.get("output"), _TEXTS)
                 messages.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": result})
             elif kind == "message":
                 role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
                 if role not in ("system", "user", "assistant"):
                     raise ValueError(f"a message has the role {role!r}: give system, developer, user or assistant")
-                message = {"role": role, "content": _join_parts(item.get("content"))}
+                message = {"role": role, "content": join_parts(item.get("content"), _TEXTS)}
                 messages.append(message)
                 open_message = message if role == "assistant" else None
             else:
@@ -158,7 +158,7 @@ def write_events(answer: Completion, request: ResponsesRequest, key: str) -> Ite
         events.append({"type": "response.output_item.done", **place, "item": item})
     events.append({"type": f"response.{whole['status']}", "response": whole})
     for number, event in enumerate(events):
-        yield _event(event | {"sequence_number": number})
+        yield write_named_event(event | {"sequence_number": number})
 
 
 def _write_items(answer: Completion, key: str) -> list[dict[str, Any]]:
@@ -173,19 +173,3 @@ def _write_items(answer: Completion, key: str) -> list[dict[str, Any]]:
         about = {"id": f"fc_{key}_{answer.number}_{place}", "type": "function_call", "status": "completed"}
         items.append(about | {"call_id": name, "name": call.name, "arguments": given})
     return items
-
-
-def _join_parts(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise ValueError("a content is a text or a list of parts")
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") not in _TEXTS or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"a content holds a part of type {kind!r}: this address takes text")
-    return "".join(part["text"] for part in content)
-
-
-def _event(data: Mapping[str, Any]) -> str:
-    return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

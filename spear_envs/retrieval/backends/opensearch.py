@@ -95,7 +95,7 @@ class OpenSearchBackend:
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Found]]:
         """See :class:`~spear_envs.retrieval.backend.Backend`."""
-        return self._asker.gather([self._search(queries, k)])[0]
+        return self._asker.run(self._search(queries, k))
 
     async def _search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
         fields = [field for field in vars(self._fields).values() if field]

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.agents.replay.chromium import PROGRAM
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "docs"
 
@@ -90,3 +92,16 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     algorithms = (tmp_path / "site" / "algorithms.html").read_text("utf-8")
     assert algorithms.count("<math ") > 30
     assert 'href="api/spear_training.algorithms.html#spear_training.algorithms.policy_loss"' in algorithms
+    assert_found_from_the_disk(tmp_path / "site" / "index.html", "sokoban")
+
+
+def assert_found_from_the_disk(page: Path, word: str) -> None:
+    """Search the built site as somebody does who unpacked it and opened its first page."""
+    if PROGRAM is None:
+        pytest.skip("the search is tried in Chromium, which is not installed")
+    command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"{page.as_uri()}?q={word}"], capture_output=True, text=True, timeout=120, check=False
+    )
+    found = re.search(r"search-result__meta\">(\d+) matching documents", done.stdout)
+    assert found and int(found[1]) > 5, done.stderr[-2000:]

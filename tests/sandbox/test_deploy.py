@@ -161,7 +161,7 @@ except ValueError as error:
     assert "not known" in str(error)
 else:
     raise AssertionError
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
 serve.run(build({"replicas": "2", "max_running": 2}))
 url = f"http://127.0.0.1:{sys.argv[1]}"

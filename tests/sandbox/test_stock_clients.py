@@ -146,7 +146,7 @@ def old_verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOOL = """
 import asyncio, json, sys
 import ray
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 from verl.tools.sandbox_fusion_tools import SandboxFusionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 parameters = {"type": "object", "properties": {"code": {"type": "string", "description": "d"}}, "required": ["code"]}

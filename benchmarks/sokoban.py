@@ -25,14 +25,12 @@ import numpy as np
 from benchmarks import _gem
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
 from spear_envs.sokoban.baselines import measure_random_play
-from spear_envs.sokoban.batch import Batch
 from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.env import SokobanEnv
 from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level
 from spear_envs.sokoban.levels import Level
 from spear_envs.sokoban.sprites import draw_tiles, read_peer_tiles
 from spear_envs.sokoban.tasks import make_task_set, read_level
-from spear_envs.sokoban.vector import SokobanVectorEnv
 from tests.spear_envs.sokoban.peer import MEND, find_peer, has_imageio, load_peer, open_peer
 
 ID = "spear_envs:spear/Sokoban-v1"
@@ -44,7 +42,6 @@ PEER = "gym-sokoban"
 BARS = (
     Bar("board over gym-sokoban: step with fresh picture", "times", at_least=200.0),
     Bar("env.step over gym-sokoban's step with picture", "times", at_least=50.0),
-    Bar("batch of 1,024: fresh pictures, text, resets", "steps/s", at_least=100_000.0),
     Bar("level 6x6-1", "ms", at_most=0.5),
     Bar("level 7x7-2", "ms", at_most=2.0),
     Bar("both held-out lists of 256 levels", "ms", at_most=500.0),
@@ -112,22 +109,6 @@ class Games:
             turn = TURNS if board.won else turn + 1
         return steps
 
-    def play_batch(self, size: int, turns: int, copy: bool) -> int:
-        """Our engine in NumPy: pictures, texts and new levels."""
-        levels = [self.levels[i % len(self.levels)] for i in range(size)]
-        batch = Batch(levels, draw_tiles())
-        age = np.arange(size) % TURNS
-        moves = np.array(self.moves[: size * turns]).reshape(turns, size)
-        for turn in range(turns):
-            batch.step(moves[turn])
-            age += 1
-            rows = np.flatnonzero(batch.won | (age >= TURNS))
-            batch.load(rows, [levels[(i + turn) % size] for i in rows.tolist()])
-            age[rows] = 0
-            batch.frames(copy)
-            batch.texts()
-        return size * turns
-
 
 def play_env(env: gym.Env[Any, Any], moves: list[int]) -> int:
     """``env.step`` with resets."""
@@ -137,15 +118,6 @@ def play_env(env: gym.Env[Any, Any], moves: list[int]) -> int:
         if terminated or truncated:
             env.reset()
     return len(moves)
-
-
-def play_vector(env: SokobanVectorEnv, moves: np.ndarray) -> int:
-    """``env.step`` of the vector environment, autoresets included."""
-    responses = [[RESPONSES[move] for move in row] for row in moves.tolist()]
-    start = time.process_time()
-    for row in responses:
-        env.step(row)
-    return int(moves.size / (time.process_time() - start))
 
 
 def measure_steps(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
@@ -171,16 +143,6 @@ def measure_steps(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
         yield Figure("board: dynamics alone", theirs_blind, "steps/s", PEER)
         yield Figure("board over gym-sokoban: step with fresh picture", pictured / theirs, "times")
         yield Figure("env.step over gym-sokoban's step with picture", rates["both"] / theirs, "times")
-    turns = 12 * scale
-    for name, fresh in (("fresh pictures", True), ("the buffer itself", False)):
-        rate = measure_rate(partial(games.play_batch, 1_024, turns, fresh), rounds)
-        yield Figure(f"batch of 1,024: {name}, text, resets", rate, "steps/s")
-    moves = np.array(games.moves[: 1_024 * 24]).reshape(24, 1_024)
-    for split in ("test", "train"):
-        vector = SokobanVectorEnv(1_024, split=split)
-        vector.reset(seed=0)
-        play_vector(vector, moves[:16])
-        yield Figure(f"vector env of 1,024, all infos, split {split!r}", play_vector(vector, moves), "steps/s")
 
 
 def measure_levels(peer: type[Any] | None, quick: bool) -> Iterator[Figure]:
@@ -233,12 +195,15 @@ def measure_random(quick: bool) -> Iterator[Figure]:
 def sample_random_play(levels: list[Level]) -> float:
     """Share of episodes that random play wins, one a level."""
     rng = np.random.default_rng(0)
-    batch = Batch(levels)
-    won = np.zeros(len(levels), np.bool_)
-    for _ in range(TURNS):
-        batch.step(np.where(won, 0, rng.integers(1, 5, len(levels))))
-        won |= batch.won
-    return float(won.mean())
+    won = 0
+    for level in levels:
+        board = Board(level)
+        for move in rng.integers(1, 5, TURNS).tolist():
+            board.step(move)
+            if board.won:
+                won += 1
+                break
+    return won / len(levels)
 
 
 def count_mismatches(peer: type[Any], steps: int, frames: int) -> Iterator[Figure]:

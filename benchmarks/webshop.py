@@ -89,7 +89,7 @@ vector = gym.make_vec("spear/WebShop-v0", num_envs=384, catalog=sys.argv[1])
 vector.reset(seed=0)
 for _ in range(5):
     vector.step(["<think></think><action>search[%s]</action>" % env.unwrapped.task.instruction[8:40].replace("[", "")
-                 for env in vector._groups[0].envs])
+                 for env in vector.envs])
 print("ready", flush=True)
 sys.stdin.readline()
 """

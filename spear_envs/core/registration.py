@@ -22,8 +22,6 @@ class EnvEntry:
     entry_point: str
     summary: str
     """One line on what is done in it."""
-    vector_entry_point: str | None = None
-    """None for the generic vector environment."""
     extra: str | None = None
     """The extra of this distribution that unlocks more of it; None if there is nothing to unlock."""
     unlocks: str = ""
@@ -49,7 +47,6 @@ ENVIRONMENTS: tuple[EnvEntry, ...] = (
         "spear/Sokoban-v1",
         "spear_envs.sokoban.env:SokobanEnv",
         "Push boxes onto targets, seen as a picture and as text.",
-        "spear_envs.sokoban.vector:SokobanVectorEnv",
     ),
     EnvEntry(
         "spear/SearchR1-v0",
@@ -73,7 +70,6 @@ def register_env(
     id: str,
     entry_point: str | Callable[..., gym.Env[Any, Any]],
     *,
-    vector_entry_point: str | Callable[..., gym.vector.VectorEnv[Any, Any, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
     """Register a SPEAR environment, so that ``gym.make``, ``gym.make_vec`` and ``spear check`` know it.
@@ -83,21 +79,14 @@ def register_env(
     Args:
         id: such as ``"mine/Corridor-v0"``.
         entry_point: ``"package.module:Class"``, or something callable.
-        vector_entry_point: what ``gym.make_vec`` builds; by default ``SpearVectorEnv`` over ``entry_point``.
         kwargs: keywords that every environment of this id is made with.
     """
     gym.registry.pop(id, None)  # register() warns if the id is there, as it is after a reload
-    gym.register(
-        id,
-        entry_point=entry_point,
-        # A name, and no function: gymnasium writes the specification of an environment as JSON.
-        vector_entry_point=vector_entry_point or f"spear_envs.core.vector.by_id:{id}",
-        kwargs=dict(kwargs or {}),
-    )
+    gym.register(id, entry_point=entry_point, kwargs=dict(kwargs or {}))
 
 
 def register_builtin() -> None:
     """Register every environment of :data:`ENVIRONMENTS`; ``import spear_envs`` does."""
     for entry in ENVIRONMENTS:
-        register_env(entry.id, entry.entry_point, vector_entry_point=entry.vector_entry_point)
+        register_env(entry.id, entry.entry_point)
     register_env("spear/McpTools-v0", "spear_envs.mcp_tools.env:McpToolsEnv")  # not listed: it has no tasks of its own

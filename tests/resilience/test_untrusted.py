@@ -153,7 +153,6 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
 READERS = ("pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads", "marshal.loads", "torch.load")
 READERS += ("yaml.load", "yaml.unsafe_load", "eval", "exec", "joblib.load", "shelve.open", "np.load", "numpy.load")
 PLACES = {
-    "spear_envs/core/vector/worker.py": "between an environment's process and its parent",
     "spear_envs/testing/trace.py": "an order to a process that was started for it",
     "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
     "sandbox/spear_sandbox/guest/*": "inside the sandbox",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spear_envs.sokoban.baselines import measure_random_play
-from spear_envs.sokoban.batch import Batch
+from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import Level, parse_level
 from spear_envs.sokoban.tasks import make_task_set, read_level
@@ -15,12 +15,15 @@ from spear_envs.sokoban.tasks import make_task_set, read_level
 def sample_random_play(levels: list[Level], seed: int) -> float:
     """Share of 15-move episodes that random play wins, one a level."""
     rng = np.random.default_rng(seed)
-    batch = Batch(levels)
-    won = np.zeros(len(levels), np.bool_)
-    for _ in range(15):
-        batch.step(np.where(won, 0, rng.integers(1, 5, len(levels))))
-        won |= batch.won
-    return float(won.mean())
+    return sum(is_won(Board(level), rng.integers(1, 5, 15).tolist()) for level in levels) / len(levels)
+
+
+def is_won(board: Board, moves: list[int]) -> bool:
+    for move in moves:
+        board.step(move)
+        if board.won:
+            return True
+    return False
 
 
 def read_levels(recipe: Recipe, split: str, count: int) -> list[Level]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spear_envs.sokoban.batch import Batch
 from spear_envs.sokoban.engine import ACTIONS, Board
 from spear_envs.sokoban.generate import Recipe, make_level
 from spear_envs.sokoban.levels import Level, format_codes, parse_level
@@ -67,7 +66,7 @@ def test_dynamics_equal_the_peers(peer: type[Any], recipe: Recipe) -> None:
     steps = wins = episodes = 0
     while steps < STEPS:
         level = levels[int(rng.integers(len(levels)))]
-        theirs, ours, batch = open_peer(peer, to_array(level), pictures=False), Board(level), Batch([level])
+        theirs, ours = open_peer(peer, to_array(level), pictures=False), Board(level)
         guided = episodes % 4 == 3
         episodes += 1
         for action in rng.integers(0, 5, 120).tolist():
@@ -75,13 +74,11 @@ def test_dynamics_equal_the_peers(peer: type[Any], recipe: Recipe) -> None:
                 words = find_solution(parse_level(ours.text()))
                 action = ACTIONS[words[0]] if words else action
             _, reward, done, info = theirs.step(action)
-            batch_reward, moved, pushed = batch.step(np.array([action]))
-            assert ours.step(action) == reward == batch_reward[0]
-            assert ours.codes == read_peer(theirs) == batch.codes[0].tolist()
+            assert ours.step(action) == reward
+            assert ours.codes == read_peer(theirs)
             assert (ours.moved, ours.pushed) == (info["action.moved_player"], info["action.moved_box"])
-            assert (moved[0], pushed[0]) == (ours.moved, ours.pushed)
-            assert ours.won == done == batch.won[0]
-            assert ours.on_target == theirs.boxes_on_target == batch.on_target[0]
+            assert ours.won == done
+            assert ours.on_target == theirs.boxes_on_target
             steps += not guided
             if done:
                 wins += 1
@@ -96,14 +93,9 @@ def test_pixels_equal_the_peers(peer: type[Any], recipe: Recipe) -> None:
     rng = np.random.default_rng(8)
     tiles = read_peer_tiles()
     for level in make_levels(peer, recipe, 10):
-        theirs, ours, batch = (
-            open_peer(peer, to_array(level), pictures=True),
-            Board(level, tiles),
-            Batch([level], tiles),
-        )
+        theirs, ours = open_peer(peer, to_array(level), pictures=True), Board(level, tiles)
         for action in rng.integers(0, 5, 15).tolist():
             picture, *_ = theirs.step(action)
             ours.step(action)
-            batch.step(np.array([action]))
             assert picture.dtype == ours.frame().dtype == np.uint8
-            assert picture.tobytes() == ours.frame().tobytes() == batch.frames()[0].tobytes()
+            assert picture.tobytes() == ours.frame().tobytes()

@@ -254,7 +254,7 @@ def test_many_environments_share_one_catalogue_and_reset_at_once() -> None:
     vector: Any = gym.make_vec("spear/WebShop-v0", num_envs=256)
     observations, infos = vector.reset(seed=0)
     taken = time.process_time() - start
-    envs = [env.unwrapped for env in vector._groups[0].envs]
+    envs = [env.unwrapped for env in vector.envs]
     assert len({id(env.catalog) for env in envs}) == 1
     assert len(observations) == 256 and len({*infos["task_id"]}) > 100
     assert taken < 5  # seconds; it takes a twentieth of that

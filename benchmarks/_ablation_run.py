@@ -123,7 +123,7 @@ class Ablation:
                         return
                     self._wait(deadline)  # the rest is being done by another call
         except OutOfTime:
-            self.console.print("time is over; the same command goes on")
+            self.console.print("time is over; the same command resumes")
 
     def show(self) -> None:
         """Print a table of what is recorded and what is left."""

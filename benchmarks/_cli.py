@@ -63,7 +63,7 @@ def list_benchmarks() -> None:
 def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit: float | None) -> None:
     """Run benchmarks (all, or those named), and print figures and verdicts.
 
-    What has finished in the folder of results is not run again, so the same command goes on after Ctrl-C. Beside the
+    What has finished in the folder of results is not run again, so the same command resumes after Ctrl-C. Beside the
     results stand bench.json, bench.md and two pictures. Exit code 1 if a bar does not hold or a benchmark failed.
     """
     known = find_benchmarks()
@@ -85,7 +85,7 @@ def run(names: tuple[str, ...], size: str | None, out: Path, again: bool, limit:
                 console.print(f"{benchmark.name}: {reasons[benchmark.name]}", style="bold red", markup=False)
     except KeyboardInterrupt:
         _write_all(out, known)
-        raise click.ClickException("Interrupted; what has finished is kept, and the same command goes on.") from None
+        raise click.ClickException("Interrupted; what has finished is kept, and the same command resumes.") from None
     results = _write_all(out, known)
     show_results(chosen, results, console)
     console.print(f"{out / SUMMARY}, bench.md, bars.png, peers.png", markup=False, highlight=False)

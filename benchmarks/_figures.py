@@ -91,7 +91,7 @@ class Bar:
         return list(Size).index(Size(self.size)) <= list(Size).index(size)
 
     def holds(self, value: float) -> bool:
-        """Whether a figure of this value holds the bar; one that is no number does not."""
+        """Whether a figure of this value holds the bar; one that is not a number does not."""
         return bool(value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0))
 
     @property

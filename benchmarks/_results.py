@@ -98,7 +98,7 @@ def read_result(path: Path) -> Result | None:
     try:
         return Result.read(json.loads(path.read_text("utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise SpearError(f"{path} is no result of spear bench ({error}): remove it.") from error
+        raise SpearError(f"{path} is not a result of spear bench ({error}): remove it.") from error
 
 
 def read_results(out: Path, known: Sequence[Benchmark]) -> dict[str, Result]:
@@ -166,4 +166,4 @@ def read_summary(path: Path) -> dict[str, Result]:
     except FileNotFoundError:
         raise SpearError(f"There is no {path}: spear bench run writes one.") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(f"{path} is no result of spear bench ({error}).") from error
+        raise SpearError(f"{path} is not a result of spear bench ({error}).") from error

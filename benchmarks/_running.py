@@ -36,7 +36,7 @@ def run_one(
 ) -> Result | None:
     """Run one benchmark; its result, which says how it ended, or None if it ended before it had begun.
 
-    What it builds stays in a folder beside the result until it has finished, so that the next run goes on from there.
+    What it builds stays in a folder beside the result until it has finished, so that the next run continues there.
 
     Args:
         out: folder of the results; what it prints goes into ``NAME.log`` there.

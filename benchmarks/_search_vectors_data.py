@@ -1,6 +1,6 @@
 """Vectors for the benchmark of vector indexes: real ones of passages and questions, and mixtures of the former.
 
-Random vectors would be no test: nothing is near anything. A mixture ``w a + (1 - w) b`` of the vectors of two random
+Random vectors would be not a test: nothing is near anything. A mixture ``w a + (1 - w) b`` of the vectors of two random
 passages, with ``w`` even between 0 and 1, and brought to length 1, lies where passages lie. Many are near-duplicates of
 passages, which makes it harder to find the very nearest than it is among as many real passages.
 """

@@ -1,7 +1,7 @@
 """The paper's ablation at the size of two cores: GRPO, self-imitation, intrinsic reward, Dr.BoT, GiGPO side by side.
 
 Every run is a `spear train` of its own, through verl. `run` does what is missing, until all is done or its time is
-over, and can be stopped at any moment: the same command goes on. Started twice on the same folder, the two share the
+over, and can be stopped at any moment: the same command resumes. Started twice on the same folder, the two share the
 work.
 
     python -m benchmarks.ablation run --out runs/ablation --hours 2
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         try:
             ablation.run(options.hours * 3600)
         except KeyboardInterrupt:
-            console.print("stopped; the same command goes on")
+            console.print("stopped; the same command resumes")
     ablation.show()
     return 1 if ablation.failed else 0 if ablation.finished else 3
 

@@ -23,7 +23,7 @@ STEPS = 60
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """The demo as it is; it goes on where it was with ``--work``, and its minutes are then those of the rest."""
+    """The demo as it is; it resumes with ``--work``, and its minutes are then those of the rest."""
     if options.size is Size.QUICK:
         raise LeftOut("it takes six minutes of a quiet machine, and fewer steps say nothing: run it without --quick")
     start = time.monotonic()

@@ -206,7 +206,7 @@ async def _play_and_count(executor: LocalExecutor, runs: int) -> list[Figure]:
     async def play(count: int) -> None:
         await asyncio.gather(*(call(chance.choice(programs)) for _ in range(count)))
 
-    # Until every interpreter has met every program: what they touch first is no leak.
+    # Until every interpreter has met every program: what they touch first is not a leak.
     await play(min(500, runs))
     before = count_resources()
     start = time.perf_counter()

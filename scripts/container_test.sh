@@ -3,7 +3,7 @@
 # as root; then the services of compose.yaml with podman-compose.
 #
 # Installs these tools by apt and pip if they are missing, makes a small Debian system in build/container-base with
-# debootstrap (kept for the next time) in the place of the public Python image, and runs the tests that need containers.
+# debootstrap (kept for the next time) instead of the public Python image, and runs the tests that need containers.
 # LARGE=1 also builds `train-cpu` and trains in it (some 10 GB of disk while it lasts). Further arguments go to pytest.
 #
 # Ends with 69, and a last line that says why, where the machine has not what containers need; with 1 where a test fails.

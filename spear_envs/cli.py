@@ -130,7 +130,7 @@ class LazyGroup(click.Group):
     Args:
         find: the commands at hand; called anew each time.
         summaries: short help by name; a command without one is listed with where it comes from.
-        heading: what stands above the list of commands.
+        heading: what is above the list of commands.
         absent: what to install in a checkout for a command that is not at hand, by its name.
     """
 
@@ -167,7 +167,7 @@ class LazyGroup(click.Group):
             requirement = find_requirement((error.name or "").partition(".")[0], cmd_name)
             raise click.ClickException(explain_missing(error, requirement)) from error
         if not isinstance(command, click.Command):
-            raise click.ClickException(f"'{called}' is no command: {point.value} is a {type(command).__name__}.")
+            raise click.ClickException(f"'{called}' is not a command: {point.value} is a {type(command).__name__}.")
         return command
 
     def resolve_command(
@@ -239,7 +239,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def find_requirement(package: str, command: str = "") -> str:
-    """What brings a package that a command misses: a distribution of ours with an extra, or the package of others."""
+    """What to install for a missing module: one of our distributions with an extra, or a third-party package."""
     found = EXTRAS.get(package)
     return package if found is None else SERVICES.get(command, found)
 

@@ -35,7 +35,7 @@ class EnvId(click.ParamType):
         return value.removeprefix(PREFIX) if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """Our ids that go on from what was typed, else those whose name does in any case: ``sok`` gives Sokoban."""
+        """Our ids that continue from what was typed, else those whose name does in any case: ``sok`` gives Sokoban."""
         begun = incomplete.lower()
         long = [f"{PREFIX}{entry.id}" for entry in ENVIRONMENTS]
         short = [entry.id for entry in ENVIRONMENTS]
@@ -54,7 +54,7 @@ class EnvId(click.ParamType):
 
 
 class SplitName(click.ParamType):
-    """A split of the environment that stands before it on the line."""
+    """A split of the environment that comes before it on the line."""
 
     name = "text"
 

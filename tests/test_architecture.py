@@ -54,7 +54,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "spear_training": ("spear_training", "spear_agents", "spear_envs"),
     "spear_training.algorithms": ("spear_training.algorithms", "spear_envs.core.rewards", "spear_envs.core.errors"),
 }
-# Folders of spear_envs that are no environment; an environment knows itself and the first four.
+# Folders of spear_envs that are not environment; an environment knows itself and the first four.
 SHARED_FOLDERS = ("core", "data", "bm25", "retrieval")
 NOT_ENVIRONMENTS = {*SHARED_FOLDERS, "testing", "adapters", "doctor"}
 

@@ -288,7 +288,7 @@ def test_environment_has_no_cuda_and_no_torchvision() -> None:
     except PackageNotFoundError:
         pytest.skip("torch is not installed")
     if not torch.endswith("+cpu"):
-        pytest.skip(f"torch {torch} is no CPU build")
+        pytest.skip(f"torch {torch} is not a CPU build")
     names = {canonicalize_name(item.metadata["Name"]) for item in distributions()}
     wrong = {name for name in names if name.startswith(("nvidia-", "cuda-"))}
     wrong |= names & {"torchvision", "torchaudio", "torchcodec"}

@@ -21,7 +21,7 @@ _TAKEN_KEYWORDS = {
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
     *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
 }
-"""Keywords of ``apply_chat_template`` that are no variables of a template; they are set where it is called."""
+"""Keywords of ``apply_chat_template`` that are not variables of a template; they are set where it is called."""
 _REPLY = "\x02reply\x02"
 _BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
@@ -138,7 +138,7 @@ class Chat:
         return tuple(dict.fromkeys(mark for mark in marks if mark))
 
     def starts_with_end(self, text: str) -> bool:
-        """Whether ``text``, which stands behind a response, ends it as the chat template does."""
+        """Whether ``text``, which follows a response, ends it as the chat template does."""
         return not self._written_end or text.startswith(self.end_marks)
 
     def drop_end(self, text: str) -> str:
@@ -155,11 +155,11 @@ def disarm_places(text: str) -> str:
 
 
 def check_taken_keywords(keywords: Iterable[str]) -> None:
-    """Raises SpearError where a keyword is none that a chat template could read as its variable."""
+    """Raises SpearError where a keyword cannot be a variable of a chat template."""
     taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
     if taken:
         raise SpearError(
-            f"{taken[0]} is no variable of a chat template but an argument of apply_chat_template, which is set here: "
+            f"{taken[0]} is not a variable of a chat template but an argument of apply_chat_template, set here: "
             "leave it out"
         )
 

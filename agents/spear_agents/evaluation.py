@@ -173,7 +173,7 @@ class StoppedError(KeyboardInterrupt):
     """Ctrl-C; says what is kept."""
 
     def __init__(self, played: int, total: int, out: str | Path | None) -> None:
-        kept = "nothing is kept without --out" if out is None else f"kept in {out}; the same command goes on"
+        kept = "nothing is kept without --out" if out is None else f"kept in {out}; the same command resumes"
         super().__init__(f"Interrupted after {played:,} of {total:,} episodes: {kept}.")
 
 

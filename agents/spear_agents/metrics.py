@@ -56,7 +56,7 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
             if record is not None:
                 launch.setdefault(record[0], {}).update(record[1])
         if launch:
-            # A resumed launch validates at its checkpoint's step first; that is no new training step.
+            # A resumed launch validates at its checkpoint's step first; that is not a new training step.
             trained = [step for step, data in launch.items() if any(name in data for name in TRAINED)]
             first = min(trained, default=max(launch) + 1)
             history = {step: data for step, data in history.items() if step < first}

@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 PROGRAM_OPTIONS = (
-    click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays in the place of our own loop."),
+    click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
     click.option(
         "--agent-timeout",
         type=click.FloatRange(0, min_open=True),

@@ -87,7 +87,7 @@ class PromptBuilder:
             conversation that is to drop its history.
 
     A chat template that rewrites earlier responses (``rewrites``) is given the whole conversation at every turn; the
-    prompt goes on from the tokens of the last turn only where it shows them unchanged
+    prompt continues the tokens of the last turn only where it shows them unchanged
     (:class:`~spear_agents.transcript.Transcript`).
     """
 
@@ -179,7 +179,7 @@ class PromptBuilder:
 
     @property
     def measure(self) -> Callable[[str], int] | None:
-        """Counts the tokens of a text; None for bytes, which are no measure of what a policy can read."""
+        """Counts the tokens of a text; None for bytes, which are not a measure of what a policy can read."""
         return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self.chat.encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:

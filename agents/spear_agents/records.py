@@ -74,7 +74,7 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
     """Writes the settings of a new folder, or compares those of an old one.
 
     Raises:
-        SpearError: they differ, or the folder is none of an evaluation.
+        SpearError: they differ, or the folder holds no evaluation.
     """
     path = out / SETTINGS
     if not path.exists():

@@ -134,7 +134,7 @@ async def play_many(
                 done[index] = trajectory
                 if on_done is not None:
                     on_done(trajectory)
-                # A scripted policy never waits for anything: let errors of others and Ctrl-C through.
+                # A scripted policy never waits for anything: let third-party errors and Ctrl-C through.
                 await asyncio.sleep(0)
 
     places: list[asyncio.Task[None]] = []

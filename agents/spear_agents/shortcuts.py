@@ -39,7 +39,7 @@ def evaluate(
 
     Args:
         env_id: such as ``"spear/Sokoban-v1"``.
-        panel: name or file of a panel, in the place of ``env_id``; it decides the tasks and how they are played.
+        panel: name or file of a panel, instead of ``env_id``; it decides the tasks and how they are played.
         engine: who plays; by default ``"openai"`` with ``base_url``, else ``"hf"`` with ``model``.
         model: folder or name of the policy, or its name at the server.
         base_url: address of a server that speaks OpenAI's chat completions, up to and with ``/v1``.

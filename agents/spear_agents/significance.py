@@ -150,8 +150,8 @@ def explain_comparison(comparison: Comparison, judgement: Judgement, before: str
         )
     else:
         sentences.append(
-            f"No difference is shown: {points:+.1f} points ({p}) may well be chance. That is no proof that the two are "
-            "equal."
+            f"No difference is shown: {points:+.1f} points ({p}) may well be chance. This does not prove that the two "
+            "are equal."
         )
     if judgement.detectable is not None and judgement.detectable > 0:
         sentences.append(

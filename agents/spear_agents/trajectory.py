@@ -83,7 +83,7 @@ class Turn:
         cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
         picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
             is for training rows and is not written: a record shows pictures by playing its responses again.
-        follows: place of the turn whose tokens this one goes on from, in a conversation; each is followed once at most.
+        follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
             None where the prompt begins anew.
     """
 
@@ -171,7 +171,7 @@ class Trajectory:
         return self.steps if self.steps is not None else tuple((i, turn.response) for i, turn in enumerate(self.turns))
 
     def chains(self) -> list[list[int]]:
-        """Places of the turns of each training row: those that go on from one another, in their order."""
+        """Places of the turns of each training row: those that continue one another, in their order."""
         chains: list[list[int]] = []
         ends: dict[int, list[int]] = {}
         for place, turn in enumerate(self.turns):
@@ -211,7 +211,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Raises ValueError, KeyError or TypeError where ``line`` is no trajectory."""
+        """Raises ValueError, KeyError or TypeError where ``line`` is not a trajectory."""
         try:
             data: dict[str, Any] = json.loads(line)
         except RecursionError as error:
@@ -286,7 +286,7 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
 
 
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
-    """A character for each id, which takes a quarter of the room of numbers; ids that are none stay numbers."""
+    """A character for each id, which takes a quarter of the room of numbers; other ids stay numbers."""
     return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
 
 
@@ -376,7 +376,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """The trajectories of a file, oldest first; a torn last line is left out with a warning.
 
     Raises:
-        SpearError: the file cannot be read, or a whole line of it is no trajectory (names the line).
+        SpearError: the file cannot be read, or a whole line of it is not a trajectory (names the line).
     """
     try:
         with Path(path).open("rb") as file:
@@ -388,7 +388,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                     trajectory = Trajectory.from_json(line.decode("ascii"))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise SpearError(
-                        f"{path}, line {number} is no trajectory ({type(error).__name__}): remove the line or the file"
+                        f"{path}, line {number} is not a trajectory ({type(error).__name__}): remove it or the file"
                     ) from error
                 yield trajectory
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The calls of one program as token sequences: calls that go on from one another grow one row, others begin anew."""
+"""The calls of one program as token sequences: calls that continue one another grow one row, others begin anew."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Asked:
         text: of the whole prompt.
         ids: of the whole prompt, as the engine gets them.
         new_ids: the last of them, which no earlier call of its row has.
-        follows: place of the call whose response the prompt goes on from; None where it begins anew.
+        follows: place of the call whose response the prompt continues; None where it begins anew.
         opening: tokens of the first prompt of its row.
         room: tokens that the response may have; None where nothing limits it.
     """
@@ -46,7 +46,7 @@ class _Said:
 class Transcript:
     """Every prompt of a program and every response to it.
 
-    A prompt goes on from an earlier call if the chat template, given the program's messages, writes that call's prompt
+    A prompt continues an earlier call if the chat template, given the program's messages, writes that call's prompt
     and response again, letter by letter.  Then its sampled tokens are kept and only what follows is tokenised.  Where a
     template drops earlier thoughts, or the program rewrites its history, the texts differ, and the prompt begins a row
     of its own: so a model is trained on what it would read when it is served.
@@ -67,7 +67,7 @@ class Transcript:
         """How the model writes calls."""
         self._said: list[_Said] = []
         self._free: set[int] = set()
-        """Places of calls that no other goes on from."""
+        """Places of calls that no other continues."""
 
     def ask(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, goes_on: bool = False
@@ -120,7 +120,7 @@ class Transcript:
         return self._chat.render(messages, add_generation_prompt=not goes_on, **keywords)
 
     def _find_begin(self, text: str) -> int | None:
-        """The call that ``text`` goes on from: of those that nothing goes on from yet, the longest."""
+        """The call that ``text`` continues: of those that nothing continues yet, the longest."""
         fitting = [place for place in self._free if self._goes_on_from(self._said[place], text)]
         return max(fitting, key=lambda place: (len(self._said[place].text), place), default=None)
 

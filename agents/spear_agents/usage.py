@@ -59,7 +59,7 @@ class Usage:
 
 
 def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
-    """Counts of a server where there was one, else of the record's own tokens; bytes are no tokens."""
+    """Counts of a server where there was one, else of the record's own tokens; bytes are not tokens."""
     models: set[str] = set()
     responses = uncounted = prompt = completion = cached = cacheable = requests = dropped = 0
     cost: float | None = None

@@ -82,7 +82,7 @@ def register(gem_id: str, spear_id: str, **keywords: Any) -> None:
 
 
 def register_all() -> None:
-    """Register our environments as ``spear:Sokoban-v1`` and so on; again is no error."""
+    """Register our environments as ``spear:Sokoban-v1`` and so on; again is not an error."""
     for entry in ENVIRONMENTS:
         gem_id = entry.id.replace("/", ":")
         if gem_id not in ENV_REGISTRY:

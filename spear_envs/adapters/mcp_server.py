@@ -115,7 +115,7 @@ class ToolEpisode:
 
 
 def make_mcp_server(episode: ToolEpisode) -> Server[Any]:
-    """The server of the environment's tools, and of a prompt with the task; ``reset`` is none of the agent's.
+    """The server of the environment's tools, and of a prompt with the task; the agent cannot call ``reset``.
 
     A result carries reward and end in its ``_meta``, which clients do not show to models.
     """

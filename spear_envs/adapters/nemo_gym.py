@@ -24,7 +24,7 @@ MOST_SESSIONS = 4096
 
 
 class SpearServer(GymnasiumServer):
-    """An episode for each session; which one stands in the row of the data set.
+    """An episode for each session; which one is in the row of the data set.
 
     NeMo Gym has no way to leave an episode out: one with a fault is truncated with reward 0, and ``info["fault"]``
     names it.

@@ -73,7 +73,7 @@ class SkyRLEnv(BaseTextEnv):
 
 
 def register() -> None:
-    """Make ``skyrl_gym.make("spear", …)`` give our environments; call it in each process; again is no error."""
+    """Make ``skyrl_gym.make("spear", …)`` give our environments; call it in each process; again is not an error."""
     if ENV_CLASS not in registry:
         skyrl_gym.register(id=ENV_CLASS, entry_point=f"{SkyRLEnv.__module__}:{SkyRLEnv.__qualname__}")
 

@@ -63,7 +63,7 @@ ARCHIVES: tuple[RemoteFile, ...] = (
 def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
     """Fetch the official games: 3,553 to train on, 140 and 134 to validate.
 
-    Downloads that were cut off go on where they ended; unpacking again mends broken files. With --from FOLDER the two
+    Interrupted downloads resume; unpacking again mends broken files. With --from FOLDER the two
     archives are taken from there, with --from FILE any one archive with game files is unpacked.
     """
     console = Console()
@@ -98,7 +98,7 @@ def _require_zip(path: Path) -> None:
     """Refuse what is not even the end of such an archive."""
     if not is_zipfile(path):
         raise SpearError(
-            f"what came as {path.name} is no zip archive and was deleted: try again later, or name the folder"
+            f"what came as {path.name} is not a zip archive and was deleted: try again later, or name the folder"
             " that holds one: --from FOLDER."
         )
 

@@ -139,7 +139,7 @@ class Game:
 
 
 class CommandTable:
-    """The admissible commands of one game. Shared by all who play it; what it remembers hangs on the game alone."""
+    """The admissible commands of one game. Shared by all who play it; what it remembers depends on the game alone."""
 
     def __init__(self, game: Game) -> None:
         self._game = game

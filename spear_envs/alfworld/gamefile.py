@@ -71,10 +71,10 @@ class GameFile:
 
 
 def read_game_file(path: str | Path) -> GameText:
-    """Read a ``game.tw-pddl``; what stands in ``solvable`` and ``walkthrough`` does not matter for playing.
+    """Read a ``game.tw-pddl``; what is in ``solvable`` and ``walkthrough`` does not matter for playing.
 
     Raises:
-        GameError: the file cannot be read, is no JSON object, or lacks a part; the message names file and fault.
+        GameError: the file cannot be read, is not a JSON object, or lacks a part; the message names file and fault.
     """
     return make_text(read_game_json(path), path)
 
@@ -86,13 +86,13 @@ def read_game_json(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise GameError(f"{path} cannot be read ({error.strerror}): name an existing game.tw-pddl.") from None
     except (ValueError, RecursionError) as error:
-        raise GameError(f"{path} is no JSON ({error}): it may be cut short. Unpack the archive again.") from None
+        raise GameError(f"{path} is not JSON ({error}): it may be cut short. Unpack the archive again.") from None
     if not isinstance(data, dict):
-        raise GameError(f"{path} is no game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
+        raise GameError(f"{path} is not a game of ALFWorld: it holds a {type(data).__name__} instead of an object.")
     for key in _TEXTS:
         if not isinstance(data.get(key), str):
             state = "no" if key not in data else "something else than a text in"
-            raise GameError(f"{path} is no game of ALFWorld: it has {state} {key!r}. Unpack the archive again.")
+            raise GameError(f"{path} is not a game of ALFWorld: it has {state} {key!r}. Unpack the archive again.")
     return data
 
 
@@ -119,7 +119,7 @@ def make_game(text: GameText, wording: WordingChoice = WordingChoice.FILE) -> Ga
     """The game that a text defines.
 
     Raises:
-        GameError: it is none; the message says what is wrong, not where it stands.
+        GameError: it is not a game; the message says what is wrong, not where.
     """
     chosen = WORDING_2_1_2
     if text.grammar is not None and text.domain is not None:

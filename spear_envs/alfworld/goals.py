@@ -63,7 +63,7 @@ class _Compiler:
     def compile(self, expression: Expression, slots: Mapping[str, int]) -> Test:
         """The test of ``expression``, whose free variables stand in these slots of the binding."""
         if not isinstance(expression, tuple) or not expression or not isinstance(expression[0], str):
-            raise GameError(f"its goal holds {_show(expression)}, which is no condition")
+            raise GameError(f"its goal holds {_show(expression)}, which is not a condition")
         operator, parts = expression[0], expression[1:]
         if operator == "and":
             return _join([self.compile(part, slots) for part in parts])
@@ -88,7 +88,7 @@ class _Compiler:
     ) -> Test:
         """Whether some binding of ``variables`` makes ``body`` true (or false, with ``negated``)."""
         if not isinstance(variables, tuple):
-            raise GameError(f"its goal quantifies over {_show(variables)}, which is no list of variables")
+            raise GameError(f"its goal quantifies over {_show(variables)}, which is not a list of variables")
         inner = dict(slots)
         domains: dict[str, Sequence[str]] = {}
         for name, kind in read_typed_list(variables):
@@ -110,7 +110,7 @@ class _Compiler:
         return _search(domains, inner, remaining)
 
     def _is_static(self, part: Expression, outer: Iterator[str] | set[str]) -> bool:
-        """Whether a condition hangs on facts that never change, and on no variable of the conditions around it."""
+        """Whether a condition depends on facts that never change, and on no variable of the conditions around it."""
         words = set(_find_words(part))
         return not words & FLUENTS and not words & set(outer)
 

@@ -138,7 +138,7 @@ def read_wording(frame: str, domain: str) -> Wording:
     for name in sorted(KNOWN_PARTS.keys() | parts.keys()):
         if parts.get(name) != KNOWN_PARTS.get(name) and not (name == "action help" and name not in parts):
             state = "unknown" if name not in KNOWN_PARTS else "different" if name in parts else "missing"
-            raise GameError(f"it is no game of ALFWorld 2.1: its {name} is {state}")
+            raise GameError(f"it is not a game of ALFWorld 2.1: its {name} is {state}")
     rules, words = _read_rules(frame), _read_words(frame)
     put = _PUT_COMMAND.fullmatch(words["putobject"][0])
     said = _PUT_FEEDBACK.fullmatch(_read_text(rules, "PutObject.feedback"))

@@ -15,7 +15,7 @@ _MARKS = (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
 def name_things(ids: Iterable[str]) -> dict[str, str]:
     """The names of the ids that occur in a game's facts, all in lower case.
 
-    The base name is what stands before the first ``_bar_``, and ``basin`` behind it if the id holds ``basin``. Ids are
+    The base name is what comes before the first ``_bar_``, and ``basin`` behind it if the id holds ``basin``. Ids are
     sorted, and the numbers of one base name are dealt out from the highest down. An id without ``_bar_`` keeps its
     text and gets a trailing blank instead of a number (``Demangler`` of the package alfworld does so).
     """

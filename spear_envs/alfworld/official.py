@@ -100,7 +100,7 @@ def find_split(data_dir: str | Path | None, split: str) -> SplitFolder:
     """
     base, origin = find_data_folder(data_dir)
     if not base.is_dir():
-        raise SpearError(f"There are no official games: {base} ({origin}) is no folder. {_MEND}")
+        raise SpearError(f"There are no official games: {base} ({origin}) is not a folder. {_MEND}")
     folders = [base / release / split for release in RELEASES] + [base / split, *sorted(base.glob(f"*/{split}"))]
     found = [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
     for number, folder in enumerate(found):
@@ -232,7 +232,7 @@ def make_file_set(path: Path, text: TaskText = TaskText.TEMPLATE) -> _FileTaskSe
     """A task set of exactly one game file; it may be one that no split would have.
 
     Raises:
-        SpearError: the file cannot be read, is no game, or has no sentence of the kind that is wanted.
+        SpearError: the file cannot be read, is not a game, or has no sentence of the kind that is wanted.
     """
     if path.is_dir():
         raise SpearError(f"game={str(path)!r} is a folder: name the {GAME_FILE} in it.")

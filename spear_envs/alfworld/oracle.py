@@ -173,7 +173,7 @@ def _is_free(wish: Wish, term: str, name: str, chosen: Mapping[str, str]) -> boo
 def _hold_and_light(
     draft: Draft, wish: Wish, candidates: Mapping[str, Sequence[str]], chosen: Mapping[str, str]
 ) -> None:
-    """Take what is to be held, if anything, and stand before the lit lamp, if there is to be one."""
+    """Take what is to be held, if anything, and go to the lit lamp, if the goal wants one."""
     state, location_of = draft.state, draft.game.location_of
     lamps = _list_lamps(draft, wish, candidates)
     if not wish.held:

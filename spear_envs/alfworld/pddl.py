@@ -105,7 +105,7 @@ def read_typed_list(words: Sequence[Expression]) -> Iterator[tuple[str, str]]:
     """The pairs (name, type) of a list such as ``a b - receptacle c - object``; without a type it is ``object``.
 
     Raises:
-        GameError: something that is no name stands there, or a type is missing or unknown.
+        GameError: something that is not a name stands there, or a type is missing or unknown.
     """
     waiting: list[str] = []
     words = list(words)
@@ -144,7 +144,7 @@ def read_problem(text: str) -> Problem:
     sections: dict[str, tuple[Expression, ...]] = {}
     for section in whole[1:]:
         if not isinstance(section, tuple) or not section or not isinstance(section[0], str):
-            raise GameError("its PDDL has something that is no section")
+            raise GameError("its PDDL has something that is not a section")
         if section[0] not in _DEFINE:
             raise GameError(f"its PDDL has the unknown section {section[0]!r}")
         if section[0] in sections:
@@ -160,7 +160,7 @@ def read_problem(text: str) -> Problem:
     named: set[str] = set()
     for item in sections[":init"]:
         if not isinstance(item, tuple) or not item or not isinstance(item[0], str):
-            raise GameError("its PDDL has something in ':init' that is no fact")
+            raise GameError("its PDDL has something in ':init' that is not a fact")
         predicate = item[0]
         if predicate in ("=", "not"):
             continue

@@ -59,7 +59,7 @@ class HouseholdTemplate:
     lists: bool = True
 
     def system(self) -> str | None:
-        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        """None: the rules are in the user message, so that templates of models without a system role work too."""
         return None
 
     def render(self, context: PromptContext) -> str:

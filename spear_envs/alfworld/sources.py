@@ -17,7 +17,7 @@ class GameText:
     problem: str
     """The PDDL problem: objects, initial facts, goal."""
     sentence: str
-    """What is to be done, such as ``put a hot apple in fridge.``; stands behind ``Your task is to: ``."""
+    """What is to be done, such as ``put a hot apple in fridge.``; follows ``Your task is to: ``."""
     grammar: str | None
     """TextWorld's grammar, which says how the game speaks; None for the wording of release 2.1.2."""
     domain: str | None
@@ -47,6 +47,6 @@ class GameSource(Protocol):
         """The game.
 
         Raises:
-            SpearError: the file is gone or is no game; the message names file and fault.
+            SpearError: the file is gone or is not a game; the message names file and fault.
         """
         ...

@@ -102,7 +102,7 @@ class State:
         """Key of all that decides what can happen from here: 32 hex digits, the same in every process.
 
         ``start`` is the state at the start of the game. Which things were taken out of what is left out, since only
-        the answer to ``look`` hangs on it, and so is what was looked at.
+        the answer to ``look`` depends on it, and so is what was looked at.
         """
         parts: list[Any] = [self.location, self.held]
         parts.append([(key, ids) for key, ids in self.contents.items() if ids != start.contents[key]])

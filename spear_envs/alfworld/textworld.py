@@ -133,7 +133,7 @@ class TextWorldBackend:
         return {"commands": list(self._peer.commands)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Play the saved commands, from the start unless they only go on from here."""
+        """Play the saved commands, from the start unless they only continue from here."""
         wanted, done = saved["commands"], self._peer.commands
         if wanted[: len(done)] != done:
             self._reply = self._peer.restart()

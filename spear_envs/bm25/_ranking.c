@@ -322,7 +322,7 @@ search_window(Search *search)
     lead = find_candidates(search, lead);
     if (lead < 0 || look_up_rest(search, lead) < 0)
         return -1;
-    /* No score is 0. Later documents of equal scores are no gain. */
+    /* No score is 0. Later documents of equal scores gain nothing. */
     for (Py_ssize_t i = 0; i < search->candidate_count; i++) {
         const float score = (float)search->candidates[i].sum;
         if (score > heap->least)
@@ -402,7 +402,7 @@ static Py_ssize_t
 count_items(const Py_buffer *buffer, size_t size, const char *name)
 {
     if (buffer->len % (Py_ssize_t)size || (buffer->len && (uintptr_t)buffer->buf % size)) {
-        PyErr_Format(PyExc_ValueError, "%s is no array of %zu-byte numbers", name, size);
+        PyErr_Format(PyExc_ValueError, "%s is not an array of %zu-byte numbers", name, size);
         return -1;
     }
     return buffer->len / (Py_ssize_t)size;

@@ -163,7 +163,7 @@ static int
 number_string(Table *table, PyObject *text, PyObject *find_numbers, Buffer *occurrences)
 {
     if (!PyUnicode_Check(text)) {
-        PyErr_SetString(PyExc_TypeError, "a text is no str");
+        PyErr_SetString(PyExc_TypeError, "a text is not a str");
         return -1;
     }
     PyObject *encoded = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");

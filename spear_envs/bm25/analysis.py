@@ -31,7 +31,7 @@ REMEMBERED_WORDS = 1 << 14
 """Words whose terms a process keeps: some 4 MB."""
 _APOSTROPHES = "'\u2019\uff07"
 
-# A run of underscores alone is no token; it is matched without the group, or each of its places would be tried.
+# A run of underscores alone is not a token; it is matched without the group, or each of its places would be tried.
 _ASCII_TOKEN = re.compile(
     r"(_*[A-Za-z0-9]\w*(?:(?:(?<=[A-Za-z])[.:'](?=[A-Za-z])|(?<=[0-9])[.,;'](?=[0-9]))\w+)*)|_+", re.ASCII
 )

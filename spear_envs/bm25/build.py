@@ -40,7 +40,7 @@ def build_index(
 ) -> None:
     """Index texts into ``folder``; document i is the i-th text.
 
-    Run again after an interruption with the same texts, it goes on where it was. An index that is already in the folder
+    Run again after an interruption with the same texts, it resumes. An index that is already in the folder
     stays in use until the new one takes its place.
 
     Args:
@@ -56,7 +56,7 @@ def build_index(
         raise SpearError(f"processes={processes}: give at least 1.")
     folder = Path(folder).absolute()
     if folder.exists() and not _may_replace(folder):
-        raise SpearError(f"{folder} holds files that are no search index: name another folder, or empty this one.")
+        raise SpearError(f"{folder} holds files that are not a search index: name another folder, or empty this one.")
     work = folder.with_name(f"{folder.name}.partial")
     with explain_build(f"the search index {folder}"), hold_folder(work):
         chunks = []

@@ -42,7 +42,7 @@ class Chunk:
         """Read what is in a file.
 
         Raises:
-            OSError, ValueError, KeyError, TypeError: it is no chunk.
+            OSError, ValueError, KeyError, TypeError: it is not a chunk.
         """
         with path.open("rb") as file:
             return cls(path, **json.loads(file.read(HEADER)))

@@ -1,6 +1,6 @@
 """An index in a folder: one file of plain little-endian numbers for each array, and a manifest that is written last.
 
-A folder without a manifest is no index. Arrays are mapped read-only, so that opening costs milliseconds and all
+A folder without a manifest is not an index. Arrays are mapped read-only, so that opening costs milliseconds and all
 processes share one copy in memory.
 """
 
@@ -143,7 +143,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SpearError(f"{path} is no manifest of a search index: {MEND}.")
+        raise SpearError(f"{path} is not a manifest of a search index: {MEND}.")
     if manifest.get("version") != VERSION:
         raise SpearError(
             f"{folder} is a search index of version {manifest.get('version')}, and this is version {VERSION}: {MEND}."

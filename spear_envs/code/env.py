@@ -93,7 +93,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
         memory_mb: MiB that a run may use; a sandbox in this process allows 1,024.
         observation_chars: longer output is cut in its middle to so many characters.
         response_format, reward, on_malformed, mu, tool_reward, render_mode: as in ``SpearEnv``. With ``"plain"`` a
-            text that is no call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
+            text that is not a call is the bare answer. With ``on_malformed="peer"`` a call that cannot be read ends the
             episode, as in the authors' loop.
 
     Raises:
@@ -276,6 +276,6 @@ def _require_gradable(grader: Grader, tasks: ProblemTaskSet) -> None:
 
 @lru_cache(maxsize=16)
 def _find_no_integer(tasks: ProblemTaskSet) -> int | None:
-    """Index of the first problem whose answer is no integer, if there is one."""
+    """Index of the first problem whose answer is not an integer, if there is one."""
     answers = enumerate(problem.answer for problem in tasks.problems)
     return next((index for index, answer in answers if read_integer(answer) is None), None)

@@ -37,7 +37,7 @@ def find_answer(response: str, grader: Grader) -> str | None:
     r"""The content of the box that a grader looks at; None if there is none.
 
     The strict grader reads the last ``\\boxed{`` of the last 100 characters, thoughts or not. The others take the last
-    box that is closed and stands in no thought.
+    box that is closed and is in no thought.
     """
     if grader is Grader.STRICT:
         return read_last_box(response[-STRICT_TAIL:])
@@ -66,7 +66,7 @@ def is_right(answer: str | None, gold: str, grader: Grader) -> bool:
 
 
 def read_integer(text: str) -> str | None:
-    r"""The integer that a text is, in its shortest form, or None if it is none.
+    r"""The integer that a text is, in its shortest form, or None if it is not an integer.
 
     Dollars, blanks, ``\\,`` and the like, ``\\text{}``, commas between thousands (``,`` or ``{,}``), one leading
     ``x=``, a full stop at the end, a plus and leading zeros are not part of it.

@@ -53,7 +53,7 @@ class Parsed(NamedTuple):
 
     kind: ResponseKind
     content: str
-    """Code as it was written, or what stands in the box; else empty."""
+    """Code as it was written, or what is in the box; else empty."""
     format_ok: bool
     """A call with nothing behind it, or an answer in a box; and thoughts that are closed."""
     problem: str = ""
@@ -159,7 +159,7 @@ def _read_json(text: str) -> str:
     """
     call = _load_json(text, "the tool call")
     if not isinstance(call, dict):
-        raise _BadCallError("the tool call is no JSON object")
+        raise _BadCallError("the tool call is not a JSON object")
     name = call.get("name")
     if name != TOOL_NAME:
         shown = repr(name)[:80] if isinstance(name, str) else "without a name"
@@ -167,14 +167,14 @@ def _read_json(text: str) -> str:
     arguments = call.get("arguments")
     for _ in range(_ENCODINGS):
         if isinstance(arguments, str):
-            arguments = _load_json(arguments, "what stands in 'arguments'") if arguments.strip() else None
+            arguments = _load_json(arguments, "what is in 'arguments'") if arguments.strip() else None
     if arguments is None:
         return ""
     if not isinstance(arguments, dict):
-        raise _BadCallError("'arguments' is no JSON object")
+        raise _BadCallError("'arguments' is not a JSON object")
     code = arguments.get("code")
     if code is not None and not isinstance(code, str):
-        raise _BadCallError("'code' is no string")
+        raise _BadCallError("'code' is not a string")
     return code or ""
 
 
@@ -185,7 +185,7 @@ def _load_json(text: str, what: str) -> Any:
         reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError) as error:  # a number too long, or too many brackets
         reason = str(error).partition(";")[0][:120]
-    raise _BadCallError(f"{what} is no valid JSON ({reason})")
+    raise _BadCallError(f"{what} is not valid JSON ({reason})")
 
 
 def _explain_lack(text: str, closed: bool) -> str:

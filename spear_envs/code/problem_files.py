@@ -27,7 +27,7 @@ class RawProblem(NamedTuple):
 
 
 def read_problems(path: Path) -> Iterator[RawProblem]:
-    """The problems of a file, in order, as often as they stand there.
+    """The problems of a file, in order, as often as they occur.
 
     Columns are ``problem`` and ``answer`` in either case (AIME), or a ``prompt`` of messages or text with
     ``reward_model.ground_truth`` (DAPO, verl), whose instructions around the problem are taken off, since they ask for
@@ -37,7 +37,7 @@ def read_problems(path: Path) -> Iterator[RawProblem]:
         path: a ``.jsonl`` or ``.parquet`` file, see :func:`~spear_envs.data.rows.parse_rows`.
 
     Raises:
-        SpearError: the file cannot be read, or a row is no problem; the message names the row.
+        SpearError: the file cannot be read, or a row is not a problem; the message names the row.
     """
     return parse_rows(path, "sandbox", _read_row, noun="problem", example='{"problem": "…", "answer": "42"}')
 

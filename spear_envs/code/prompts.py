@@ -98,7 +98,7 @@ class ToolCallTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: all stands in the user message, so that templates of models without a system role work too."""
+        """None: all is in the user message, so that templates of models without a system role work too."""
         return None
 
     def render(self, context: PromptContext) -> str:

@@ -18,7 +18,7 @@ _INFO = re.compile(r"```[\w.+#-]*[ \t]*\r?")
 
 
 class Prelude(str, Enum):
-    """What stands in front of the policy's code."""
+    """What precedes the policy's code."""
 
     RETOOL = "retool"
     """The imports of ReTool and SPEAR: much of the standard library, with and without modules' names, and NumPy."""

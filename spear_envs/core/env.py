@@ -224,7 +224,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     def expert_plan(self) -> list[str]:
         """Actions in plain form that win from the present state.
 
-        Where later actions hang on what will be seen, the next one; it is asked again then. Empty if all is lost.
+        Where later actions depend on what will be seen, the next one; it is asked again then. Empty if all is lost.
         """
 
     def expert_thought(self, plan: Sequence[str]) -> str:
@@ -419,7 +419,7 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
         return draw_text(f"{self.task.id}   turn {self.turn} of {self.max_turns}", text)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the rest of the episode hangs on, as plain values that can be pickled.
+        """Everything that the rest of the episode depends on, as plain values that can be pickled.
 
         Later steps do not change it. It may be given to ``set_state`` of any environment with the same keywords.
         """
@@ -552,4 +552,4 @@ def set_training_step(env: Any, step: int) -> None:
     elif hasattr(base, "set_training_step"):
         base.set_training_step(step)
     else:
-        raise SpearError(f"{env} has no training step: it is no environment of spear_envs.")
+        raise SpearError(f"{env} has no training step: it is not an environment of spear_envs.")

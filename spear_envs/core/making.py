@@ -39,7 +39,7 @@ def make_env(
         problem = str(error).split(" was raised from")[0]
         raise SpearError(f"{env_id} cannot be made: {problem}") from error
     if not isinstance(env, SpearEnv):
-        raise SpearError(f"{env_id} is a {type(env).__name__}, which is no SpearEnv: derive it from that class.")
+        raise SpearError(f"{env_id} is a {type(env).__name__}, which is not a SpearEnv: derive it from that class.")
     return env
 
 

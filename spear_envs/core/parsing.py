@@ -158,13 +158,13 @@ class TagParser:
                 return f"{begin}…{end} stands there {max(opened, ended)} times and only one is allowed"
         first, second, third, fourth = (text.index(tag) for tag in self._tags)
         if second < first:
-            return f"{end_think} stands before {think}"
+            return f"{end_think} comes before {think}"
         if fourth < third:
-            return f"{end_act} stands before {act}"
+            return f"{end_act} comes before {act}"
         if first < third < second or third < first < fourth:
             return f"{think}…{end_think} and {act}…{end_act} overlap; one must end before the other begins"
         if third < first:
-            return f"{act} stands before {think}; the reasoning comes first"
+            return f"{act} comes before {think}; the reasoning comes first"
         if not text[third + len(act) : fourth].strip():
             return f"the action between {act} and {end_act} is empty"
         return "there is text outside the tags"

@@ -16,7 +16,7 @@ IMAGE = "<image>"
 
 @dataclass(frozen=True)
 class PromptContext:
-    """The slots of a prompt, as they stand before one response."""
+    """The slots of a prompt, as they are before a response."""
 
     instruction: str
     """What is to be done."""
@@ -81,7 +81,7 @@ class DefaultTemplate:
     """A prompt with all slots of the paper: task, step count, history, observation, actions, form of the response.
 
     Args:
-        rules: what the world is like and what may be done; stands in front of everything.
+        rules: what the world is like and what may be done; precedes everything.
         parser: states the form of a response, as the environment reads it.
         hidden_actions: admissible actions that the prompt leaves out.
     """
@@ -93,7 +93,7 @@ class DefaultTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        """None: the rules are in the user message, so that templates of models without a system role work too."""
         return None
 
     def render(self, context: PromptContext) -> str:

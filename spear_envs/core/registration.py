@@ -1,4 +1,4 @@
-"""Making environments known to gymnasium: ours, and those of others."""
+"""Registering environments with gymnasium: ours and third-party ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def register_env(
 ) -> None:
     """Register a SPEAR environment, so that ``gym.make``, ``gym.make_vec`` and ``spear check`` know it.
 
-    No time limit is put around it: a SPEAR environment keeps its own. Registering the same id again is no error.
+    No time limit is put around it: a SPEAR environment keeps its own. Registering the same id again is not an error.
 
     Args:
         id: such as ``"mine/Corridor-v0"``.

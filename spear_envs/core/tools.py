@@ -199,7 +199,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    return type(value) is kind  # True is no number
+    return type(value) is kind  # True is not a number
 
 
 def _shorten(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Unpacking archives of others: nothing lands outside the folder, and nothing but plain files and folders does."""
+"""Unpacking third-party archives: only plain files and folders, and none outside the target folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def unpack_archive(
     Owners, permissions and dates of the archive are not taken over.
 
     Raises:
-        SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is no plain file
+        SpearError: the archive is damaged or encrypted, a member would land outside ``folder`` or is not a plain file
             (links, devices), it is larger than allowed, or the disk is too small.
     """
     try:

@@ -123,7 +123,7 @@ def _verify_all(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is None:
         conclude({dataset.name: dataset.load(dataset.inspect) for dataset in DATASETS}, as_json)
     elif as_json:
-        raise click.UsageError("--json of one data set stands behind its name.")
+        raise click.UsageError("put --json after the name of the data set.")
 
 
 data.add_command(_make_group("get"))

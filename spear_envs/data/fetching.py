@@ -38,7 +38,7 @@ def fetch(
     """Make sure that a whole, checked copy of ``file`` lies in ``folder``, and return its path.
 
     A copy that is there already is checked and kept. A download grows under the name ``<name>.part`` and is renamed
-    when size and checksum are right; one that was cut off goes on where it ended. Where the checksum is not known, the
+    when size and checksum are right; one that was cut off resumes. Where the checksum is not known, the
     one of this first copy is recorded in ``<name>.sha256``.
 
     Args:
@@ -145,7 +145,7 @@ def _download(
             refusals.append(f"{host}: what it sends is not the file that is expected, {fault}")
             changed = f" {file.changed}" if file.changed else ""
     why = f" ({'; '.join(refusals)})" if refusals else ""
-    kept = " What has come is kept: the same command goes on." if part.exists() else ""
+    kept = " What has come is kept: the same command resumes." if part.exists() else ""
     raise SpearError(f"{file.name} could not be downloaded{why}.{changed}{kept} {_by_hand(file)}")
 
 

@@ -1,4 +1,4 @@
-"""Files of others: what is known of them, where they lie here, and whether they are whole."""
+"""Third-party files: their known size and digest, their local path, and whether a copy is complete."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class RemoteFile:
 
     def __post_init__(self) -> None:
         if self.name != Path(self.name).name or self.name in ("", ".", ".."):
-            raise ValueError(f"{self.name!r} is no file name")
+            raise ValueError(f"{self.name!r} is not a file name")
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
-            raise ValueError(f"{self.sha256!r} is no SHA-256 in lower-case hex")
+            raise ValueError(f"{self.sha256!r} is not a SHA-256 in lower-case hex")
 
 
 def data_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Files of a data set repository on Hugging Face: as its own listing has them, or as they lie in a folder."""
+"""Files of a Hugging Face data set repository, from its listing or from a local folder."""
 
 from __future__ import annotations
 

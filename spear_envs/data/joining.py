@@ -52,10 +52,10 @@ def join_parts(folder: Path, target: Path, parts: Sequence[Part] = (), *, consol
 
     The first part becomes the beginning of the file, so the disk needs room for one further part only, and for none
     where the file system can share blocks. What the parts were is noted in ``<target>.parts.json``. Called again after
-    an interruption it goes on where it was.
+    an interruption it resumes.
 
     Args:
-        parts: in order; not read when an interrupted joining goes on.
+        parts: in order; not read when an interrupted joining resumes.
 
     Raises:
         SpearError: a part is not there, or the disk is full.

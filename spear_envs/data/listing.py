@@ -20,7 +20,7 @@ class Presence(Enum):
     PRESENT = "present"
     """It is; whether it is whole, ``spear data verify`` says."""
     PARTIAL = "partial"
-    """A download was cut off; ``spear data get`` goes on."""
+    """A download was cut off; ``spear data get`` resumes it."""
     ABSENT = "absent"
     """It is not."""
 

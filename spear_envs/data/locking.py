@@ -139,8 +139,8 @@ def _read(path: Path) -> _Lock:
         return _Lock({}, {})
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(
-            f"{path} is no lock of revisions and digests: bring it back from a copy, or delete it, and what is here now"
-            " is recorded at the next 'spear data get'."
+            f"{path} is not a lock of revisions and digests: restore it from a copy, or delete it, and the next"
+            " 'spear data get' records what is here now."
         ) from error
     return lock
 

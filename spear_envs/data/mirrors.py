@@ -1,4 +1,4 @@
-"""Mirrors: data folders of others, served over HTTP, which are asked before the place of publication.
+"""Mirrors: data folders served over HTTP, tried before the original source.
 
 A mirror is the address of a data folder with a ``manifest.json`` in it, which is what ``spear data list --json`` prints
 there. Any server of plain files will do: ``python -m http.server --directory "$(spear data path)"``.

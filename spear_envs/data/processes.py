@@ -44,7 +44,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def replace_folder(fresh: Path, folder: Path, work: Path) -> None:
-    """Put the folder ``fresh`` in the place of ``folder``, if there is one, whose content stays in ``work``."""
+    """Replace ``folder``, if there is one, with ``fresh``; its old content stays in ``work``."""
     replaced = work / "replaced"
     shutil.rmtree(replaced, ignore_errors=True)  # of a build that was interrupted while it cleared up
     if folder.exists():

@@ -37,17 +37,17 @@ def parse_rows(
         example: a row as it should be.
 
     Raises:
-        SpearError: the file cannot be read or has no rows, or a line of it is no JSON, or a row cannot be parsed; the
+        SpearError: the file cannot be read or has no rows, or a line of it is not JSON, or a row cannot be parsed; the
             message names the line or the row.
     """
     number = 0
     for number, row in enumerate(_read_rows(path, extra), 1):
         try:
             if not isinstance(row, Mapping):
-                raise MalformedRowError("it is no object")
+                raise MalformedRowError("it is not an object")
             yield parse(row, number)
         except MalformedRowError as error:
-            said = f"{path}, row {number}: this is no {noun} ({error}). A row of .jsonl looks like {example}."
+            said = f"{path}, row {number}: this is not a {noun} ({error}). A row of .jsonl looks like {example}."
             raise SpearError(said) from None
     if number == 0:
         raise SpearError(f"{path} has no {noun}s: fetch or write it again.")

@@ -41,5 +41,5 @@ def explain_full_disk(folder: Path, name: str) -> SpearError:
     """The one line a user gets when the disk fills up on the way."""
     return SpearError(
         f"the disk of {folder} is full before {name} is complete: free it, or name a folder on another one with "
-        "SPEAR_DATA. The same command then goes on."
+        "SPEAR_DATA. The same command then resumes."
     )

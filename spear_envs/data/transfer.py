@@ -129,7 +129,7 @@ class Transfer:
         return self.part.stat().st_size if self.part.exists() else 0
 
     def _find_resumption(self, url: str) -> tuple[int, str | None]:
-        """The byte to go on from, and what the server must still call the file (None: anything)."""
+        """The byte to continue from, and what the server must still call the file (None: anything)."""
         size = self._size()
         if size == 0:
             return 0, None

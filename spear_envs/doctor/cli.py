@@ -26,7 +26,7 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
     """Look at this installation and this machine, and say what to do where something is wrong.
 
     With names, only these checks are made: python, versions, extras, torch, import, isolation, disk, memory,
-    graphics, data, verl. Exit code 1 if there is a problem; a note is none. Nothing is installed or changed.
+    graphics, data, verl. Exit code 1 if there is a problem (notes are not problems). Nothing is installed or changed.
     """
     checks = list_checks()
     for name in names:

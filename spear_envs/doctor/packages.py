@@ -48,7 +48,7 @@ def read_ranges() -> dict[str, SpecifierSet]:
 
 
 def _list_requirements() -> Iterator[tuple[str, Requirement]]:
-    """What our installed distributions and their extras, but those for GPUs, ask for of others on this Python.
+    """What our installed distributions and their extras, except those for GPUs, require on this Python.
 
     Each with whose it is: ``"spear-envs"`` for the base, ``"spear-envs[data]"`` for an extra.
     """

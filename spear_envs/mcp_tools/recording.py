@@ -25,7 +25,7 @@ class Recording:
         path: of the file; one that does not exist is begun by :meth:`add_tools`.
 
     Raises:
-        SpearError: the file is no recording.
+        SpearError: the file is not a recording.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,7 +42,7 @@ class Recording:
                 call = json.loads(line)
                 self._calls[call["key"]] = CallResult(**call["result"])
         except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-            told = f"is no recording of an MCP server's calls ({type(error).__name__}: {error}): record it anew."
+            told = f"is not a recording of an MCP server's calls ({type(error).__name__}: {error}): record it anew."
             raise SpearError(f"{self.path} {told}") from error
 
     def add_tools(self, tools: Sequence[ToolEntry]) -> None:

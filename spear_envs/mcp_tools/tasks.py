@@ -53,7 +53,7 @@ def read_tasks(path: str | Path, split: str) -> ListTaskSet:
     """The tasks of a split in a file of JSON lines.
 
     Raises:
-        SpearError: the file cannot be read, a line is no task, or the split has none.
+        SpearError: the file cannot be read, a line is not a task, or the split has none.
     """
     path = Path(path)
     try:
@@ -80,10 +80,10 @@ def _read_row(line: str, place: str) -> dict[str, Any]:
         if "function" in row["reward"]:
             load_rule(row["reward"]["function"])
     except (ValueError, RecursionError) as error:
-        raise SpearError(f"{place} is no JSON ({error}).") from error
+        raise SpearError(f"{place} is not JSON ({error}).") from error
     except jsonschema.ValidationError as error:
         where = ".".join(map(str, error.absolute_path)) or "the line"
-        raise SpearError(f"{place} is no task: {where}: {error.message[:200]}.") from error
+        raise SpearError(f"{place} is not a task: {where}: {error.message[:200]}.") from error
     except SpearError as error:
         raise SpearError(f"{place}: {error}") from error
     return row
@@ -111,7 +111,7 @@ def judge(task: Task, calls: Sequence[Mapping[str, Any]], answer: str | None) ->
     Args:
         task: whose rule judges.
         calls: those played, each with ``tool``, ``arguments``, ``text`` and ``is_error``.
-        answer: what the episode was ended with; None as long as it goes on.
+        answer: what the episode was ended with; None while it runs.
 
     Raises:
         SpearError: a function of the user's raises, or gives something else.

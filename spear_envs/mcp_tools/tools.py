@@ -90,7 +90,7 @@ class McpTool(Tool):
             return None
         try:
             arguments = json.loads(written[0] if written else "{}")
-            # What cannot be sent is no JSON either: infinite numbers, half characters, endless nests.
+            # What cannot be sent is not JSON either: infinite numbers, half characters, endless nests.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError):
             return None
@@ -116,7 +116,7 @@ def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]
     """The server's tools, and the one that ends an episode with an answer.
 
     Raises:
-        SpearError: a tool's name is taken, or its schema is none.
+        SpearError: a tool's name is taken, or its schema is invalid.
     """
     ends = ToolEntry(
         answer,
@@ -130,7 +130,7 @@ def make_tools(entries: Sequence[ToolEntry], answer: str) -> tuple[McpTool, ...]
         try:
             jsonschema.Draft202012Validator.check_schema(dict(entry.schema))
         except jsonschema.SchemaError as error:
-            raise SpearError(f"the schema of the tool {entry.name!r} is none: {error.message}") from error
+            raise SpearError(f"the schema of the tool {entry.name!r} is invalid: {error.message}") from error
         made[entry.name] = McpTool(_take(entry), re.compile(".+"), entry=entry)
     return tuple(made.values())
 

@@ -77,7 +77,7 @@ class DenseBuild:
     model: Path
     spec: EncoderSpec
     adopted: Path | None = None
-    """A faiss index of others, taken as it is in the place of one that is built."""
+    """An existing faiss index, used as it is instead of building one."""
     device: str = "cpu"
     """Of torch. The processor runs the model's export for ONNX Runtime, if it has one."""
     processes: int = 2
@@ -221,7 +221,7 @@ def _prepare_folder(index: Path) -> Path:
         raise SpearError(f"{index} is a file: name a folder for the index.") from None
     strangers = sorted(path.name for path in index.iterdir() if path.name.partition(".")[0] not in _OWN)
     if strangers:
-        raise SpearError(f"{index} holds files that are no index ({strangers[0]} …): name another folder.")
+        raise SpearError(f"{index} holds files that are not an index ({strangers[0]} …): name another folder.")
     return index
 
 

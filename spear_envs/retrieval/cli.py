@@ -30,7 +30,7 @@ def retriever() -> None:
 
 
 @retriever.command(name="serve")
-@click.option("--config", type=config_type, help="YAML that names indexes, in the place of the options up to --device.")
+@click.option("--config", type=config_type, help="YAML that names indexes, instead of the options up to --device.")
 @click.option(
     "--corpus",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -158,7 +158,7 @@ def replay_searches(recording: Path, host: str, port: int) -> None:
 @click.option("--index", "name", required=True, help="The one that is filled, of kind milvus.")
 @click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
 def fill_index(config: Path, name: str, corpus: Path) -> None:
-    """Encode a corpus into an engine, or go on with a fill that was interrupted."""
+    """Encode a corpus into an engine, or resume an interrupted fill."""
     from rich.console import Console
 
     from spear_envs.data.progress import show_rows
@@ -225,7 +225,7 @@ def _serve(
 )
 @click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
-@click.option("--config", type=config_type, help="YAML that names indexes, in the place of these.")
+@click.option("--config", type=config_type, help="YAML that names indexes, instead of these.")
 @click.option("--name", help="The index of that file.  [default: the file's default]")
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
 @take_address(8001)

@@ -81,7 +81,7 @@ class Corpus:
             on_lines: progress of a first reading, which takes some three minutes for the 14 GB of wiki-18.
 
         Raises:
-            SpearError: there is no such file, it is compressed or empty, or a line is no document; the message names
+            SpearError: there is no such file, it is compressed or empty, or a line is not a document; the message names
                 the line.
         """
         path = Path(path).absolute()
@@ -115,7 +115,7 @@ class Corpus:
         return len(self._offsets) - 1
 
     def raw(self, row: int) -> bytes:
-        """The document as one JSON object in UTF-8, as it stands in the file.
+        """The document as one JSON object in UTF-8, as it is in the file.
 
         Raises:
             IndexError: there is no such row.
@@ -175,10 +175,10 @@ def _read_id(line: bytes, number: int, name: str) -> str:
         if len(line) == MAX_LINE:
             fault = f"is longer than {MAX_LINE:,} bytes"
         else:
-            fault = f"is no JSON ({error})" if line.strip() else "is blank"
+            fault = f"is not JSON ({error})" if line.strip() else "is blank"
     else:
         if not isinstance(document, dict):
-            fault = f"is no JSON object but a {type(document).__name__}"
+            fault = f"is not a JSON object but a {type(document).__name__}"
         elif not isinstance(document.get("contents"), str):
             fault = "has no text under 'contents'"
         elif isinstance(identifier := document.get("id"), str | int) and not isinstance(identifier, bool):
@@ -191,7 +191,7 @@ def _read_id(line: bytes, number: int, name: str) -> str:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

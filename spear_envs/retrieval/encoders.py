@@ -75,7 +75,7 @@ def check_device(device: str) -> None:
 
 def _prepare(prefix: str, texts: Sequence[str], spec: EncoderSpec) -> list[str]:
     limit = spec.max_length * CHARACTERS_PER_TOKEN
-    # Half a surrogate pair, which JSON can bring, is no text for a tokenizer.
+    # Half a surrogate pair, which JSON can bring, is not text for a tokenizer.
     return [prefix + text.strip()[:limit].encode("utf-8", "replace").decode("utf-8") for text in texts]
 
 

@@ -47,7 +47,7 @@ class Size(click.ParamType):
             return value
         found = _SIZE.fullmatch(value.strip())
         if found is None:
-            self.fail(f"{value!r} is no size: write, for instance, 64GB.", param, ctx)
+            self.fail(f"{value!r} is not a size: write, for instance, 64GB.", param, ctx)
         number, unit, binary = found.groups()
         return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
@@ -83,7 +83,7 @@ def index() -> None:
 @click.option("--query-prefix", help="Before each query.  [default: the model's own, E5's by its name, else none]")
 @click.option("--passage-prefix", help="Before each passage; likewise.")
 @click.option("--max-length", type=int, help="Tokens that are read of a text.  [default: 256, or what the model can]")
-@click.option("--adopt", type=file_type, help="Take over this faiss index, in the place of building one.")
+@click.option("--adopt", type=file_type, help="Take over this faiss index, instead of building one.")
 @click.option("--vectors", type=folder_type, help="Keep the vectors here, to build other types from them.")
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="That work at the same time.")
 @memory_option
@@ -104,7 +104,7 @@ def build(
     device: str,
     ef_construction: int,
 ) -> None:
-    """Build an index, or go on with a build that was interrupted.
+    """Build an index, or resume an interrupted build.
 
     The words (bm25) and the vectors (all other types) of a corpus can lie in one folder: hybrid retrieval needs both.
     """

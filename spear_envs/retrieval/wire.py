@@ -197,7 +197,7 @@ def read_result(body: bytes, queries: int, topk: int) -> list[list[tuple[dict[st
         string), and its score, None where the server gave none.
 
     Raises:
-        BadReplyError: it is no answer to that.
+        BadReplyError: it is not an answer to that.
     """
     try:
         data = json.loads(body)

@@ -115,7 +115,7 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
     e5-flat     exact index of the corpus by E5-base-v2, 64.6 GB
     e5-hnsw64   HNSW index of the same, about 75 GB
 
-    A download that was cut off goes on where it ended, and so does the joining of parts.
+    An interrupted download resumes, and so does the joining of parts.
     """
     console = Console()
     opened = open_mirrors(mirrors, console) if source is None else ()

@@ -111,7 +111,7 @@ def read_content(written: str) -> str | None:
 
 
 def take_out(text: str, name: str, *, preopened: bool) -> tuple[str, list[str]]:
-    """The text with its opening tag in the place of each element of a name, and what the elements held.
+    """The text with its opening tag instead of each element of a name, and what the elements held.
 
     No other opening tag of this name is left. One that is never closed reaches to the end.
 
@@ -160,7 +160,7 @@ def write_action(kind: ResponseKind, content: str) -> str:
 
 
 def read_action(action: str) -> tuple[ResponseKind, str]:
-    """Kind and content of an action in plain form; what is none is of the kind ``invalid``."""
+    """Kind and content of an action in plain form; anything else is of the kind ``invalid``."""
     for kind in _ACTIONS:
         begin, end = f"<{kind.value}>", f"</{kind.value}>"
         if action.startswith(begin) and action.endswith(end):

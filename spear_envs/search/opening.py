@@ -99,7 +99,7 @@ def _open_tasks(dataset: str, split: str, panel: int | None, _state: FileState) 
 
 
 def read_path(keyword: str, value: object) -> str:
-    """A path, or a name in the place of one, as text.
+    """A path, or a name instead of one, as text.
 
     Raises:
         SpearError: it is of another type.

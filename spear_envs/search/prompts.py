@@ -108,7 +108,7 @@ class SearchTemplate:
     stop_strings: tuple[str, ...] = ("</search>", "</answer>")
 
     def system(self) -> str | None:
-        """None: all stands in the user message, so that templates of models without a system role work too."""
+        """None: all is in the user message, so that templates of models without a system role work too."""
         return None
 
     def render(self, context: PromptContext) -> str:

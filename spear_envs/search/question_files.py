@@ -14,7 +14,7 @@ __all__ = ["ANSWER_SPLIT", "RawQuestion", "read_questions"]
 ANSWER_SPLIT = "<|answer_split|>"
 """Stands between the gold answers in DeepResearcher's files."""
 _QUESTION_MARK = "Question:"
-"""The question is what stands behind the last of these in a prompt."""
+"""The question is what follows the last of these in a prompt."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can escape one alone, but no tokenizer takes it."""
 
@@ -41,7 +41,7 @@ def read_questions(path: Path, benchmark: str | None = None) -> Iterator[RawQues
         benchmark: what the questions are of; by default what each row says, else the file's name.
 
     Raises:
-        SpearError: the file cannot be read, or a row is no question; the message names the row.
+        SpearError: the file cannot be read, or a row is not a question; the message names the row.
     """
 
     def parse(row: Mapping[str, Any], number: int) -> RawQuestion:
@@ -86,7 +86,7 @@ def _clean(golds: Any) -> tuple[str, ...]:
     if golds is None:
         return ()
     if not isinstance(golds, Sequence) or not all(isinstance(gold, str) for gold in golds):
-        raise MalformedRowError("its gold answers are no list of strings")
+        raise MalformedRowError("its gold answers are not a list of strings")
     return tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
 
 
@@ -100,7 +100,7 @@ def _find_question(row: Mapping[str, Any]) -> str:
 
 
 def _find_in_prompt(prompt: Any) -> str | None:
-    """What stands behind the last mark of a prompt's last message, which is a list of messages or a text."""
+    """What follows the last mark of a prompt's last message, which is a list of messages or a text."""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         prompt = _dig(prompt[-1], "content") if prompt else None
     if not isinstance(prompt, str):

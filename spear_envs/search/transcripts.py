@@ -85,7 +85,7 @@ def _read_messages(messages: Sequence[Mapping[str, str]], role: str | None = Non
     """The text of each message, or of those of one role."""
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or "role" not in message:
-            raise SpearError(f'message {number} is none: give {{"role": "assistant", "content": "…"}}.')
+            raise SpearError(f'message {number} is not a chat message: give {{"role": "assistant", "content": "…"}}.')
         if role not in (None, message["role"]):
             continue
         written = message.get("content")

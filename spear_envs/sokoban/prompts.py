@@ -87,7 +87,7 @@ class SokobanTemplate:
     token_pattern: str | None = None
 
     def system(self) -> str | None:
-        """None: the rules stand in the user message, so that models without a system role read them too."""
+        """None: the rules are in the user message, so that models without a system role read them too."""
         return None
 
     def render(self, context: PromptContext) -> str:

@@ -68,7 +68,7 @@ class Subject:
         env = self.make(**more)
         try:
             base = env.unwrapped
-            _require(isinstance(base, SpearEnv), f"{type(base).__name__} is no SpearEnv: derive it from SpearEnv")
+            _require(isinstance(base, SpearEnv), f"{type(base).__name__} is not a SpearEnv: derive it from SpearEnv")
             yield base  # type: ignore[misc]
         finally:
             env.close()

@@ -30,7 +30,7 @@ def write_attribute_table(source: Path, folder: Path, on_bytes: Callable[[int], 
         on_bytes: hears how many bytes of the text have been read so far.
 
     Raises:
-        SpearError: the file is broken, or a member is no object.
+        SpearError: the file is broken, or a member is not an object.
     """
     if (folder / "attributes.npz").exists():
         return

@@ -1,7 +1,7 @@
 """Building a store from the official files, within bounded memory and in several processes.
 
 Everything is made in a folder beside the store, ``<name>.partial``, and moved to its place when it is complete.  Run
-again after an interruption with the same files and settings, a build goes on where it was.
+again after an interruption with the same files and settings, a build resumes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def build_store(
     find_tagger(title_nouns)  # refuses now what would fail in every process when the files are read
     folder = Path(folder).absolute()
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SpearError(f"{folder} holds files that are no store: name another folder, or empty this one.")
+        raise SpearError(f"{folder} holds files that are not a store: name another folder, or empty this one.")
     report = on_progress or (lambda what, done, total: None)
     work = folder.with_name(f"{folder.name}.partial")
     with explain_build(f"the store {folder}"), hold_folder(work):

@@ -88,7 +88,7 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
 
 
 def _require_json(path: Path, manual: str) -> None:
-    """Refuse what is not even the beginning of such a file: servers send pages in the place of what they refuse."""
+    """Refuse what is not even the beginning of such a file: servers send pages instead of what they refuse."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:
@@ -102,7 +102,7 @@ def _require_json(path: Path, manual: str) -> None:
 
 @click.command()
 @size_option
-@click.option("--items", type=file_type, help="items_shuffle*.json[.xz], in the place of --size.")
+@click.option("--items", type=file_type, help="items_shuffle*.json[.xz], instead of --size.")
 @click.option("--attributes", type=file_type, help="items_ins_v2*.json[.xz], with --items.")
 @click.option("--human-goals", type=file_type, help="items_human_ins.json[.xz], with --items.")
 @click.option("--out", type=path_type, help="Folder of the store; by default 'store' beside the files.")
@@ -131,7 +131,7 @@ def build(
 ) -> None:
     """Make a store of fetched files (--size), or of files at hand (--items and --attributes).
 
-    A build that was interrupted goes on where it was when the same command is given again.
+    An interrupted build resumes when the same command is run again.
     """
     if (size is None) == (items is None) or (items is None) != (attributes is None):
         raise click.UsageError("Give either --size, or --items together with --attributes.")
@@ -184,7 +184,7 @@ def list_collections() -> Iterator[Collection]:
 
 @click.command()
 @size_option
-@click.option("--store", type=path_type, help="Folder of a store, in the place of --size.")
+@click.option("--store", type=path_type, help="Folder of a store, instead of --size.")
 @json_option
 def verify(size: str | None, store: Path | None, as_json: bool) -> None:
     """Check the checksums of what was fetched; read whole stores, compare theirs, and say what is in them.

@@ -63,7 +63,7 @@ class WebShopEnv(SpearEnv[str]):
 
     Args:
         catalog: ``"mini"``, a name fetched by ``spear data get webshop``, or a folder with a store or official files.
-        goals: a ``goals.jsonl[.xz]`` in the place of the catalogue's goals. Its task ids are ``webshop/all/<row>``,
+        goals: a ``goals.jsonl[.xz]`` instead of the catalogue's goals. Its task ids are ``webshop/all/<row>``,
             and prices are read from ``prices.json[.xz]`` beside it if that exists.
         goal_kind: ``"synthetic"`` or ``"human"``.
         split: ``"train"`` (default), ``"eval"``, ``"test"`` or ``"all"``; with ``goals`` only ``"all"``.

@@ -19,7 +19,7 @@ def read_goals(path: Path) -> list[Goal]:
     """The goals of a file; the index of a goal is its row, from 0.
 
     Raises:
-        SpearError: the file is missing, broken or empty, or a row is no goal; the message names the row.
+        SpearError: the file is missing, broken or empty, or a row is not a goal; the message names the row.
     """
     goals: list[Goal] = []
     try:
@@ -56,7 +56,7 @@ def read_prices(goals_file: Path) -> dict[str, float]:
     """Prices by ASIN from ``prices.json[.xz]`` beside a goals file; none where there is no such file.
 
     Raises:
-        SpearError: it is no object of numbers.
+        SpearError: it is not an object of numbers.
     """
     path = next(
         (path for suffix in ("", ".xz") if (path := goals_file.parent / f"prices.json{suffix}").is_file()), None

@@ -33,7 +33,7 @@ def fold_colour(text: str) -> str:
 def token_set_ratio(a: str, b: str) -> int:
     """Likeness in 0..100, equal to ``thefuzz.fuzz.token_set_ratio`` 0.22.1.
 
-    U+0080 to U+00FF are deleted, other scripts stay; what is no letter or digit separates words; case is ignored.
+    U+0080 to U+00FF are deleted, other scripts stay; what is not a letter or digit separates words; case is ignored.
     100 if the texts share a word and one has no others; 0 if either has none.
     """
     x, y = _split(a), _split(b)

@@ -137,7 +137,7 @@ def make_catalog(
 
 
 def _read_entries(items: Iterable[Any], attributes: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Entry]:
-    """The listed products by ASIN, each as it first stands in ``items``."""
+    """The listed products by ASIN, each as it first occurs in ``items``."""
     entries: dict[str, Entry] = {}
     for number, record in enumerate(items):
         try:

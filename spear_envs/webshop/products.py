@@ -77,7 +77,7 @@ def parse_prices(pricing: str) -> tuple[float, ...]:
     """Amounts in dollars: one, or the first two of several, such as ``"$19.99 - $27.99"``; 100.0 if there is none.
 
     Raises:
-        SpearError: what follows a dollar sign is no number.
+        SpearError: what follows a dollar sign is not a number.
     """
     amounts = []
     for piece in pricing.split("$")[1:3]:
@@ -113,7 +113,7 @@ def read_options(options: object) -> dict[str, tuple[str, ...]]:
         for value in values:
             text = value.get("value") if isinstance(value, Mapping) else None
             if not isinstance(text, str):
-                raise SpearError(f"a value of the option {name!r} is no object with a text 'value'")
+                raise SpearError(f"a value of the option {name!r} is not an object with a text 'value'")
             texts.append(text.strip().replace("/", " | ").lower())
         read[name.lower()] = tuple(texts)
     return read
@@ -166,7 +166,7 @@ def read_texts(values: object, name: str) -> tuple[str, ...]:
     """A list of texts.
 
     Raises:
-        SpearError: it is none.
+        SpearError: it is not one.
     """
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise SpearError(f"{name} must be a list of texts")
@@ -177,7 +177,7 @@ def read_number(value: object, name: str) -> float:
     """A number of at least 0.
 
     Raises:
-        SpearError: it is none, or not finite.
+        SpearError: it is not a number, or not finite.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise SpearError(f"{name} must be a number of at least 0")

@@ -72,7 +72,7 @@ class ShopTemplate:
     rules: str = RULES
 
     def system(self) -> str | None:
-        """None: the rules stand in the user message, so that templates of models without a system role work too."""
+        """None: the rules are in the user message, so that templates of models without a system role work too."""
         return None
 
     def render(self, context: PromptContext) -> str:
@@ -142,7 +142,7 @@ class CompactShopTemplate:
     """A page in few words of lower case: for tiny models with a word-level tokenizer.
 
     The task comes first. A page of results has a line for each product with its title, its price and, last, its ASIN,
-    since a model that reads from left to right has then seen what it is the ASIN of; ``~`` in the place of ``>``
+    since a model that reads from left to right has then seen what it is the ASIN of; ``~`` instead of ``>``
     marks one that was opened. A product has a line for each group of options, with ``*`` before a chosen value and
     ``|`` before the others. Prices are rounded up to whole dollars, which changes no comparison with a task's limit.
     Titles are cut to 12 words, descriptions to 60, and no history is written, since the page shows all that counts.
@@ -217,7 +217,7 @@ def _compress(observation: str) -> Iterator[str]:
 
 
 def _compress_item(lines: list[str], price: str) -> Iterator[str]:
-    """The title and the price, then each group of options; in ``lines`` what stands behind the values is the title."""
+    """The title and the price, then each group of options; in ``lines`` what follows the values is the title."""
     groups: list[str] = []
     pending: list[str] = []
     for line in lines:

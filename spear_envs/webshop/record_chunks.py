@@ -1,6 +1,6 @@
 """The first half of a build: chunks of records, each read, packed and described in files of its own.
 
-A chunk is finished when its ``.npz`` is there; a build that was interrupted goes on behind those that are.
+A chunk is finished when its ``.npz`` is there; an interrupted build resumes after those that are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Workshop(NamedTuple):
     items: Path
     title_nouns: TitleNouns
     plan: str
-    """All that the chunks hang on; tells builds in one folder apart."""
+    """All that the chunks depend on; tells builds in one folder apart."""
 
 
 class Job(NamedTuple):
@@ -146,7 +146,7 @@ def _list_jobs(workshop: Workshop, number: int, offset: int, limit: int | None) 
         texts: list[str] = []
         for value, text in iterate_array(reader, inside=offset > 0):
             if records == 0 and not texts and not isinstance(value, Mapping):
-                raise SpearError(f"{workshop.items} is no array of products: name the file items_shuffle*.json.")
+                raise SpearError(f"{workshop.items} is not an array of products: name the file items_shuffle*.json.")
             texts.append(text)
             records += 1
             last = records == limit

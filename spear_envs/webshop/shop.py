@@ -198,7 +198,7 @@ class Shop:
     # ---------------------------------------------------------------- acting
 
     def play(self, action: str) -> Played:
-        """Play an action; whatever is none does nothing."""
+        """Play an action; anything else does nothing."""
         read = read_action(action)
         if read is None or self.page is Page.DONE:
             return Played(False)

@@ -125,7 +125,7 @@ class JsonReader:
         return self._base + len(self._window[: self._at].encode("utf-8", "surrogatepass"))
 
     def peek(self) -> str:
-        """The next character that is no space, not taken; empty at the end."""
+        """The next character that is not a space, not taken; empty at the end."""
         while True:
             while self._at < len(self._window) and self._window[self._at] in SPACE:
                 self._at += 1
@@ -135,7 +135,7 @@ class JsonReader:
                 return ""
 
     def take(self, expected: str) -> str:
-        """Take the next character that is no space.
+        """Take the next character that is not a space.
 
         Raises:
             SpearError: it is none of ``expected``.
@@ -237,7 +237,7 @@ def read_values(path: Path) -> Iterator[Any]:
 
 
 def iterate_array(reader: JsonReader, *, inside: bool = False) -> Iterator[tuple[Any, str]]:
-    """The values of an array and their texts; ``inside`` if the reader stands behind one of its values already."""
+    """The values of an array and their texts; ``inside`` if the reader is already behind one of its values."""
     if not inside:
         reader.take("[")
         if reader.peek() != "]":

@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a store whose files are all there.
 
     Raises:
-        SpearError: it is no store, of another version, incomplete or damaged.
+        SpearError: it is not a store, of another version, incomplete or damaged.
     """
     path = folder / MANIFEST
     try:
@@ -211,7 +211,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
     """The catalogue of a store.
 
     Raises:
-        SpearError: it is no store, of another version, incomplete or damaged.
+        SpearError: it is not a store, of another version, incomplete or damaged.
     """
     manifest = manifest or read_manifest(folder)
     shelf = StoreShelf(folder, manifest.products)

@@ -39,7 +39,7 @@ class GoalTaskSet(NumberedTaskSet):
         source: all goals, in canonical order.
         split: name of the split.
         positions: the positions of its goals in ``source``.
-        world: fingerprint of all else that a score hangs on: products, prices, tagger.
+        world: fingerprint of all else that a score depends on: products, prices, tagger.
     """
 
     def __init__(self, source: GoalSource, split: str, positions: Sequence[int], world: str) -> None:

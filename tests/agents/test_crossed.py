@@ -35,7 +35,7 @@ def test_one_component_alone_is_the_textbook_interval() -> None:
     only_seeds = estimate_crossed([[value] * 50 for value in values])
     assert (only_seeds.low, only_seeds.high) == pytest.approx((expected.low, expected.high))
     assert estimate_crossed([[0.0, 1.0, 1.0, 0.0]]) == estimate_difference([0.0, 1.0, 1.0, 0.0])
-    assert estimate_crossed([[0.0, 0.0]]).high == 0.0, "a difference is no rate: Wilson has no say"
+    assert estimate_crossed([[0.0, 0.0]]).high == 0.0, "a difference is not a rate: Wilson has no say"
     assert math.isinf(estimate_over_seeds([0.5]).high)
     same = estimate_crossed([[0.5, 0.5], [0.5, 0.5]])
     assert (same.low, same.high) == (0.5, 0.5)

@@ -369,8 +369,8 @@ def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, lay
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"tokenize": True}, "tokenize is no variable of a chat template but an argument"),
-        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is no variable"),
+        ({"tokenize": True}, "tokenize is not a variable of a chat template but an argument"),
+        ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is not a variable"),
         ({"enable_thinkin": False}, "the chat template of this tokenizer reads no variable 'enable_thinkin'"),
     ],
 )

@@ -48,7 +48,7 @@ def eval_command(out: Path) -> list[str]:
 def test_a_killed_evaluation_goes_on_by_the_same_command_and_plays_nothing_twice(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     episodes = out / EPISODES
-    for end_by, told in ((signal.SIGINT, f"kept in {out}; the same command goes on"), (signal.SIGKILL, "")):
+    for end_by, told in ((signal.SIGINT, f"kept in {out}; the same command resumes"), (signal.SIGKILL, "")):
         before = episodes.read_bytes().count(b"\n") if episodes.exists() else 0
         process = subprocess.Popen(eval_command(out), cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         end = time.monotonic() + 60

@@ -101,7 +101,7 @@ def test_words_say_what_is_shown_and_what_is_not() -> None:
     unclear = compare([1.0] * 5 + [-1.0] * 4 + [0.0] * 31, unshared=3)
     judgement = judge_comparison(unclear)
     said = " ".join(explain_comparison(unclear, judgement, "old", "new"))
-    assert "No difference is shown" in said and "no proof" in said and "3 tasks were left out" in said
+    assert "No difference is shown" in said and "does not prove" in said and "3 tasks were left out" in said
     assert judgement.tasks_needed is not None and judgement.tasks_needed > 1000
     assert f"{judgement.tasks_needed:,} tasks" in said
     same = compare([0.0] * 5)

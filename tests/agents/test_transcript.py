@@ -25,7 +25,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# By the published rules of each family; what is left out (tools, dates, system texts) stands before all messages.
+# By the published rules of each family; what is left out (tools, dates, system texts) comes before all messages.
 TEMPLATES = {
     "SmolLM2": (CHATML, ["<|im_start|>"], "<|im_end|>", True),
     "Qwen2.5": ("<|im_start|>system\nBe helpful.<|im_end|>\n" + CHATML, ["<|im_start|>"], "<|im_end|>", True),
@@ -105,7 +105,7 @@ def test_a_model_is_trained_on_what_it_would_see_when_it_is_served(
 
 
 def talk(transcript: Transcript, tokenizer: Any, *contents: str) -> list[int | None]:
-    """Ask and answer in turn; which call each one goes on from."""
+    """Ask and answer in turn; which call each one continues."""
     messages: list[dict[str, str]] = []
     found = []
     for content in contents:

@@ -37,7 +37,7 @@ class Service:
     body: dict[str, Any] | None = None
     """Of a POST; None for a GET."""
     variable: str | None = None
-    """Of its token; None if the token stands in the page that it serves."""
+    """Of its token; None if the token is in the page that it serves."""
     most: int = 0
     """Bytes of a body; 0 where it reads none."""
     need: Callable[[], None] = field(default=lambda: None)

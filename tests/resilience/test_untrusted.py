@@ -179,7 +179,7 @@ def test_programs_are_read_only_from_our_own_processes() -> None:
 
 
 def test_json_of_any_depth_is_an_error_like_others() -> None:
-    """Python answers JSON that is nested too deeply with RecursionError, which is no ValueError."""
+    """Python answers JSON that is nested too deeply with RecursionError, which is not a ValueError."""
     faults = []
     for path in find_modules():
         text = path.read_text("utf-8")

@@ -114,7 +114,7 @@ class TestGroup:
         code, _, err = run(capsys, "gone")
         assert code == 1 and "'spear gone' is not in this installation" in err
         code, _, err = run(capsys, "text")
-        assert code == 1 and "'spear text' is no command" in err
+        assert code == 1 and "'spear text' is not a command" in err
 
     @pytest.mark.parametrize(
         ("module", "requirement"),

@@ -72,7 +72,7 @@ class Aliased(CorridorEnv):
         return {}
 
     def _score(self) -> float:
-        return 1.0 if self.episode.won else len(self.steps) / 100  # steps is no part of _world()
+        return 1.0 if self.episode.won else len(self.steps) / 100  # steps is not a part of _world()
 
 
 class Lost(CorridorEnv):

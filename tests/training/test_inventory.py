@@ -134,7 +134,7 @@ def test_a_model_out_of_a_wheel() -> None:
     assert find_packaged() is Place.DOWNLOAD
     assert compose("model=smollm2-135m").actor_rollout_ref.model.path in KNOWN
     (models_folder() / "smollm2-135m").mkdir(parents=True)
-    assert find_packaged() is Place.DOWNLOAD, "an empty folder is no model"
+    assert find_packaged() is Place.DOWNLOAD, "an empty folder is not a model"
     (models_folder() / "smollm2-135m" / "config.json").write_text("{}")
     assert find_packaged() is Place.CACHED
 

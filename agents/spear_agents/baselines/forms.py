@@ -55,7 +55,7 @@ class FormTemplate:
         base: the environment's template.
         hint: of its parser.
         form: what is asked for; in later messages of a conversation ``reminder``.
-        memory: what was learned in earlier trials; stands in front of the first message.
+        memory: what was learned in earlier trials; precedes the first message.
     """
 
     base: PromptTemplate

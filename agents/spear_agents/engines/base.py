@@ -123,7 +123,7 @@ class EngineFaultKind(str, Enum):
     OUT_OF_MEMORY = "engine_out_of_memory"
     """The engine's process has ended for lack of memory."""
     NOT_A_NUMBER = "engine_nan"
-    """A log-probability is no number: the weights are broken, or an overflow happened."""
+    """A log-probability is not a number: the weights are broken, or an overflow happened."""
 
 
 class EngineFault(SpearError):

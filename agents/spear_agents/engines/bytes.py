@@ -27,7 +27,7 @@ class ByteTokenizer:
         return list(text.encode("utf-8", "surrogatepass"))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of bytes; the end token has none, and bytes that are no text are replaced."""
+        """The text of bytes; the end token has none, and bytes that are not text are replaced."""
         data = bytes(i for i in token_ids if i < _END)
         try:
             return data.decode("utf-8", "surrogatepass")
@@ -45,7 +45,7 @@ class ChatByteTokenizer(ByteTokenizer):
     all_special_tokens: tuple[str, ...] = tuple(_MARK.format(role) for role in _ROLES)
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
-        """Each message behind the mark of its role, and the assistant's mark in the end where it is to go on."""
+        """Each message behind the mark of its role, and the assistant's mark in the end where it is to continue."""
         text = "".join(_MARK.format(message["role"]) + message["content"] for message in conversation)
         return text + _MARK.format("assistant") if kwargs.get("add_generation_prompt") else text
 

@@ -208,7 +208,7 @@ class HFModel:
     ) -> dict[str, Any]:
         """What a model with a vision tower reads besides ids [N, L]: patches of all pictures, and positions [3, N, L].
 
-        The last position of a prompt is the same in all three; those of its response go on from there.
+        The last position of a prompt is the same in all three; those of its response continue from there.
         """
         assert self.reader is not None
         features = read_rows(self.reader, images)

@@ -57,7 +57,7 @@ class ServerKind(str, Enum):
     COMPATIBLE = "compatible"
     """The common ones: messages, temperature, top_p, max_tokens, seed. Stop strings are cut here."""
     OPENAI = "openai"
-    """OpenAI's own: ``max_completion_tokens`` in the place of ``max_tokens``."""
+    """OpenAI's own: ``max_completion_tokens`` instead of ``max_tokens``."""
     VLLM = "vllm"
     """vLLM: also top_k, stop strings that stay part of the text, token ids and log-probabilities."""
 
@@ -79,7 +79,7 @@ class Server:
         prices: of tokens; None where nothing is to be paid.
 
     Raises:
-        SpearError: the address is none, or a number is out of range.
+        SpearError: the address is not valid, or a number is out of range.
     """
 
     base_url: str
@@ -96,7 +96,7 @@ class Server:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SpearError(f"{self.base_url!r} is no address: give one such as http://127.0.0.1:8000/v1")
+            raise SpearError(f"{self.base_url!r} is not an address: give one such as http://127.0.0.1:8000/v1")
         if parts.username or parts.password or parts.query:
             raise SpearError(f"the address may hold no user, password or query: set {self.key_variable} for the key")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0 or not self.wait_s >= 0:

@@ -88,11 +88,11 @@ def read_reply(content: bytes) -> Reply:
     ``<think>`` tags.  A refusal is a response like any other.
 
     Raises:
-        BadReplyError: it is no JSON, or lacks what a completion has.
+        BadReplyError: it is not JSON, or lacks what a completion has.
     """
     data = _read_object(content)
     if data is None:
-        raise BadReplyError(f"the answer is no JSON object: {_shorten(content)}")
+        raise BadReplyError(f"the answer is not a JSON object: {_shorten(content)}")
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise BadReplyError(f"the answer has no choices: {_shorten(content)}")
@@ -104,7 +104,7 @@ def read_reply(content: bytes) -> Reply:
     if text is None:
         text = message.get("refusal") or ""
     if not isinstance(text, str):
-        raise BadReplyError("the answer's content is no text")
+        raise BadReplyError("the answer's content is not text")
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thoughts, str) and thoughts and "<think>" not in text:
         text = f"<think>{thoughts.strip()}</think>{text.lstrip()}"

@@ -37,7 +37,7 @@ _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _CPU_BLOCK = 32
 """Tokens of a block of the key-value cache; vLLM's kernels for a CPU want multiples of 32."""
 _LEAST_TEMPERATURE = 0.01
-"""Below it vLLM takes this one in the place of the temperature asked for."""
+"""Below it vLLM takes this one instead of the temperature asked for."""
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # Results go to the standard output; vLLM's log does not belong there.

@@ -27,7 +27,7 @@ Played by {player} on split `{split}`, task fingerprint `{fingerprint}`. Written
 
 A row is an episode. `turns` holds each response with the messages that it answered (`prompt_text` instead where a
 program asked a local model: the text of the model's chat template), what the environment showed, the action read out of
-the response, and `follows`, the place of the turn that the prompt goes on from (null where it begins anew). `steps` is
+the response, and `follows`, the place of the turn that the prompt continues (null where it begins anew). `steps` is
 what the environment was given, each with the place of the turn that led to it (-1: none).
 """
 

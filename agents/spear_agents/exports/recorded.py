@@ -89,7 +89,7 @@ def mend_text(text: str) -> str:
 
 
 def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
-    """The whole prompt of each turn, where the record has only what was added since the turn it goes on from."""
+    """The whole prompt of each turn, where the record has only what was added since the turn it continues."""
     whole: list[list[int]] = []
     for turn in trajectory.turns:
         before = [] if turn.follows is None else [*whole[turn.follows], *trajectory.turns[turn.follows].response_ids]

@@ -40,7 +40,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
     def to_message(self) -> dict[str, Any]:
-        """As chat templates read it.  Raises ValueError for a part that is no text."""
+        """As chat templates read it.  Raises ValueError for a part that is not text."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": join_parts(self.content),
@@ -75,7 +75,7 @@ def join_parts(content: Any, kinds: Sequence[str] = ("text",)) -> str:
 
 
 def read_arguments(arguments: Any) -> dict[str, Any]:
-    """The arguments of a call; none where they are no JSON object."""
+    """The arguments of a call; none where they are not a JSON object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")

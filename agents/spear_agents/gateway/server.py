@@ -219,7 +219,7 @@ class Gateway:
             raise Refusal(status, *kinds[status], reason)
 
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
-        """The body of a request.  Raises HTTPException or ValidationError where it is none."""
+        """The body of a request.  Raises HTTPException or ValidationError where it is not valid."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
         return kind.model_validate_json(data)
 

@@ -52,7 +52,7 @@ def _read_header(file: Path) -> dict[str, Any]:
         header.pop("__metadata__", None)
         end = 8 + length + max((facts["data_offsets"][1] for facts in header.values()), default=0)
     except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError) as error:
-        raise SpearError(f"{file} is no file of weights: fetch or copy the model again") from error
+        raise SpearError(f"{file} is not a file of weights: fetch or copy the model again") from error
     if end != size:
         raise SpearError(f"{file} has {size:,} bytes instead of {end:,}: fetch or copy the model again")
     return header

@@ -55,7 +55,7 @@ def read_gguf(path: Path) -> GGUFFacts:
     """Reads the metadata of a GGUF file.
 
     Raises:
-        SpearError: there is no such file, it is no GGUF file or not whole.
+        SpearError: there is no such file, it is not a GGUF file or not whole.
     """
     from gguf import GGUFReader
 
@@ -65,7 +65,7 @@ def read_gguf(path: Path) -> GGUFFacts:
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, struct.error, OverflowError) as error:
-        raise SpearError(f"{path} is no whole GGUF file ({_shorten(error)}): fetch it again") from error
+        raise SpearError(f"{path} is not a whole GGUF file ({_shorten(error)}): fetch it again") from error
     parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     if not parameters:
         raise SpearError(f"{path} holds no weights: take a GGUF file of a whole language model")
@@ -89,7 +89,7 @@ def convert_gguf(path: Path, out: Path, origin: Mapping[str, Any]) -> GGUFFacts:
     facts = read_gguf(path)
     architecture = facts.fields.get("general.architecture")
     if "tokenizer.chat_template" not in facts.fields:
-        raise SpearError(f"{path} holds no chat template, so it is no chat model: take one, often named …-Instruct")
+        raise SpearError(f"{path} holds no chat template, so it is not a chat model: take one, often named …-Instruct")
     out.mkdir(parents=True, exist_ok=True)
     check_space(out, facts.parameters * BYTES_PER_PARAMETER, str(out.name))
 

@@ -29,7 +29,7 @@ class Place(str, Enum):
     CACHED = "in the cache"
     """All of it is here."""
     PARTIAL = "partly in the cache"
-    """A download was cut off; the next one goes on."""
+    """A download was cut off; the next one resumes."""
     DOWNLOAD = "download"
     """It is fetched when it is first used."""
 

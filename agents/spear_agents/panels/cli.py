@@ -81,7 +81,7 @@ def verify_panel(file: Path) -> None:
 def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
     """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
 
-    Exit code 1 where one differs. With --env the episodes are scored in another way, and differences are no fault.
+    Exit code 1 where one differs. With --env the episodes are scored in another way, and differences do not fail.
     """
     changes = read_keywords(pairs)
     found = rescore_run(run, changes)

@@ -151,7 +151,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
     """The entries of a ledger, by name.
 
     Raises:
-        SpearError: there is none, or a file is no entry.
+        SpearError: there is none, or a file is not an entry.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
@@ -160,7 +160,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
         try:
             entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError, TypeError) as error:
-            raise SpearError(f"{path} is no entry of a ledger ({type(error).__name__}): {error}") from error
+            raise SpearError(f"{path} is not an entry of a ledger ({type(error).__name__}): {error}") from error
         if entry.name != path.stem:
             raise SpearError(f"{path} holds the entry {entry.name!r}: a file has the name of its entry.")
         yield entry

@@ -148,7 +148,7 @@ def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
     """A written panel, and all that the file holds.
 
     Raises:
-        SpearError: the file is none, or was changed after it was written.
+        SpearError: the file is not a panel, or was changed after it was written.
     """
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SpearError(
-            f"{path} is no panel ({type(error).__name__}: {error}): spear panel export writes one"
+            f"{path} is not a panel ({type(error).__name__}: {error}): spear panel export writes one"
         ) from error
     return panel, written
 

@@ -45,7 +45,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
             new score, not a fault.
 
     Raises:
-        SpearError: the folder is none of an evaluation, its tasks are not here, or its environment cannot be made.
+        SpearError: the folder holds no evaluation, its tasks are not here, or its environment cannot be made.
     """
     settings = read_settings(run)
     try:

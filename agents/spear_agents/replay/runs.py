@@ -27,7 +27,7 @@ SHOWN = 240
 """Characters of an instruction in the list."""
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a line raises that is no episode, or one with values of other types."""
+"""What reading a line raises that is not an episode, or one with values of other types."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Run:
         tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
 
     Raises:
-        SpearError: there is nothing to show, or a line that is no episode.
+        SpearError: there is nothing to show, or a line that is not an episode.
     """
 
     def __init__(self, path: str | Path, tokenizer: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Name of the run; bytes of the folder's name that are no text are replaced."""
+        """Name of the run; bytes of the folder's name that are not text are replaced."""
         return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
@@ -202,7 +202,7 @@ def _scan(source: Source) -> list[Entry]:
                     row = _describe_row(Trajectory.from_json(line.decode("ascii")), source)
                 except _MALFORMED as error:
                     raise SpearError(
-                        f"{source.path}, byte {source.size}: no trajectory ({type(error).__name__}): remove the line"
+                        f"{source.path}, byte {source.size}: not a trajectory ({type(error).__name__}): remove the line"
                     ) from error
                 entries.append(Entry(source, source.size, len(line), row))
                 source.size += len(line)

@@ -27,7 +27,7 @@ class PageServer(ThreadingHTTPServer):
 
     Its answers are made from numbers and names that it knows; no address becomes a path of a file.  It listens on the
     loopback interface.  A page of another site can reach that too, so a request must name this host, and what
-    is asked for by the page itself carries a token that stands in the page.
+    is asked for by the page itself carries a token that is in the page.
 
     Args:
         run: what is shown.
@@ -72,7 +72,7 @@ class PageServer(ThreadingHTTPServer):
         raise LookupError(path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs what broke a connection; a browser that has moved on to another page is no error."""
+        """Logs what broke a connection; a browser that has moved on to another page is not an error."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             _log.exception("the connection from %s broke", client_address)
 

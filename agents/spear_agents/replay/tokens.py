@@ -48,7 +48,7 @@ def _read_tokenizer(path: Path) -> Decoder:
     except ImportError as error:
         raise SpearError("the package tokenizers is not installed: pip install 'spear-agents[hf]' brings it") from error
     except Exception as error:  # what tokenizers raises for a broken file is a plain Exception
-        raise SpearError(f"{path} is no tokenizer: {error}") from error
+        raise SpearError(f"{path} is not a tokenizer: {error}") from error
     return decoder
 
 

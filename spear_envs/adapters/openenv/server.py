@@ -113,7 +113,7 @@ class EnvService:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise HTTPException(422, "the body is no JSON object.")
+            raise HTTPException(422, "the body is not a JSON object.")
         return value
 
     async def read_split(self, request: Request, name: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class ErrorCode(str, Enum):
     """OpenEnv's codes of errors."""
 
     INVALID_JSON = "INVALID_JSON"
-    """The message is no JSON object."""
+    """The message is not a JSON object."""
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
     """There is no such message."""
     VALIDATION_ERROR = "VALIDATION_ERROR"
@@ -111,9 +111,9 @@ def read_message(text: str) -> Request:
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WireError(ErrorCode.INVALID_JSON, f"the message is no JSON ({error}).") from None
+        raise WireError(ErrorCode.INVALID_JSON, f"the message is not JSON ({error}).") from None
     if not isinstance(message, dict):
-        raise WireError(ErrorCode.INVALID_JSON, "the message is no JSON object.")
+        raise WireError(ErrorCode.INVALID_JSON, "the message is not a JSON object.")
     kind, data = message.get("type", ""), message.get("data", {})
     if not isinstance(data, dict):
         raise WireError(ErrorCode.VALIDATION_ERROR, f"'data' of a message is an object, not {_name(data)}.")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Dice:
-    """Random choices that hang on a text key alone.
+    """Random choices that depend on a text key alone.
 
     Of ``random.Random`` only ``random()`` is called, whose values for a seed are fixed by Python's documentation;
     ``choice`` and ``shuffle`` have changed between versions.

@@ -163,7 +163,7 @@ class MilvusBackend:
 def fill_collection(
     place: MilvusPlace, corpus: Corpus, on_progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> int:
-    """Encode a corpus into a collection, or go on where a fill was interrupted.
+    """Encode a corpus into a collection, or resume an interrupted fill.
 
     Args:
         place: where; the collection is made if it is not there.
@@ -206,7 +206,7 @@ def fill_collection(
     except SpearError:
         raise
     except Exception as error:
-        raise SpearError(f"{place.uri} failed ({_shorten(error)}): give the same command again to go on.") from error
+        raise SpearError(f"{place.uri} failed ({_shorten(error)}): give the same command again to resume.") from error
     finally:
         client.close()
     return len(corpus) - done

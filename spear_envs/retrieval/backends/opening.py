@@ -45,7 +45,7 @@ class ConfigSource:
     only: bool = False
     """Nothing but that one."""
     record: Path | None = None
-    """Recording of what is opened, in the place of what the file says."""
+    """Recording of what is opened, instead of what the file says."""
 
     def open(self) -> dict[str, Backend]:
         """The indexes by name, the default first.
@@ -89,7 +89,7 @@ class RecordingSource:
         """The one index.
 
         Raises:
-            SpearError: the file is no recording.
+            SpearError: the file is not a recording.
         """
         from spear_envs.retrieval.backends.recording import Recording, ReplayBackend
 
@@ -144,7 +144,7 @@ def _open_bare(settings: Index, folder: Path) -> Backend:
 
 
 def find_path(name: str, folder: Path) -> str:
-    """A path of the file, or a name that is none, such as that of an installed model."""
+    """A path of the file, or another name, such as that of an installed model."""
     place = folder / Path(name).expanduser()
     return str(place) if place.exists() or "/" in name else name
 

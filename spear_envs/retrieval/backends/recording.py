@@ -52,7 +52,7 @@ class Recording:
         backend: that is recorded; None reads only.
 
     Raises:
-        SpearError: there is no such file, it is no recording, or it is one of another backend, settings or format.
+        SpearError: there is no such file, it is not a recording, or it is one of another backend, settings or format.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None, backend: Backend | None = None) -> None:

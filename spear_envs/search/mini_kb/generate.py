@@ -31,7 +31,7 @@ def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeB
         size: ``"standard"`` or ``"small"``.
 
     Raises:
-        SpearError: ``seed`` is no whole number, or there is no such size.
+        SpearError: ``seed`` is not a whole number, or there is no such size.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SpearError(f"seed={seed!r}: give a whole number.")

@@ -113,7 +113,7 @@ def _add_attribute(
 
 
 def _fits_title(attributes: Collection[Attribute]) -> bool:
-    """Whether a title of ten words can name them all: three only if two of them stand before the noun."""
+    """Whether a title of ten words can name them all: three only if two of them come before the noun."""
     return len(attributes) < 3 or sum(attribute.form is Form.BEFORE for attribute in attributes) >= 2
 
 

@@ -1,4 +1,4 @@
-"""What the extension of vLLM's workers does with new weights, on layers in the place of vLLM's."""
+"""What the extension of vLLM's workers does with new weights, on layers instead of vLLM's."""
 
 from __future__ import annotations
 

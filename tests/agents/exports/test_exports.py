@@ -59,7 +59,7 @@ def scripted(corridor: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def branched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dict[str, str]]]]:
-    """A program that goes on from its first call twice, with a model that sees messages; and what it sent."""
+    """A program that continues its first call twice, with a model that sees messages; and what it sent."""
     pytest.importorskip("fastapi", reason="needs the extra 'gateway'")
     from tests.agents.gateway.programs import KeepingEngine, play_program
     from tests.agents.gateway.test_programs import ask

@@ -82,7 +82,7 @@ def test_the_openai_sdk_asks_for_responses(streams: bool) -> None:
                 shown = await task.call(call.name, json.loads(call.arguments))
                 items.append({"type": "function_call_output", "call_id": call.call_id, "output": shown})
 
-    # As the template writes it, so that the second call goes on from the first.
+    # As the template writes it, so that the second call continues the first.
     engine = KeepingEngine("I go.\n" + CALL.replace(">{", ">\n{").replace("}<", "}\n<"))
     (played,) = play_program(play, engine, sampling=Sampling(max_tokens=400))
     assert played.won and [turn.follows for turn in played.turns] == [None, 0] and len(played.rows()) == 1

@@ -85,11 +85,11 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
     for share in (0.001, 0.1, 0.5, 0.99):
         cut = tmp_path / "cut.gguf"
         cut.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(SpearError, match=r"cut\.gguf is no whole GGUF file .*: fetch it again") as error:
+        with pytest.raises(SpearError, match=r"cut\.gguf is not a whole GGUF file .*: fetch it again") as error:
             convert_gguf(cut, tmp_path / "made", {})
         assert "\n" not in str(error.value)
     (tmp_path / "text.gguf").write_text("no model at all, but a text of some length")
-    with pytest.raises(SpearError, match="is no whole GGUF file"):
+    with pytest.raises(SpearError, match="is not a whole GGUF file"):
         read_gguf(tmp_path / "text.gguf")
     with pytest.raises(SpearError, match="there is no file"):
         read_gguf(tmp_path / "absent.gguf")
@@ -98,7 +98,7 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"template": None}, "holds no chat template, so it is no chat model"),
+        ({"template": None}, "holds no chat template, so it is not a chat model"),
         ({"eos": None}, "names no token that ends a text"),
         ({"pre": "klingon"}, "splits texts as 'klingon', which is not known here"),
         ({"architecture": "bert"}, "holds a model of architecture bert, which cannot be converted"),

@@ -72,7 +72,7 @@ def test_a_panel_that_the_code_does_not_make_is_told(runs: Path, edit: Callable[
         call(panel, "verify", edit("small.json", '"samples": 2', '"samples": 3'))
     for other in ("{}", "[]", '{"format": 1}', "\x00"):
         (tmp_path / "other.json").write_text(other)
-        with pytest.raises(SpearError, match="is no panel"):
+        with pytest.raises(SpearError, match="is not a panel"):
             call(panel, "verify", tmp_path / "other.json")
     for old, new, words in (
         ('"instruction": "', '"instruction": "x', "tasks differ"),

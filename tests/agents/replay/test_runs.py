@@ -99,7 +99,7 @@ def test_the_last_of_several_records_of_one_sample_counts(tmp_path: Path) -> Non
 )
 def test_a_line_that_is_no_episode_is_one_error(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "episodes.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(SpearError, match="no trajectory"):
+    with pytest.raises(SpearError, match="not a trajectory"):
         Run(tmp_path)
 
 

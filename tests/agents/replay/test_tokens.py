@@ -73,7 +73,7 @@ def test_what_is_no_tokenizer_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"holds no tokenizer\.json"):
         open_decoder({"model": str(tmp_path)}, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(SpearError, match="is no tokenizer"):
+    with pytest.raises(SpearError, match="is not a tokenizer"):
         open_decoder({"model": str(tmp_path)}, tmp_path)
     with pytest.raises(SpearError, match="--tokenizer"):
         open_decoder({}, tmp_path)

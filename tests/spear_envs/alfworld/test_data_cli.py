@@ -163,7 +163,7 @@ class TestVerify:
         code, out, err = run(capsys, "verify", "alfworld")
         assert code == 3 and "There are no official games" in err and "(the user's cache)" in out
         code, _, err = run(capsys, "verify", "alfworld", "--dir", tmp_path / "absent")
-        assert code == 3 and "absent (data_dir) is no folder" in err
+        assert code == 3 and "absent (data_dir) is not a folder" in err
 
     def test_what_is_missing_and_broken_is_named(
         self, data: Path, games: Path, capsys: pytest.CaptureFixture[str]
@@ -174,7 +174,7 @@ class TestVerify:
         code, out, err = run(capsys, "verify", "alfworld", "--dir", games)
         assert code == 1 and "alfworld: not all of it is as it should be" in err
         assert "train: 4 games of type pick instead of 790" in out
-        assert "train: pick_and_place_simple-broken/trial_8/game.tw-pddl: is no JSON" in out
+        assert "train: pick_and_place_simple-broken/trial_8/game.tw-pddl: is not JSON" in out
         assert "valid_unseen: There are no official games of the split" in out
         assert "train, left out: 1 × marked as not solvable" in out
         assert out.count("trial_1/game.tw-pddl: its grammar has no rule") == 1  # those of this test are too short
@@ -183,7 +183,7 @@ class TestVerify:
         for number in range(20, 35):
             write_trial(games / "train", number).joinpath("game.tw-pddl").write_text("{")
         _, out, _ = run(capsys, "verify", "alfworld", "--dir", games)
-        assert out.count("is no JSON") <= 10 and "more such games" in out
+        assert out.count("is not JSON") <= 10 and "more such games" in out
 
     def test_a_whole_split(
         self, data: Path, official_games: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

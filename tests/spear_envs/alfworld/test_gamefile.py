@@ -65,7 +65,7 @@ def test_a_missing_part_is_named(tmp_path: Path, key: str, value: Any) -> None:
     else:
         data[key] = value
     path = write(tmp_path, data)
-    with pytest.raises(GameError, match=f"{path.name} is no game of ALFWorld: it has .* '{key}'"):
+    with pytest.raises(GameError, match=f"{path.name} is not a game of ALFWorld: it has .* '{key}'"):
         read_game_file(path)
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "game.tw-pddl"
     path.write_bytes(b"\x80\x81{}")
-    with pytest.raises(GameError, match="is no JSON"):
+    with pytest.raises(GameError, match="is not JSON"):
         read_game_file(path)
 
 

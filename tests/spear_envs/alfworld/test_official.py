@@ -53,7 +53,7 @@ class TestFinding:
         assert find_data_folder(None) == (tmp_path / "cache" / "alfworld", "the user's cache")
 
     def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(SpearError, match=r"absent \(data_dir\) is no folder.*spear data get alfworld"):
+        with pytest.raises(SpearError, match=r"absent \(data_dir\) is not a folder.*spear data get alfworld"):
             find_split(tmp_path / "absent", "train")
 
     def test_the_wrong_folder(self, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ class TestTaskSets:
         tasks = make_official_set(tmp_path, "train", TaskText.TEMPLATE)
         assert len(tasks) == 3 and tasks[1].subtask == "pick"
         assert tasks.source(tasks[2]).read().sentence == tasks[2].instruction
-        with pytest.raises(GameError, match=r"trial_1/game\.tw-pddl is no JSON .* Unpack the archive again"):
+        with pytest.raises(GameError, match=r"trial_1/game\.tw-pddl is not JSON .* Unpack the archive again"):
             tasks.source(tasks[1]).read()
 
     def test_a_file_that_changed_or_vanished(self, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_denied_facts_and_assignments_mean_nothing() -> None:
     [
         ("(define (problem small)", "(undefined (problem small)", "does not begin with"),
         ("(:domain alfred)", "(:domain alfred) (:wonder x)", "unknown section ':wonder'"),
-        ("(:domain alfred)", "(:domain alfred) ()", "no section"),
-        ("(:init", "(:init x", "no fact"),
+        ("(:domain alfred)", "(:domain alfred) ()", "not a section"),
+        ("(:init", "(:init x", "not a fact"),
         ("(:init", "(:init (sings agent1)", "unknown predicate 'sings'"),
         ("(:init", "(:init (opened)", "0 arguments instead of 1"),
         ("(:init", "(:init (opened Fridge_bar_9)", "'fridge_bar_9' in .opened …. without declaring"),

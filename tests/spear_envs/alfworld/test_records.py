@@ -71,12 +71,12 @@ class TestScanning:
     @pytest.mark.parametrize(
         ("text", "fault"),
         [
-            ('{"pddl_domain": "', "is no JSON"),
+            ('{"pddl_domain": "', "is not JSON"),
             ("[1, 2]", "holds a list instead of an object"),
             ('{"solvable": true}', "has no 'pddl_domain'"),
             ('{"pddl_domain": "", "pddl_problem": "", "grammar": 3}', "something else than a text in 'grammar'"),
             ('{"pddl_domain": "", "pddl_problem": "", "grammar": "x"}', "no rule that says 'Your task is to"),
-            ("\udcff", "is no JSON"),
+            ("\udcff", "is not JSON"),
         ],
     )
     def test_broken_games_keep_their_place(self, split: Path, text: str, fault: str) -> None:

@@ -235,9 +235,9 @@ def test_a_new_index_takes_the_place_of_the_old(folder: Path) -> None:
 
 def test_other_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SpearError, match="no search index"):
+    with pytest.raises(SpearError, match="not a search index"):
         build_index(TEXTS, tmp_path)
-    with pytest.raises(SpearError, match="no search index"):
+    with pytest.raises(SpearError, match="not a search index"):
         build_index(TEXTS, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -279,7 +279,7 @@ def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str)
     [
         ({"version": 1}, "of version 1, and this is version 2: build it again"),
         ({"version": None}, "of version None"),
-        ({"format": "other"}, "no manifest of a search index"),
+        ({"format": "other"}, "not a manifest of a search index"),
         ({"files": []}, "damaged"),
         ({"files": {"norms.bin": 3}}, "damaged"),
         ({"terms_total": "many"}, "damaged"),

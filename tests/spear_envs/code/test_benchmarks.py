@@ -61,7 +61,7 @@ def test_rows(tmp_path: Path, row: dict[str, Any], expected: RawProblem) -> None
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([], "no object"),
+        ([], "not an object"),
         ({"answer": "1"}, "no problem"),
         ({"problem": "", "answer": "1"}, "no problem"),
         ({"problem": 3, "answer": "1"}, "no problem"),

@@ -98,9 +98,9 @@ def test_one_without_an_answer_too_and_its_turn_is_void(tmp_path: Path, response
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        ("<tool_call>{</tool_call>", "no valid JSON"),
+        ("<tool_call>{</tool_call>", "not valid JSON"),
         ('<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>', "no tool 'python'"),
-        (call(3), "'code' is no string"),
+        (call(3), "'code' is not a string"),
         ("<code>print(1)", "never closed"),
     ],
 )

@@ -35,7 +35,7 @@ def test_keywords() -> None:
         ("spear/Sokoban-v1", None, {"boxen": 2}, "boxen"),
         ("spear/Sokoban-v1", "test", {"split": "train"}, "split"),
         ("spear/Sokoban-v1", "tests", {}, "Did you mean 'test'"),
-        ("CartPole-v1", None, {}, "no SpearEnv"),
+        ("CartPole-v1", None, {}, "not a SpearEnv"),
     ],
 )
 def test_what_cannot_be_made_is_told(env_id: str, split: str | None, keywords: dict[str, Any], words: str) -> None:

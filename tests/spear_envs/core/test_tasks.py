@@ -202,7 +202,7 @@ def test_disjoint_splits() -> None:
     with pytest.raises(SpearError, match="'toy/train/00000003' and 'toy/valid/00000009'"):
         check_disjoint(train, test, leak)
     twice = ListTaskSet([make_task(0), make_task(1, content={"n": 0})])
-    assert check_disjoint(twice, test) == 7  # the same content twice in one split is no leak
+    assert check_disjoint(twice, test) == 7  # the same content twice in one split is not a leak
 
 
 def test_disjointness_by_a_digest_of_ones_own() -> None:

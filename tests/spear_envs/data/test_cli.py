@@ -120,7 +120,7 @@ class TestVerifyAll:
 
     def test_json_stands_behind_the_name(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         code, _, err = run(capsys, "verify", "--json", "code")
-        assert code == 2 and "stands behind its name" in err
+        assert code == 2 and "put --json after the name" in err
 
 
 def test_verbs_list_their_data_sets_and_import_none() -> None:

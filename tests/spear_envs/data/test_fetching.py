@@ -98,7 +98,7 @@ class TestTrouble:
     def test_also_when_called_again(self, site: Site, tmp_path: Path) -> None:
         url = site.put("/f", ranged(BODY, stop=100_000), status(503))
         message = fail(describe(url), tmp_path)
-        assert "503" in message and "What has come is kept: the same command goes on." in message
+        assert "503" in message and "What has come is kept: the same command resumes." in message
         site.put("/f", ranged(BODY))
         assert get(describe(url), tmp_path) == BODY
         assert site.ranges()[-1] == "bytes=100000-"

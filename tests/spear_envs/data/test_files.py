@@ -35,13 +35,13 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a"])
 def test_a_name_is_one_component(name: str) -> None:
-    with pytest.raises(ValueError, match="no file name"):
+    with pytest.raises(ValueError, match="not a file name"):
         RemoteFile(name)
 
 
 @pytest.mark.parametrize("sha256", ["", "abc", "A" * 64])
 def test_a_checksum_is_hex(sha256: str) -> None:
-    with pytest.raises(ValueError, match="no SHA-256"):
+    with pytest.raises(ValueError, match="not a SHA-256"):
         RemoteFile("a", sha256=sha256)
 
 

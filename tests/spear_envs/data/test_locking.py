@@ -108,9 +108,9 @@ def test_what_is_known_beforehand_is_of_the_catalogue() -> None:
 def test_a_lock_that_is_none(data: Path, junk: bytes) -> None:
     data.mkdir()
     (data / "lock.json").write_bytes(junk)
-    with pytest.raises(SpearError, match="is no lock of revisions and digests"):
+    with pytest.raises(SpearError, match="is not a lock of revisions and digests"):
         find_revision(REPOSITORY)
-    with pytest.raises(SpearError, match="is no lock of revisions and digests"):
+    with pytest.raises(SpearError, match="is not a lock of revisions and digests"):
         record_revision(REPOSITORY, hub.COMMIT)
     assert (data / "lock.json").read_bytes() == junk
 

@@ -28,8 +28,11 @@ def test_rows_are_parsed_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"name": "Ada"}\n{}', r"row 2: this is no person \(it has no name\)\. A row of \.jsonl looks like {\"name\""),
-        ("3", r"row 1: this is no person \(it is no object\)"),
+        (
+            '{"name": "Ada"}\n{}',
+            r"row 2: this is not a person \(it has no name\)\. A row of \.jsonl looks like {\"name\"",
+        ),
+        ("3", r"row 1: this is not a person \(it is not an object\)"),
         ("", "has no persons: fetch or write it again"),
         ('{"name": "Ada"}\n{', "line 2 cannot be read"),
     ],

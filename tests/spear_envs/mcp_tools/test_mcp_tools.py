@@ -174,8 +174,8 @@ def test_servers_that_fail(make: Make) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"instruction": "x"}', "'reward' is a required property"),
         ('{"instruction": "x", "reward": {}}', "reward"),
         ('{"instruction": "x", "reward": {"answer": "a", "calls": []}}', "reward"),
@@ -198,7 +198,7 @@ def test_wrong_recordings(make: Make, tmp_path: Path) -> None:
         make(recording=str(tmp_path / "none.jsonl"))
     path = tmp_path / "cut.jsonl"
     path.write_text(RECORDING.read_text()[:-20])
-    with pytest.raises(SpearError, match="is no recording"):
+    with pytest.raises(SpearError, match="is not a recording"):
         make(recording=str(path))
     with pytest.raises(SpearError, match="server is a text, not False"):
         make(server=False)

@@ -1,4 +1,4 @@
-"""Corpora: reading in place, and a clear word on every line that is no document."""
+"""Corpora: reading in place, and a clear word on every line that is not a document."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def test_rows_are_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2, is no JSON"),
+        ("{", "line 2, is not JSON"),
         ("\n", "line 2, is blank"),
         ("   \n", "line 2, is blank"),
-        ("[1]\n", "no JSON object but a list"),
-        ('"text"\n', "no JSON object but a str"),
+        ("[1]\n", "not a JSON object but a list"),
+        ('"text"\n', "not a JSON object but a str"),
         ('{"contents": "x"}\n', "no text or whole number under 'id'"),
         ('{"id": null, "contents": "x"}\n', "under 'id'"),
         ('{"id": true, "contents": "x"}\n', "under 'id'"),
         ('{"id": 1.5, "contents": "x"}\n', "under 'id'"),
         ('{"id": "2"}\n', "no text under 'contents'"),
         ('{"id": "2", "contents": ["x"]}\n', "no text under 'contents'"),
-        ('{"id": "2", "contents": "x", "score": NaN}\n', "NaN is no JSON number"),
-        (b'{"id": "2", "contents": "\xff"}\n', "line 2, is no JSON"),
-        ('{"id": 2, "contents": ' + "[" * 100_000 + "\n", "line 2, is no JSON"),
+        ('{"id": "2", "contents": "x", "score": NaN}\n', "NaN is not a JSON number"),
+        (b'{"id": "2", "contents": "\xff"}\n', "line 2, is not JSON"),
+        ('{"id": 2, "contents": ' + "[" * 100_000 + "\n", "line 2, is not JSON"),
         ('{"id": "1", "contents": "other"}\n', "lines 1 and 2 have the id '1'"),
         ('{"id": 1, "contents": "other"}\n', "lines 1 and 2 have the id '1'"),
     ],
@@ -77,7 +77,7 @@ def test_files_that_are_no_corpus(tmp_path: Path) -> None:
         Corpus.open(write(tmp_path, ""))
     with pytest.raises(SpearError, match="gunzip -k"):
         Corpus.open(write(tmp_path, gzip.compress(GOOD.encode("utf-8"))))
-    with pytest.raises(SpearError, match="line 1, is no JSON"):
+    with pytest.raises(SpearError, match="line 1, is not JSON"):
         Corpus.open(write(tmp_path, "\ufeff" + GOOD))
 
 

@@ -100,10 +100,10 @@ def test_parquet_files_of_others(tmp_path: Path, row: dict[str, Any], expected: 
     [
         (b"", "no questions"),
         (b'{"question": "q", "golden_answers": ["a"]}\n{"question": "q", "gol', "line 2"),
-        (b"[1]\n", "row 1.*no object"),
+        (b"[1]\n", "row 1.*not an object"),
         (b'{"question": "q"}\n', "no gold answer"),
         (b'{"question": "q", "golden_answers": ["", " "]}\n', "no gold answer"),
-        (b'{"question": "q", "golden_answers": [1]}\n', "no list of strings"),
+        (b'{"question": "q", "golden_answers": [1]}\n', "not a list of strings"),
         (b'{"question": 7, "golden_answers": ["a"]}\n', "no question"),
         (b'{"golden_answers": ["a"]}\n', "no question"),
         (b"\xff\xfe\n", "line 1"),

@@ -117,7 +117,7 @@ def test_files_at_hand(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture
     given.joinpath("part_aa").write_bytes(b"vectors")
     assert run(capsys, "get", "search", "e5-flat", "--from", given)[0] == 0
     code, out, _ = run(capsys, "verify", "search", "e5-flat")
-    assert code == 0 and "panel" not in out, "questions that are missing are no fault of the index"
+    assert code == 0 and "panel" not in out, "questions that are missing are not fault of the index"
     code, _, err = run(capsys, "get", "search", "train", "--from", given)
     assert code == 1 and "name the folder that has it" in err
 

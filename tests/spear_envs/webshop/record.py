@@ -35,7 +35,7 @@ def describe(observation: str, reward: float, done: bool, info: dict[str, Any]) 
 
 
 def shorten(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps with the number of an earlier one in the place of a page that was seen then."""
+    """The steps with the number of an earlier one instead of a page that was seen then."""
     first: dict[str, int] = {}
     shortened = []
     for number, step in enumerate(steps):
@@ -98,7 +98,7 @@ def turn_pages(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
 
 
 def make_noise(env: WebShopEnv, rng: random.Random) -> Iterator[str]:
-    """What is no action, or none here."""
+    """What is not an action, or none here."""
     yield from ("click[buy now]", "search[]", " search[oil]", "SEARCH[oil]", "search[oil\nlamp]", "search[oil][lamp]")
     yield from ("search[<b>Café & 12\"</b> it's]", "click[search]", "click[z0]", "no action", "search[rosé crème]")
 

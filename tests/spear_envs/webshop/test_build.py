@@ -185,7 +185,7 @@ def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     for folder in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
-        with pytest.raises(SpearError, match="holds files that are no store"):
+        with pytest.raises(SpearError, match="holds files that are not a store"):
             build_store(files, folder, processes=1)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
     (tmp_path / "empty").mkdir()
@@ -217,7 +217,7 @@ def test_duplicates_limits_and_unlisted_products(tmp_path: Path, workers: int) -
         ("[]", "has no products"),
         ('[{"asin": "nan"}]', "has no products"),
         ('{"asin": "B1"}', r"\[ expected, \{ found"),
-        ("[1]", "is no array of products"),
+        ("[1]", "is not an array of products"),
         ('[{"asin": "B1", "name": "x"}, 7]', "record 1: a product must be an object"),
         ('[{"asin": "B1", "name": "x"}, {"asin": "B2", "name": null}]', "record 1: product B2: name is null"),
         ('[{"asin": "B1", "name": "x"}, {"name": "y"}]', "record 1: a product has no asin"),

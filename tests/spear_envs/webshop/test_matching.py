@@ -76,9 +76,9 @@ def test_order_and_case_of_words_do_not_count(text: str, rng: object) -> None:
 def test_colours_are_found_anywhere_and_in_order() -> None:
     assert list(COLOURS) == sorted(COLOURS) and len(COLOURS) == 102
     assert fold_colour("tired") == "red"
-    assert fold_colour("dark blue") == "blue"  # "blue" stands before "dark" in the list
+    assert fold_colour("dark blue") == "blue"  # "blue" comes before "dark" in the list
     assert fold_colour("blueblack") == "black"
-    assert fold_colour("Red") == "Red"  # upper case is no colour
+    assert fold_colour("Red") == "Red"  # upper case is not a colour
     assert fold_colour("xx-small") == "xx-small"
 
 

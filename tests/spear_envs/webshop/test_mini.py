@@ -261,7 +261,7 @@ def test_people_ask_in_other_words(mini: Catalog, records: Records) -> None:
 
 
 def test_any_seed_of_prices_leaves_near_misses_dear(records: Records) -> None:
-    """The catalogue does not hang on what is drawn: the margins are wider than any draw."""
+    """The catalogue does not depend on what is drawn: the margins are wider than any draw."""
     for seed in (0, 1):
         catalog = make_catalog(*records, name="mini", tagger=find_tagger("rule"), price_seed=seed)
         source = catalog.goals()

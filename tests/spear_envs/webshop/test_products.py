@@ -109,8 +109,8 @@ def test_bullets_may_be_one_text_and_the_query_is_stripped() -> None:
         ({"pricing": 19.99}, "pricing is a number"),
         ({"customization_options": "size: large"}, "customization_options is a text"),
         ({"customization_options": {"Size": "large"}}, "option 'Size' is a text"),
-        ({"customization_options": {"Size": ["large"]}}, "option 'Size' is no object"),
-        ({"customization_options": {"Size": [{"value": 3}]}}, "option 'Size' is no object"),
+        ({"customization_options": {"Size": ["large"]}}, "option 'Size' is not an object"),
+        ({"customization_options": {"Size": [{"value": 3}]}}, "option 'Size' is not an object"),
         ({"query": True}, "query is a truth value"),
     ],
 )

@@ -52,7 +52,7 @@ for _ in range(2):
         done = terminated or truncated
 assert traces[0] == traces[1]
 
-# A spawned environment goes on from the same state and leaves the first one alone.
+# A spawned environment continues the same state and leaves the first one alone.
 env.reset(seed=2)
 env.step("<think></think><action>right</action>")
 twin = env.spawn(same_state=True)

@@ -33,6 +33,10 @@ def envs(modules: tuple[str, ...], as_json: bool) -> None:
     """List the environments: ours, and with --module those of a module.
 
     Each is named as gym.make takes it in a fresh process. Commands of spear also take our ids without 'spear_envs:'.
+
+    \b
+      spear envs
+      spear envs --module my_package.corridor
     """
     from spear_envs.catalogue import list_envs, list_module_envs
 

@@ -285,6 +285,10 @@ def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_t
     """Prove that the environment ENV_ID keeps the contract: yours too, with --module.
 
     Exit code 1 if it does not.
+
+    \b
+      spear check spear/Sokoban-v1
+      spear check mine/Corridor-v0 --module my_package.corridor --train-tasks 200
     """
     from rich.console import Console
     from rich.table import Table

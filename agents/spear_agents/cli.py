@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spear_agents.evaluation import SUMMARY, Evaluation, play_baseline, run_evaluation, write_summary
-from spear_agents.options import PROGRAM_OPTIONS, join_options, list_playing_options
+from spear_agents.options import SectionedCommand, add_playing_options, add_program_options
 from spear_agents.settings import EngineKind
 from spear_agents.shortcuts import settle
 from spear_agents.statistics import Part
@@ -24,11 +24,11 @@ from spear_envs.completion import ENV
 from spear_envs.core.errors import SpearError
 
 
-@click.command("eval")
+@click.command("eval", cls=SectionedCommand)
 @click.argument("env_id", metavar="[ENV]", type=ENV, required=False)
 @click.option("--panel", "panel_name", metavar="NAME", help="Tasks and protocol of a panel (spear panel), or its file.")
-@join_options(*list_playing_options())
-@join_options(*PROGRAM_OPTIONS)
+@add_playing_options()
+@add_program_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl and summary.json; resumable.")
 @click.option(
     "--baselines", is_flag=True, help="Also play the random policy, a script if there is one, and the expert."
@@ -55,6 +55,11 @@ def evaluate(
 
     Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
     command again plays only what is missing, and what a fault cut short.
+
+    \b
+      spear eval spear/Sokoban-v1 --engine random --tasks 64 --out runs/random
+      spear eval spear/ALFWorld-v0 --model smollm2-135m --engine vllm --tasks 24 --out runs/small
+      spear eval spear/WebShop-v0 --engine openai --base-url http://127.0.0.1:8000/v1 --model NAME --method react
     """
     given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     settings = settle(env_id, panel_name, options, given)

@@ -9,22 +9,26 @@ import click
 from rich.console import Console
 
 from spear_agents.collect import FOLDER_SUFFIX, collect_episodes
-from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_agents.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.watching import watch_episodes
 from spear_envs.completion import ENV
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("env_id", metavar="ENV", type=ENV)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File of JSON lines to write.")
 @click.option("--tokenizer", help="Folder or name of a model: also write input_ids and loss_mask of its tokenizer.")
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
-@join_options(*list_playing_options(engine="expert", split="the first, such as train", template="default"))
+@add_playing_options(engine="expert", split="the first, such as train", template="default")
 def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:
     """Write episodes of ENV as data to fine-tune on: won ones of the expert, unless options say otherwise.
 
     A line has the messages of a turn (layout per_turn) or of an episode (conversation).  Interrupted, the same command
-    goes on; the same settings give the same file.
+    resumes; the same settings give the same file.
+
+    \b
+      spear collect spear/ALFWorld-v0 --tasks 160 --thoughts --out runs/expert.jsonl
+      spear collect spear/WebShop-v0 --engine openai --base-url URL --model NAME --out runs/won.jsonl
     """
     settings = make_settings(env_id, options)
     console = Console()

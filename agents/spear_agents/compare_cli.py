@@ -46,6 +46,10 @@ def compare(
 
     An interval over tasks speaks of these two runs.  To compare two ways of training, give the runs of several seeds
     (--pair): the interval over seeds and tasks says what runs of other seeds would give.
+
+    \b
+      spear compare runs/before runs/after
+      spear compare runs/grpo-0 runs/spear-0 --pair runs/grpo-1 runs/spear-1
     """
     if more:
         _compare_seeds([(before, after), *more], Metric(metric), as_json)

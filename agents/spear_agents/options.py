@@ -25,26 +25,69 @@ REFLEXION_TRIALS = 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-PROGRAM_OPTIONS = (
-    click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
-    click.option(
-        "--agent-timeout",
-        type=click.FloatRange(0, min_open=True),
-        default=3600.0,
-        show_default=True,
-        help="Seconds that it may take for an episode.",
-    ),
-)
+class SectionedCommand(click.Command):
+    """A command whose help lists options under the headings that :func:`join_options` gave them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a list of options for each heading; the command's own come first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
-def list_playing_options(
+def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator of several, in the order in which help lists them below ``heading``."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+            command.__click_params__[-1].section = heading  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def add_program_options(command: F) -> F:
+    """Add the options of a program that plays in our loop's place."""
+    return join_options(
+        "Agent program",
+        click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
+        click.option(
+            "--agent-timeout",
+            type=click.FloatRange(0, min_open=True),
+            default=3600.0,
+            show_default=True,
+            help="Seconds that it may take for an episode.",
+        ),
+    )(command)
+
+
+def add_playing_options(
     engine: str = "hf", split: str = "the last, such as test", template: str | None = None
-) -> list[Callable[[F], F]]:
-    """Who plays what and how; the arguments are defaults, ``split`` as words."""
-    return [*_list_engine_options(engine), *_list_episode_options(split, template)]
+) -> Callable[[F], F]:
+    """Add the options of who plays what and how; the arguments are defaults, ``split`` as words."""
+    sections = (
+        join_options("Policy", *_list_policy_options(engine)),
+        join_options("Server (--engine openai)", *_list_server_options()),
+        join_options("vLLM (--engine vllm)", *_list_vllm_options()),
+        join_options("Episodes", *_list_episode_options(split)),
+        join_options("Sampling", *_list_sampling_options()),
+        join_options("Prompts", *_list_prompt_options(template)),
+    )
+
+    def decorate(command: F) -> F:
+        for section in reversed(sections):
+            command = section(command)
+        return command
+
+    return decorate
 
 
-def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
+def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
     return [
         click.option(
             "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
@@ -52,21 +95,16 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
         click.option(
             "--model", help="Folder or name of the policy (spear models; hf, vllm), or its name at the server (openai)."
         ),
-        click.option("--lora", help="Folder of a LoRA adapter for the model (vllm)."),
         click.option(
             "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (hf, vllm)."
         ),
-        click.option(
-            "--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's (vllm)."
-        ),
-        click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1 (vllm)."),
-        click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory (vllm)."),
-        click.option(
-            "--kv-cache-gib",
-            type=float,
-            help="Memory of keys and values; default on a CPU: up to half of what is free (vllm).",
-        ),
-        click.option("--base-url", help="Address of the server, up to and with /v1 (openai)."),
+        click.option("--thoughts", is_flag=True, help="The expert says why it does what it does (expert)."),
+    ]
+
+
+def _list_server_options() -> list[Callable[[F], F]]:
+    return [
+        click.option("--base-url", help="Address of the server, up to and with /v1."),
         click.option(
             "--server",
             type=click.Choice([kind.value for kind in ServerKind]),
@@ -75,7 +113,7 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
             help="Which fields the server understands.",
         ),
         click.option("--key-variable", default=KEY_VARIABLE, show_default=True, help="Variable with the server's key."),
-        click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens at the server."),
+        click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
         click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Requests at a time."),
         click.option(
             "--request-timeout", type=float, default=300.0, show_default=True, help="Seconds for one request."
@@ -84,7 +122,43 @@ def _list_engine_options(engine: str) -> list[Callable[[F], F]]:
     ]
 
 
-def _list_episode_options(split: str, template: str | None) -> list[Callable[[F], F]]:
+def _list_vllm_options() -> list[Callable[[F], F]]:
+    return [
+        click.option("--lora", help="Folder of a LoRA adapter for the model."),
+        click.option("--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's."),
+        click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1."),
+        click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory."),
+        click.option(
+            "--kv-cache-gib",
+            type=float,
+            help="Memory of keys and values; default on a CPU: up to half of what is free.",
+        ),
+    ]
+
+
+def _list_episode_options(split: str) -> list[Callable[[F], F]]:
+    return [
+        click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
+        click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
+        click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
+        click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option(
+            "--concurrency", type=click.IntRange(1), default=128, show_default=True, help="Episodes at a time."
+        ),
+    ]
+
+
+def _list_sampling_options() -> list[Callable[[F], F]]:
+    return [
+        click.option("--temperature", type=float, default=1.0, show_default=True),
+        click.option("--top-p", type=float, default=1.0, show_default=True),
+        click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
+        click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
+    ]
+
+
+def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
     return [
         click.option(
             "--method",
@@ -94,26 +168,6 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
             help="How the model is prompted.",
         ),
         click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
-        click.option(
-            "--thoughts",
-            is_flag=True,
-            help="The expert says why it does what it does (expert).",
-        ),
-        click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
-        click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
-        click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
-        click.option("--temperature", type=float, default=1.0, show_default=True),
-        click.option("--top-p", type=float, default=1.0, show_default=True),
-        click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
-        click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
-        click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
-        click.option(
-            "--overlong",
-            type=click.Choice([policy.value for policy in Overlong]),
-            default="end",
-            show_default=True,
-            help="End an episode whose prompt grows beyond, or drop its oldest turns.",
-        ),
         click.option(
             "--template",
             default=template,
@@ -135,23 +189,15 @@ def _list_episode_options(split: str, template: str | None) -> list[Callable[[F]
         click.option(
             "--history", type=int, default=2, show_default=True, help="Earlier turns shown in per_turn prompts."
         ),
-        click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
+        click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
         click.option(
-            "--concurrency", type=click.IntRange(1), default=128, show_default=True, help="Episodes at a time."
+            "--overlong",
+            type=click.Choice([policy.value for policy in Overlong]),
+            default="end",
+            show_default=True,
+            help="End an episode whose prompt grows beyond, or drop its oldest turns.",
         ),
     ]
-
-
-def join_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """One decorator of several, in the order in which help lists them."""
-
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:

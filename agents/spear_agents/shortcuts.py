@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from spear_agents.evaluation import Evaluation, run_evaluation
-from spear_agents.options import PROGRAM_OPTIONS, join_options, list_playing_options, make_settings
+from spear_agents.options import add_playing_options, add_program_options, make_settings
 from spear_agents.panels.panel import PROTOCOL_OPTIONS, open_panel
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_agents.watching import watch_episodes
@@ -108,7 +108,7 @@ def settle(
 
 @cache
 def _list_options() -> click.Command:
-    return click.command("evaluate")(join_options(*list_playing_options(), *PROGRAM_OPTIONS)(lambda **_: None))
+    return click.command("evaluate")(add_playing_options()(add_program_options(lambda **_: None)))
 
 
 def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:

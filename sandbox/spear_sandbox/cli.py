@@ -190,6 +190,9 @@ def serve_runs(
     Before it listens it tests the isolation from inside a run, and ends with code 78 if it does not hold. It listens on
     this machine only, unless --host says otherwise. If SPEAR_SANDBOX_TOKEN is set, requests must carry it as a bearer
     token.
+
+    \b
+      spear sandbox serve --port 8080 --max-running 4
     """
     limits = Limits(wall_s=max_run_timeout, memory_mb=memory_mb)
     if max_running is not None and (held := find_memory_limit()) is not None:
@@ -282,6 +285,9 @@ def doctor(as_json: bool) -> None:
     """Try each level of isolation on this machine and say what holds, and what to do where it does not.
 
     The weak levels are tried for what they promise, which is less. Exit code 78 if no strong level holds.
+
+    \b
+      spear sandbox doctor
     """
     found = {level: asyncio.run(examine(level)) for level in Isolation}
     strong = any(all(probe.ok for probe in probes) for level, probes in found.items() if not level.weak)
@@ -345,6 +351,9 @@ def run_file(
 
     The exit code is the program's; 128 + n if signal n ended it, 124 if its time was up, 70 if the sandbox failed, 78
     if no isolation holds.
+
+    \b
+      spear sandbox run solution.py --timeout 10 --memory-mb 256
     """
     code = _read_text(file)
     given = None if stdin is None else _read_text(stdin)
@@ -405,6 +414,9 @@ def serve_mcp(
     \b
     Example, for a client that starts it:
         {"mcpServers": {"sandbox": {"command": "spear-sandbox", "args": ["mcp"]}}}
+
+    \b
+      spear sandbox mcp
     """
     from spear_sandbox.mcp_server import SessionExecutor, make_mcp_server
     from spear_sandbox.web.mcp import serve_http

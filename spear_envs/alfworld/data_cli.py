@@ -65,6 +65,10 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
 
     Interrupted downloads resume; unpacking again mends broken files. With --from FOLDER the two
     archives are taken from there, with --from FILE any one archive with game files is unpacked.
+
+    \b
+      spear data get alfworld
+      spear data get alfworld --from downloads
     """
     console = Console()
     base = data_folder() / "alfworld"
@@ -124,6 +128,9 @@ def verify(folder: Path | None, as_json: bool) -> None:
     """Count the official games of each split and type, and read and solve every one of them.
 
     Exit code 1 if a split is not as published, or a game cannot be read or solved; 3 if there are none.
+
+    \b
+      spear data verify alfworld
     """
     conclude({"alfworld": partial(inspect_all, folder=folder)}, as_json)
 

@@ -36,6 +36,10 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
     dapo-math-17k   about 17,400 problems with integer answers, to train on
     aime-2024       30 problems
     aime-2025       30 problems
+
+    \b
+      spear data get code
+      spear data get code --from downloads
     """
     console = Console()
     opened = open_mirrors(mirrors, console) if source is None else ()
@@ -81,6 +85,9 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of what was fetched, count the problems, and print their fingerprints.
 
     Exit code 1 if a file is damaged or a benchmark has not the published number of problems, 3 if nothing is here.
+
+    \b
+      spear data verify code
     """
     conclude({"code": partial(inspect_all, names=names)}, as_json)
 

@@ -144,7 +144,11 @@ def _find_dataset(name: str) -> Dataset:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON, with whether the folder is there.")
 def path(name: str | None, as_json: bool) -> None:
-    """Print the data folder, or that of the data set NAME."""
+    """Print the data folder, or that of the data set NAME.
+
+    \b
+      spear data path
+    """
     folder = data_folder() / _find_dataset(name).name if name else data_folder()
     click.echo(json.dumps({"path": str(folder), "exists": folder.is_dir()}) if as_json else folder)
 
@@ -156,6 +160,9 @@ def unlock(what: str) -> None:
 
     What 'spear data get' fetches first is locked in lock.json of the data folder, and other bytes are refused from then
     on. This forgets it; the next 'get' takes and locks what is published then. Files that are here stay.
+
+    \b
+      spear data unlock webshop
     """
     known = [dataset for dataset in DATASETS if dataset.name == what]
     repositories = {item.repository for dataset in known for item in dataset.load(dataset.expect)()} - {None}
@@ -170,7 +177,12 @@ def unlock(what: str) -> None:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="JSON of all files: what a mirror has as its manifest.json.")
 def list_datasets(name: str | None, as_json: bool) -> None:
-    """List the data sets, or the files of the data set NAME with size, SHA-256 and whether they are here."""
+    """List the data sets, or the files of the data set NAME with size, SHA-256 and whether they are here.
+
+    \b
+      spear data list
+      spear data list webshop --json
+    """
     chosen = [_find_dataset(name)] if name else DATASETS
     if as_json:
         described = [

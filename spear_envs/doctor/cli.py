@@ -27,6 +27,10 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
 
     With names, only these checks are made: python, versions, extras, torch, import, isolation, disk, memory,
     graphics, data, verl. Exit code 1 if there is a problem (notes are not problems). Nothing is installed or changed.
+
+    \b
+      spear doctor
+      spear doctor isolation verl --json
     """
     checks = list_checks()
     for name in names:

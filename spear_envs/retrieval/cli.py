@@ -108,6 +108,10 @@ def serve_passages(
 
     Listens on this machine only, unless --host says otherwise. If SPEAR_RETRIEVER_TOKEN is set, requests must carry
     it as a bearer token. Cache, queue and metrics are each worker's own.
+
+    \b
+      spear retriever serve --corpus wiki-18.jsonl --retriever bm25 --index indexes/wiki
+      spear retriever serve --config indexes.yaml --port 8000
     """
     from spear_envs.retrieval.backends.opening import ConfigSource
     from spear_envs.retrieval.batching import BatchLimits
@@ -137,6 +141,9 @@ def record_searches(recording: Path, config: Path, name: str | None, host: str, 
     """Serve an index of a file, and keep each search and its answer in RECORDING.
 
     What is in it already is answered from it, and costs nothing.
+
+    \b
+      spear retriever record searches.sqlite --config web.yaml
     """
     from spear_envs.retrieval.backends.opening import ConfigSource
 
@@ -147,7 +154,11 @@ def record_searches(recording: Path, config: Path, name: str | None, host: str, 
 @click.argument("recording", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @take_address(8000)
 def replay_searches(recording: Path, host: str, port: int) -> None:
-    """Serve the searches in RECORDING, and nothing else: whoever has the file needs no engine and no key."""
+    """Serve the searches in RECORDING, and nothing else: whoever has the file needs no engine and no key.
+
+    \b
+      spear retriever replay searches.sqlite --port 8000
+    """
     from spear_envs.retrieval.backends.opening import RecordingSource
 
     _serve(RecordingSource(recording), None, host, port)
@@ -158,7 +169,11 @@ def replay_searches(recording: Path, host: str, port: int) -> None:
 @click.option("--index", "name", required=True, help="The one that is filled, of kind milvus.")
 @click.option("--corpus", type=config_type, required=True, help="Passages as JSON lines with 'id' and 'contents'.")
 def fill_index(config: Path, name: str, corpus: Path) -> None:
-    """Encode a corpus into an engine, or resume an interrupted fill."""
+    """Encode a corpus into an engine, or resume an interrupted fill.
+
+    \b
+      spear retriever fill --config indexes.yaml --index wiki --corpus wiki-18.jsonl
+    """
     from rich.console import Console
 
     from spear_envs.data.progress import show_rows
@@ -244,6 +259,9 @@ def serve_mcp(
     \b
     Example, for a client that starts it:
         {"mcpServers": {"search": {"command": "spear", "args": ["retriever", "mcp"]}}}
+
+    \b
+      spear retriever mcp --config indexes.yaml
     """
     from spear_envs.retrieval.backends.opening import ConfigSource
     from spear_envs.retrieval.client import RetrieverClient

@@ -107,6 +107,10 @@ def build(
     """Build an index, or resume an interrupted build.
 
     The words (bm25) and the vectors (all other types) of a corpus can lie in one folder: hybrid retrieval needs both.
+
+    \b
+      spear index build --corpus wiki-18.jsonl --type bm25 --out indexes/wiki
+      spear index build --corpus wiki-18.jsonl --type hnsw-sq8 --encoder e5-base-v2 --out indexes/wiki
     """
     from spear_envs.retrieval.build import DenseBuild, build_bm25, build_dense
 
@@ -156,7 +160,11 @@ def build(
 @click.option("--corpus", "corpus_path", type=file_type, required=True, help="The corpus that it was built of.")
 @click.option("--encoder", help="Folder of the model, if it has moved.")
 def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
-    """Compare every byte of an index with what was written, and see that passages find themselves in it."""
+    """Compare every byte of an index with what was written, and see that passages find themselves in it.
+
+    \b
+      spear index check indexes/wiki --corpus wiki-18.jsonl
+    """
     from spear_envs.retrieval.opening import RetrieverKind, open_retriever
 
     console = Console()
@@ -190,6 +198,9 @@ def plan(
     """Estimate memory, disk and time of each type of index; nothing is built.
 
     With --encoder the model is tried on this machine for some seconds; without, times are those of other machines.
+
+    \b
+      spear index plan --passages 21015324 --memory 64GB
     """
     if corpus_path is not None and passages is not None:
         raise click.UsageError("Give either --corpus or --passages.")

@@ -25,6 +25,9 @@ def init_env(name: str, out: Path | None) -> None:
 
     It is small and complete, has tests of its own, and passes 'spear check' as it stands. With the NAME key_corridor
     the environment is key_corridor/KeyCorridor-v0.
+
+    \b
+      spear init env corridor
     """
     package = EnvPackage(check_name(name))
     folder = out if out is not None else Path(package.distribution)

@@ -116,6 +116,10 @@ def get(names: tuple[str, ...], source: Path | None, mirrors: tuple[str, ...]) -
     e5-hnsw64   HNSW index of the same, about 75 GB
 
     An interrupted download resumes, and so does the joining of parts.
+
+    \b
+      spear data get search
+      spear data get search --mirror http://files.lab:8000
     """
     console = Console()
     opened = open_mirrors(mirrors, console) if source is None else ()
@@ -182,6 +186,9 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Check the checksums of WHAT was fetched, by default all; count the questions and print their fingerprints.
 
     Exit code 1 if a file is damaged or a benchmark has not the published number of questions, 3 if nothing is here.
+
+    \b
+      spear data verify search
     """
     conclude({"search": partial(inspect_all, names=names)}, as_json)
 

@@ -71,7 +71,12 @@ def folder_of(size: str) -> Path:
 @source_option
 @mirror_option
 def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -> None:
-    """Fetch WebShop's official files: 4.6 MB (small) or 5.4 GB (full) from Google Drive."""
+    """Fetch WebShop's official files: 4.6 MB (small) or 5.4 GB (full) from Google Drive.
+
+    \b
+      spear data get webshop --size small
+      spear data get webshop --size full --from downloads
+    """
     console = Console()
     folder = folder_of(size) / "raw"
     opened = open_mirrors(mirrors, console) if source is None else ()
@@ -132,6 +137,10 @@ def build(
     """Make a store of fetched files (--size), or of files at hand (--items and --attributes).
 
     An interrupted build resumes when the same command is run again.
+
+    \b
+      spear data build webshop --size full
+      spear data build webshop --items items_shuffle.json --attributes items_ins_v2.json --out shop
     """
     if (size is None) == (items is None) or (items is None) != (attributes is None):
         raise click.UsageError("Give either --size, or --items together with --attributes.")
@@ -190,6 +199,9 @@ def verify(size: str | None, store: Path | None, as_json: bool) -> None:
     """Check the checksums of what was fetched; read whole stores, compare theirs, and say what is in them.
 
     Exit code 1 if something is damaged, 3 if nothing is here.
+
+    \b
+      spear data verify webshop --size small
     """
     if size is not None and store is not None:
         raise click.UsageError("Give either --size or --store.")

@@ -71,6 +71,9 @@ def advise(run: Path) -> None:
     """Say what in the settings and the metrics of a training does not fit together, and which setting mends it.
 
     RUN is the folder that `spear train --out` wrote, of a training that goes on or is over.
+
+    \b
+      spear advise runs/alfworld
     """
     path = run / CONFIG_FILE
     if not path.is_file():

@@ -38,6 +38,10 @@ def algorithms(as_json: bool, config_dir: Path | None) -> None:
 
     Each is a file of training/spear_training/config/algorithm with what it changes; docs/algorithms.md has the
     equations. Your own: DIR/algorithm/NAME.yaml, beginning with `# @package _global_` and `# TITLE: MEANING`.
+
+    \b
+      spear algorithms
+      spear algorithms --config-dir mine
     """
     from spear_training.catalogue import list_algorithms
 
@@ -59,6 +63,10 @@ def presets(as_json: bool, config_dir: Path | None) -> None:
     """List the presets that `spear train preset=NAME` runs, and what each of them needs that is not here.
 
     A preset of the paper brings its model; ours train a tiny policy that `spear warmstart` makes.
+
+    \b
+      spear presets
+      spear presets --config-dir mine
     """
     from spear_training.inventory import survey_presets
 

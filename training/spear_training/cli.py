@@ -72,6 +72,10 @@ def demo(out: Path, steps: int, seed: int) -> None:
 
     Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel,
     curves and an animated level. Stopped anywhere, the same command goes on.
+
+    \b
+      spear demo
+      spear demo --steps 2 --out runs/trial
     """
     from spear_training.demo import run_demo
 

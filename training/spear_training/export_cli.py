@@ -16,6 +16,9 @@ def export(run: Path, out: Path, step: int | None, best: bool) -> None:
     """Write the policy of RUN as a folder that transformers, vLLM and `spear eval --model` load.
 
     Weights are in safetensors; shards of several ranks are joined.
+
+    \b
+      spear export runs/alfworld --out runs/alfworld/model
     """
     if best and step is not None:
         raise click.UsageError("give --step or --best, not both")

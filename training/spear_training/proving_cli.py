@@ -23,6 +23,10 @@ def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:
 
     Attention and log-probabilities are compared with those of the CPU, memory with the formulas of `spear plan`; then
     the demo trains for two steps, is killed and resumed. Prints a table and writes prove-gpu.json.
+
+    \b
+      spear prove-gpu
+      spear prove-gpu --device cpu --only attention
     """
     from spear_training.proving import REPORT, Prover
 

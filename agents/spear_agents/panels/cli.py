@@ -40,7 +40,11 @@ def panel() -> None:
 
 @panel.command("list")
 def list_panels() -> None:
-    """List the official panels; spear eval --panel NAME plays one."""
+    """List the official panels; spear eval --panel NAME plays one.
+
+    \b
+      spear panel list
+    """
     table = Table(box=SIMPLE_HEAD)
     table.add_column("panel", no_wrap=True)
     for column in ("what it is", "tasks of", "samples", "data"):
@@ -55,7 +59,11 @@ def list_panels() -> None:
 @click.argument("name")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: NAME.json.")
 def export(name: str, out: Path | None) -> None:
-    """Write panel NAME with its tasks, fingerprint and protocol as one JSON file."""
+    """Write panel NAME with its tasks, fingerprint and protocol as one JSON file.
+
+    \b
+      spear panel export sokoban-tiny --out sokoban-tiny.json
+    """
     path = out or Path(f"{name}.json")
     digest = export_panel(open_panel(name), path)
     click.echo(f"{path}: panel {digest}")
@@ -64,7 +72,11 @@ def export(name: str, out: Path | None) -> None:
 @panel.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_panel(file: Path) -> None:
-    """Tell whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not."""
+    """Tell whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not.
+
+    \b
+      spear panel verify sokoban-tiny.json
+    """
     found, written = read_panel(file)
     told = find_differences(written, found)
     for line in told:
@@ -82,6 +94,10 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
     """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
 
     Exit code 1 where one differs. With --env the episodes are scored in another way, and differences do not fail.
+
+    \b
+      spear rescore runs/first
+      spear rescore runs/aime --env grader=math_verify
     """
     changes = read_keywords(pairs)
     found = rescore_run(run, changes)
@@ -121,7 +137,11 @@ def ledger() -> None:
 @click.option("--notes", default="", help="A sentence for readers.")
 @LEDGER
 def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, ledger: Path) -> None:
-    """Write the entry of RUN, a folder of spear eval --panel … --out."""
+    """Write the entry of RUN, a folder of spear eval --panel … --out.
+
+    \b
+      spear ledger add runs/first --panel sokoban-tiny --name my-model-1
+    """
     click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes))
 
 
@@ -134,7 +154,12 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, le
     "--page", type=click.Path(path_type=Path, dir_okay=False), help="A leaderboard that must be the ledger's."
 )
 def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | None, page: Path | None) -> None:
-    """Compute every number of the ledger (or of the entries NAMES) anew; exit code 1 where one does not hold."""
+    """Compute every number of the ledger (or of the entries NAMES) anew; exit code 1 where one does not hold.
+
+    \b
+      spear ledger verify
+      spear ledger verify my-model-1 --run runs/mine
+    """
     every = list(read_entries(ledger))
     entries = [entry for entry in every if not names or entry.name in names]
     if unknown := set(names) - {entry.name for entry in entries}:
@@ -164,7 +189,11 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
 @click.argument("page", type=click.Path(path_type=Path, dir_okay=False))
 @LEDGER
 def fill(page: Path, ledger: Path) -> None:
-    """Make the tables of PAGE of the ledger, each behind a comment <!-- ledger: BEFORE AFTER OTHERS… -->."""
+    """Make the tables of PAGE of the ledger, each behind a comment <!-- ledger: BEFORE AFTER OTHERS… -->.
+
+    \b
+      spear ledger fill README.md
+    """
     if not page.is_file():
         raise SpearError(f"{page} is not there: give a page in Markdown.")
     text = page.read_text(encoding="utf-8")
@@ -178,7 +207,11 @@ def fill(page: Path, ledger: Path) -> None:
 @LEDGER
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File of the page; default: print it.")
 def leaderboard(ledger: Path, out: Path | None) -> None:
-    """Write the ledger as a page in Markdown, a table for each panel."""
+    """Write the ledger as a page in Markdown, a table for each panel.
+
+    \b
+      spear leaderboard --out leaderboard.md
+    """
     text = format_leaderboard(list(read_entries(ledger)))
     if out is None:
         click.echo(text, nl=False)

@@ -27,6 +27,10 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
     """Look at RUN: episodes of spear eval and spear play, curves of spear train.
 
     RUN is a folder, with what is in folders below it, or one JSON-lines file of episodes.
+
+    \b
+      spear view runs/first --open
+      spear view runs/first --export first.html
     """
     run = Run(path, tokenizer)
     if export is not None:
@@ -62,7 +66,12 @@ def play(
     port: int,
     open_browser: bool,
 ) -> None:
-    """Play ENV yourself, for instance spear/Sokoban-v1; finished episodes are recorded."""
+    """Play ENV yourself, for instance spear/Sokoban-v1; finished episodes are recorded.
+
+    \b
+      spear play spear/ALFWorld-v0
+      spear play spear/Sokoban-v1 --browser --open
+    """
     keywords = read_keywords(env_keywords)
     name = re.sub(r"[^a-z0-9]+", "-", env_id.rpartition("/")[2].lower()).strip("-")
     folder = out or Path("runs") / f"play-{name}"

@@ -75,6 +75,9 @@ def serve(
     \b
     With --mcp the command is one episode, for a client that starts it:
         {"mcpServers": {"task": {"command": "spear", "args": ["serve", "spear/ALFWorld-v0", "--mcp", "--seed", "7"]}}}
+
+    \b
+      spear serve spear/Sokoban-v1 --port 8400
     """
     _refuse_options(context, _FOR_OPENENV if mcp else _FOR_MCP, mcp)
     keywords = read_keywords(pairs)

@@ -20,7 +20,7 @@ from spear_agents.engines import vllm, vllm_options
 from spear_agents.engines.vllm import VLLMEngine
 from spear_agents.engines.vllm_log import EngineLog
 from spear_agents.engines.vllm_options import VLLMOptions, read_dtype, read_lora_rank, size_cpu_cache
-from spear_agents.options import list_playing_options, make_settings
+from spear_agents.options import add_playing_options, make_settings
 from spear_agents.settings import EngineKind, EvalSettings
 from spear_envs.core.errors import SpearError
 
@@ -141,12 +141,11 @@ def read_options(*words: str) -> EvalSettings:
     found: list[EvalSettings] = []
 
     @click.command()
+    @add_playing_options()
     def command(**options: Any) -> None:
         options.pop("concurrency")
         found.append(make_settings("spear/Sokoban-v1", options))
 
-    for option in list_playing_options():
-        command = option(command)
     command.main([*words], standalone_mode=False)
     return found[0]
 

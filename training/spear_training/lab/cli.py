@@ -30,7 +30,11 @@ def lab() -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time, a core each.")
 def run(file: Path, out: Path, jobs: int) -> None:
-    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command goes on."""
+    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command goes on.
+
+    \b
+      spear lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03
+    """
     from spear_training.lab.comparison import Comparison
     from spear_training.lab.runs import RESULT, Registry, run_all
 
@@ -53,7 +57,11 @@ def run(file: Path, out: Path, jobs: int) -> None:
 @click.option("--figure", type=click.Path(path_type=Path), help="Picture of curves and differences.")
 @click.option("--page", type=click.Path(path_type=Path, exists=True), help="Page with a place for FILE's name.")
 def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | None, page: Path | None) -> None:
-    """Print the tables of RESULT, which must have been made by FILE as it stands."""
+    """Print the tables of RESULT, which must have been made by FILE as it stands.
+
+    \b
+      spear lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json
+    """
     from spear_training.lab.comparison import Comparison
     from spear_training.lab.report import Findings, write_page
 

@@ -1,0 +1,51 @@
+"""Every command shows in its help how it is called, with arguments and options that it has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+import click
+import pytest
+
+from spear_envs.cli import COMMAND_GROUP
+
+
+def list_commands() -> Iterator[tuple[str, click.Command]]:
+    """All commands of what is installed, by their names behind ``spear``."""
+    for point in sorted(entry_points(group=COMMAND_GROUP)):
+        yield from walk(point.name, point.load(), click.Context(click.Group("spear")))
+
+
+def walk(name: str, command: click.Command, parent: click.Context) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command, parent, info_name=name)
+    for below in command.list_commands(context):
+        found = command.get_command(context, below)
+        assert found is not None
+        yield from walk(f"{name} {below}", found, context)
+
+
+COMMANDS = {name: command for name, command in list_commands() if name != "bench"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_that_the_command_takes(name: str) -> None:
+    command = COMMANDS[name]
+    examples = re.findall(rf"^ *spear {name}\b(.*)$", command.help or "", re.M)
+    assert examples, f"spear {name} --help has no example: add one below a line with \\b"
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        parser = command.make_parser(click.Context(command))
+        options, rest, _ = parser.parse_args(words)
+        names = {param.name for param in command.params if isinstance(param, click.Argument)}
+        assert not rest, f"{example!r} has more arguments than {sorted(names)}"
+        for param in command.params:
+            value = options.get(param.name)
+            assert value is not None or not param.required, f"{example!r} lacks {param.name}"
+            if isinstance(param.type, click.Choice) and isinstance(value, str):
+                param.type.convert(value, param, None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from episodes import PAGES, describe_environment
 from equations import convert_equations
 from mkdocs.structure.files import File
+from notebooks import TUTORIALS, make_notebook, name_notebook
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -32,13 +33,16 @@ _CODE = re.compile(r"<code>([A-Za-z_]\w*)((?:\.\w+)*)</code>")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Make CONTRIBUTING.md a page, and one of each package that the navigation names below ``api/``."""
+    """Add CONTRIBUTING.md, a page for each package that the navigation names below ``api/``, and the notebooks."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     files.append(File.generated(config, "contributing.md", content=_LINK.sub(_enter_docs, text)))
     for path in _list_pages(config.nav):
         if path.startswith("api/"):
             name = PurePosixPath(path).name.removesuffix(".md")
             files.append(File.generated(config, path, content=f"# {name}\n\n::: {name}\n"))
+    for page in TUTORIALS:
+        notebook = make_notebook((ROOT / "docs" / page).read_text("utf-8"))
+        files.append(File.generated(config, name_notebook(page), content=notebook))
     return files
 
 
@@ -60,6 +64,9 @@ def _enter_docs(found: re.Match[str]) -> str:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Mend links out of ``docs/``, drop the marks of the tests, and append what is generated."""
     text = _MARK.sub("", _LINK.sub(_leave_docs, markdown))
+    if page.file.src_uri in TUTORIALS:
+        link = f"[This page as a notebook]({name_notebook(page.file.src_uri)}){{ download }}"
+        text = text.replace("\n\n", f"\n\n{link}\n\n", 1)
     if source := PAGES.get(page.file.src_uri):
         text += describe_environment(source)
     return text

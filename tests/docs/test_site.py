@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from tests.agents.replay.chromium import PROGRAM
+from tests.docs.blocks import list_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "docs"
@@ -65,6 +67,20 @@ def test_roles_become_links() -> None:
     link = load("roles").link_roles
     assert link("see :class:`~a.b.C`") == 'see <autoref optional identifier="a.b.C"><code>C</code></autoref>'
     assert "<code>a.f</code>" in link(":func:`a.f`")
+
+
+@pytest.mark.parametrize("page", load("notebooks").TUTORIALS)
+def test_notebooks_have_the_cells_of_their_pages(page: str) -> None:
+    notebook = json.loads(load("notebooks").make_notebook((ROOT / "docs" / page).read_text("utf-8")))
+    assert notebook["cells"][0]["source"].startswith("# ") and notebook["nbformat"] == 4
+    found = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    wanted = []
+    for block in list_code(ROOT / "docs" / page):
+        magic = f"%%writefile {block.title}\n" if block.title else "%%bash\n" if block.language == "bash" else ""
+        wanted.append(magic + block.code)
+    assert found == wanted and len(found) >= 4
+    prose = "".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    assert "<!--" not in prose and ".md)" not in prose and "```python" not in prose
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_a_build_goes_on_where_it_was(
     with pytest.raises(Stop):
         build_store(files, tmp_path / "store", processes=1, on_progress=stop)
     assert not (tmp_path / "store").exists()
-    with pytest.raises(SpearError, match="is half built: give the command again"):
+    with pytest.raises(SpearError, match="is half built: run the same build command"):
         open_catalog(tmp_path / "store")
     made = []
     write_chunk = record_chunks._write_chunk

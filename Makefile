@@ -38,10 +38,12 @@ nightly: setup  ## long checks: wheels in fresh environments on every Python, a 
 container: setup  ## build images and run them and compose.yaml (as root; installs buildah, podman, runc, iptables, debootstrap)
 	scripts/container_test.sh $(ARGS)
 
-lint: setup  ## ruff, mypy, and the files that GitHub, Docker and Kubernetes read
+lint: setup  ## ruff, mypy, spelling and prose, and the files that GitHub, Docker and Kubernetes read
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/codespell
+	$(PY) scripts/lint_prose.py
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml

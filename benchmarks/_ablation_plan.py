@@ -1,6 +1,6 @@
 """What the ablation runs: scenarios (an environment and the warm start that all of its runs begin with), arms, seeds.
 
-A scenario fixes everything that the arms share: tasks, prompts, batch sizes, schedules, number of rollouts.  An arm is
+A scenario fixes everything that the arms share: tasks, prompts, batch sizes, schedules, number of rollouts. An arm is
 an algorithm; it may differ from the others in the keys that its row of the configuration sets, and in the learning
 rate, which is chosen for each arm by itself, from the same candidates, with the same number of runs, on the valid
 panel.

@@ -2,11 +2,11 @@
 
     python -m benchmarks._webshop_data --products 1180000 --out DIR
 
-writes ``items_shuffle.json`` and ``items_ins_v2.json``.  No word in them is real.  Titles, descriptions and first
-features have the term statistics of the real products (see `_profile_texts.py`).  What a record is made of follows the
+writes ``items_shuffle.json`` and ``items_ins_v2.json``. No word in them is real. Titles, descriptions and first
+features have the term statistics of the real products (see `_profile_texts.py`). What a record is made of follows the
 1,000 real ones: title words, features, images, option groups and their sizes, the shares of products without price,
-with a range, without description, with an instruction.  Keys that a reader drops fill a record up to 4.4 KB, the mean
-of the official file.  Written as a stream; the same number and seed give the same files.
+with a range, without description, with an instruction. Keys that a reader drops fill a record up to 4.4 KB, the mean
+of the official file. Written as a stream; the same number and seed give the same files.
 """
 
 from __future__ import annotations

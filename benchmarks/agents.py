@@ -1,15 +1,15 @@
 """What playing costs beside generating, and what it gains that no episode waits for another.
 
 ``share`` plays each environment with 64 episodes at a time and sets the CPU time of episode loop, environments, prompts
-and parsing against the wall time of the rollout.  ``schedule`` plays the same episodes of ALFWorld in three ways: each
+and parsing against the wall time of the rollout. ``schedule`` plays the same episodes of ALFWorld in three ways: each
 asks as soon as it is ready; all in lock-step, where a batch takes its turns together and the next batch begins when the
 last episode has ended; and in lock-step with a response for each place of the batch in each turn, ended or not, as the
-loop of the paper's agent half does.  Without a word both are measured.
+loop of the paper's agent half does. Without a word both are measured.
 
 The policy is a tiny model of random weights (Qwen3, 4 layers of 96) behind vLLM, with a byte-level tokenizer learnt on
-the environments' prompts.  For each turn it samples as many tokens as the response has that an expert wrote for it, and
-the environment gets the expert's: an action behind thoughts that fill it up.  So every token is really computed and
-every environment does real work.  A larger model takes longer for a token, and makes our share smaller.
+the environments' prompts. For each turn it samples as many tokens as the response has that an expert wrote for it, and
+the environment gets the expert's: an action behind thoughts that fill it up. So every token is really computed and
+every environment does real work. A larger model takes longer for a token, and makes our share smaller.
 
 The page of recorded episodes has a benchmark of its own, ``benchmarks.replay_page``.
 """

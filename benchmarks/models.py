@@ -82,7 +82,7 @@ def watch_memory(mark: str) -> Iterator[Peak]:
 
 
 def run_spear(*arguments: str, threads: int, **variables: str) -> float:
-    """Run a command; returns its seconds by the clock.  Raises SystemExit with its output where it fails."""
+    """Run a command; returns its seconds by the clock. Raises SystemExit with its output where it fails."""
     start = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     command = [sys.executable, "-m", "spear_envs.cli", *arguments]

@@ -17,9 +17,9 @@ _SHARE = 0.9
 class CacheGate:
     """Lets conversations go on while their contexts fit an engine's key-value cache; the others wait.
 
-    A cache that is too small for all of them forgets the context that it needs next, turn after turn.  Those that began
-    first go first: a turn waits until its own context and those of all conversations that began before it fit.  A
-    conversation is taken to grow to the mean length of those that have ended.  The oldest one never waits.
+    A cache that is too small for all of them forgets the context that it needs next, turn after turn. Those that began
+    first go first: a turn waits until its own context and those of all conversations that began before it fit. A
+    conversation is taken to grow to the mean length of those that have ended. The oldest one never waits.
 
     Args:
         capacity: tokens that the cache holds.

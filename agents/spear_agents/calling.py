@@ -42,7 +42,7 @@ def find_form(chat_template: str) -> CallForm:
 
 
 def read_calls(text: str, form: CallForm) -> tuple[str, list[ToolCall]]:
-    """The text of a response without its calls, and the calls.  What cannot be read as a call stays text.
+    """The text of a response without its calls, and the calls. What cannot be read as a call stays text.
 
     Never raises, and takes time linear in the length of ``text``.
     """

@@ -79,7 +79,7 @@ class Chat:
         self._decode = _cache_short(self._decode_uncached)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **keywords: Any) -> str:
-        """The text of a conversation by the chat template.  Raises SpearError where it refuses the messages."""
+        """The text of a conversation by the chat template. Raises SpearError where it refuses the messages."""
         try:
             return str(
                 self.tokenizer.apply_chat_template(

@@ -53,7 +53,7 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on ENV, for instance spear/Sokoban-v1.
 
-    Success is a mean over tasks with its 95 % confidence interval.  With --out the episodes are kept: the same
+    Success is a mean over tasks with its 95 % confidence interval. With --out the episodes are kept: the same
     command again plays only what is missing, and what a fault cut short.
 
     \b

@@ -66,8 +66,8 @@ def collect_episodes(
 ) -> Collection:
     """Plays the tasks of ``settings`` (by default of the first split) and writes the won episodes to ``out``.
 
-    The episodes are kept in a folder beside the file, so that an interrupted run resumes.  The file is
-    written in the end, in the order of the tasks: the same settings give the same bytes.  A line is a turn
+    The episodes are kept in a folder beside the file, so that an interrupted run resumes. The file is
+    written in the end, in the order of the tasks: the same settings give the same bytes. A line is a turn
     (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
     ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
 

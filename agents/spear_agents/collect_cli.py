@@ -23,7 +23,7 @@ from spear_envs.completion import ENV
 def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:
     """Write episodes of ENV as data to fine-tune on: won ones of the expert, unless options say otherwise.
 
-    A line has the messages of a turn (layout per_turn) or of an episode (conversation).  Interrupted, the same command
+    A line has the messages of a turn (layout per_turn) or of an episode (conversation). Interrupted, the same command
     resumes; the same settings give the same file.
 
     \b

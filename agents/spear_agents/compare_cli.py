@@ -42,9 +42,9 @@ def compare(
 ) -> None:
     """Compare two folders of `spear eval --out`, task by task.
 
-    Both must be on the same task set (their fingerprints are compared).  Exit code 0 whether they differ or not.
+    Both must be on the same task set (their fingerprints are compared). Exit code 0 whether they differ or not.
 
-    An interval over tasks speaks of these two runs.  To compare two ways of training, give the runs of several seeds
+    An interval over tasks speaks of these two runs. To compare two ways of training, give the runs of several seeds
     (--pair): the interval over seeds and tasks says what runs of other seeds would give.
 
     \b

@@ -22,7 +22,7 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
     """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
 
     Chat models disagree with themselves: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings
-    ``<|endoftext|>`` too; others forget one of the files.  Whichever is sampled ends the response.
+    ``<|endoftext|>`` too; others forget one of the files. Whichever is sampled ends the response.
 
     Args:
         folder: of the model.
@@ -44,7 +44,7 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
 
 
 def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
-    """:func:`find_end_ids`.  Raises SpearError where nobody names an end token: no response would end."""
+    """:func:`find_end_ids`. Raises SpearError where nobody names an end token: no response would end."""
     found = find_end_ids(folder, tokenizer)
     if not found:
         raise SpearError(

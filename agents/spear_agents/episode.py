@@ -1,4 +1,4 @@
-"""The one loop that plays an episode.  Evaluation, data collection and training rollouts all call it."""
+"""The one loop that plays an episode. Evaluation, data collection and training rollouts all call it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def play_episode(
 ) -> Trajectory:
     """Plays one episode to its end: observe, build the prompt, generate, step, record.
 
-    Nothing is generated for an episode that has ended.  Turn ``t`` is sampled with a seed derived from the task,
-    ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it.  What a
+    Nothing is generated for an episode that has ended. Turn ``t`` is sampled with a seed derived from the task,
+    ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it. What a
     policy writes never raises; a fault of the environment or of the engine ends the episode and is recorded, with a
     reward of 0.
 
     Args:
-        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile.  With
+        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile. With
             ``metadata["blocking"]`` it is stepped in a thread.
         engine: answers the prompts; must know ``prompts.tokenizer``'s ids.
         prompts: shared between episodes.
@@ -77,7 +77,7 @@ class World:
     """An environment while one episode is played in it: what it shows now, and what it has paid.
 
     Args:
-        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile.  With
+        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile. With
             ``metadata["blocking"]`` it is stepped in a thread.
         task_id: task to reset to.
         seed: of the environment.
@@ -96,7 +96,7 @@ class World:
         self._steps = 0
 
     async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
-        """Begin the episode; ``FAULT`` where that fails.  ``measure`` counts the tokens of a text.
+        """Begin the episode; ``FAULT`` where that fails. ``measure`` counts the tokens of a text.
 
         Raises:
             UnknownTaskError: the environment has no such task.

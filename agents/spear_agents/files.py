@@ -63,7 +63,7 @@ def explain_unwritable(path: Path, error: OSError) -> SpearError:
 
 
 def require_model_file(folder: str | Path, name: str) -> Path:
-    """A file of a model's folder.  Raises SpearError where there is none."""
+    """A file of a model's folder. Raises SpearError where there is none."""
     path = Path(folder) / name
     if not path.is_file():
         raise SpearError(

@@ -201,7 +201,7 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
 
 
 def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
-    """The settings of the options.  Raises SpearError where they do not go together."""
+    """The settings of the options. Raises SpearError where they do not go together."""
     given = dict(options)
     engine, method = EngineKind(given.pop("engine")), Method(given.pop("method"))
     trials = given.pop("trials") or (REFLEXION_TRIALS if method is Method.REFLEXION else 1)

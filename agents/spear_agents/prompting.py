@@ -59,7 +59,7 @@ class PromptBuilder:
     """Makes prompts for one policy: a tokenizer with its chat template, a prompt template, a layout.
 
     The chat template is rendered once for each kind of message; later texts are set between its fixed parts and
-    tokenised as a whole, so tokens never differ from ``apply_chat_template``'s.  A chat template that rewrites
+    tokenised as a whole, so tokens never differ from ``apply_chat_template``'s. A chat template that rewrites
     contents (strips them, say) is noticed and rendered for every prompt instead.
 
     Args:

@@ -31,7 +31,7 @@ class EpisodeLog:
     writer: TrajectoryWriter | None = None
 
     def write(self, trajectory: Trajectory) -> None:
-        """Keeps an episode.  Raises SpearError where the disk is full."""
+        """Keeps an episode. Raises SpearError where the disk is full."""
         if self.writer is not None:
             self.writer.write(trajectory)
 
@@ -92,7 +92,7 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """The settings that a folder was played with.  Raises SpearError where there are none that can be read."""
+    """The settings that a folder was played with. Raises SpearError where there are none that can be read."""
     path = out / SETTINGS
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -101,5 +101,5 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 
 def read_last(path: Path) -> list[Trajectory]:
-    """The episode of each job that counts: the last one written.  Raises SpearError where the file cannot be read."""
+    """The episode of each job that counts: the last one written. Raises SpearError where the file cannot be read."""
     return list({(t.task_id, t.seed): t for t in read_trajectories(path)}.values())

@@ -25,7 +25,7 @@ MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
 """Longest response where neither settings nor model say."""
 JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype", "agent_timeout")
-"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move.  What of
+"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move. What of
 ``vllm`` changes figures is compared apart, and so is ``dtype``.
 """
 
@@ -156,7 +156,7 @@ class EvalSettings:
         )
 
     def sampling(self) -> Sampling:
-        """The sampling of these settings.  Raises SpearError where a value is out of range."""
+        """The sampling of these settings. Raises SpearError where a value is out of range."""
         try:
             return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
         except ValueError as error:

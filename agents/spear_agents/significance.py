@@ -88,7 +88,7 @@ def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float,
     """Two-sided p of |sum of steps| when each step's sign is a fair coin, and whether it is exact.
 
     Steps that are shares with a common denominator are counted as integers: the distribution of their signed sum is
-    built task by task.  Other values (scores) are flipped 10,000 times, with (hits + 1) / (draws + 1) as p.
+    built task by task. Other values (scores) are flipped 10,000 times, with (hits + 1) / (draws + 1) as p.
     """
     sizes = [abs(step) for step in steps if step]
     if not sizes:

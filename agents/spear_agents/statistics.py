@@ -39,10 +39,10 @@ class Estimate:
 def estimate_mean(per_task: Sequence[float]) -> Estimate:
     """Mean over tasks of a rate, with Wilson's score interval.
 
-    Tasks are the independent units: samples of one task are averaged first.  Where each task has one sample, the values
-    are 0 or 1 and the interval is Wilson's for that many trials.  Otherwise the trials are the effective ones,
+    Tasks are the independent units: samples of one task are averaged first. Where each task has one sample, the values
+    are 0 or 1 and the interval is Wilson's for that many trials. Otherwise the trials are the effective ones,
     n · p(1 - p) / s² with s² the variance over tasks: as many independent trials as would leave the mean as uncertain
-    (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex sample surveys").  Where
+    (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex sample surveys"). Where
     all tasks agree nothing is known of s, and each counts as one trial.
 
     Args:
@@ -68,7 +68,7 @@ def estimate_mean(per_task: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Part:
-    """Figures of one subtask, or of all.  Episodes with a fault count in ``faults`` alone.
+    """Figures of one subtask, or of all. Episodes with a fault count in ``faults`` alone.
 
     Attributes:
         success: share of episodes won, over tasks (mean@k where each task has k samples).
@@ -205,7 +205,7 @@ def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
 def average_parts(parts: Iterable[Part]) -> Estimate | None:
     """Unweighted mean of the parts' success, as benchmarks of unequal size are averaged; None if a part has none.
 
-    The parts are taken for independent: the half width is sqrt(sum of squares) / m.  ``tasks`` counts those of all
+    The parts are taken for independent: the half width is sqrt(sum of squares) / m. ``tasks`` counts those of all
     parts.
     """
     found = [part.success for part in parts]

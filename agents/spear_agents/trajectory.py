@@ -37,7 +37,7 @@ class TokenKind(str, Enum):
     MODEL = "model"
     """The ids that the policy read and sampled."""
     BYTES = "bytes"
-    """UTF-8 bytes: the policy reads and writes text (a script, a server).  ``Turn.served`` may hold a server's own."""
+    """UTF-8 bytes: the policy reads and writes text (a script, a server). ``Turn.served`` may hold a server's own."""
 
 
 class StopReason(str, Enum):
@@ -81,7 +81,7 @@ class Turn:
         served: what a server said about the response; None where no server was asked.
         dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
         cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
-        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none.  It
+        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none. It
             is for training rows and is not written: a record shows pictures by playing its responses again.
         follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
             None where the prompt begins anew.
@@ -109,7 +109,7 @@ class Turn:
 class Row:
     """One training sequence.
 
-    ``response_mask`` is 1 on tokens of the policy and 0 on tokens of the environment; ``log_probs`` are 0 there.  All
+    ``response_mask`` is 1 on tokens of the policy and 0 on tokens of the environment; ``log_probs`` are 0 there. All
     three response fields have the same length.
     """
 
@@ -123,15 +123,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode.  ``reward`` is the sum of what the environment paid, 0 if a fault ended it; ``reward_terms`` the raw
+    """One episode. ``reward`` is the sum of what the environment paid, 0 if a fault ended it; ``reward_terms`` the raw
     terms behind it.
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
-    environment and of the sampling.  ``final_observation`` is the text shown after the last response, to nobody.
+    environment and of the sampling. ``final_observation`` is the text shown after the last response, to nobody.
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
-    training.  ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
-    ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it.  ``retriever`` is the
-    fingerprint of what found passages for it; None if it asked for none.  ``steps`` is what a program played, each
+    training. ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
+    ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the
+    fingerprint of what found passages for it; None if it asked for none. ``steps`` is what a program played, each
     response with the place of the turn before it (-1 for none); None where each turn's response was played.
     ``criteria`` is what the task asked for, point by point, as the environment has it at the end.
     """
@@ -337,7 +337,7 @@ def _read_served(data: Mapping[str, Any] | None) -> Served | None:
 class TrajectoryWriter:
     """Appends trajectories to a JSON-lines file, one write for each, so that a kill can tear the last line only.
 
-    Opening repairs the file: a last line without its newline is cut off with a warning.  Use it as a context manager.
+    Opening repairs the file: a last line without its newline is cut off with a warning. Use it as a context manager.
 
     Raises:
         SpearError: the file cannot be opened or written (read-only folder, full disk).

@@ -47,7 +47,7 @@ class Transcript:
     """Every prompt of a program and every response to it.
 
     A prompt continues an earlier call if the chat template, given the program's messages, writes that call's prompt
-    and response again, letter by letter.  Then its sampled tokens are kept and only what follows is tokenised.  Where a
+    and response again, letter by letter. Then its sampled tokens are kept and only what follows is tokenised. Where a
     template drops earlier thoughts, or the program rewrites its history, the texts differ, and the prompt begins a row
     of its own: so a model is trained on what it would read when it is served.
 
@@ -132,7 +132,7 @@ class Transcript:
     def _measure_room(self, length: int, opening: int) -> int | None:
         """Tokens that are left for the response.
 
-        The first prompt of an episode is at most ``max_prompt_tokens`` long.  One that begins a later row holds what
+        The first prompt of an episode is at most ``max_prompt_tokens`` long. One that begins a later row holds what
         earlier rows have behind their first prompts, so there the limit is of prompt and row together.
         """
         limited = self._max_row_tokens is not None

@@ -24,7 +24,7 @@ TOOL_FAILED = "Tool API failed! Please try again."
 _NO_OUTPUT = "Empty stdout! You might forget to print the answer."
 _ERRORS = "Errors occurred! Check your code."
 REMINDERS = (EMPTY_CODE, TOOL_FAILED, _NO_OUTPUT, _ERRORS)
-"""All that a policy may be told in place of output."""
+"""All that a policy may be told instead of output."""
 
 
 class Feedback(str, Enum):

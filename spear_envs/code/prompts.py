@@ -164,7 +164,7 @@ class RetoolTemplate:
 
 
 def _append_history(template: PromptTemplate, opening: str, context: PromptContext) -> str:
-    """A prompt that shows the last turns in place of a conversation, and what is seen now."""
+    """A prompt that shows the last turns instead of a conversation, and what is seen now."""
     parts = [opening]
     first = context.turn - len(context.history)
     if first > 1:

@@ -81,7 +81,7 @@ class Transfer:
     """Brings ``file`` into ``part``, from one address after another if need be.
 
     Beside ``part`` lies a JSON file that says where it came from and by which ETag or date its server knows it; with
-    these a later transfer goes on where this one ended. If the checksum is pinned, a part of any origin is continued,
+    these a later transfer resumes. If the checksum is pinned, a part of any origin is continued,
     since a wrong mixture would be found.
     """
 

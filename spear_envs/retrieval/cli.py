@@ -242,7 +242,7 @@ def _serve(
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")
 @click.option("--config", type=config_type, help="YAML that names indexes, instead of these.")
 @click.option("--name", help="The index of that file.  [default: the file's default]")
-@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
+@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8001)
 def serve_mcp(
     choice: str,

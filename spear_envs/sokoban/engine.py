@@ -76,7 +76,7 @@ class Board:
         """Play one move (0 still, 1 up, 2 down, 3 left, 4 right) and return gym-sokoban's reward for it.
 
         A box ahead is pushed if floor or an empty target lies behind it; onto floor or an empty target the player
-        walks; otherwise nothing moves.  The reward is -0.1, +1 if a box came onto a target and -1 if one left its
+        walks; otherwise nothing moves. The reward is -0.1, +1 if a box came onto a target and -1 if one left its
         target, +10 if all boxes are on targets, added in this order.
         """
         codes = self.codes
@@ -116,7 +116,7 @@ class Board:
         return "".join(self._letters)
 
     def frame(self) -> Image:
-        """The picture, uint8 (16*height, 16*width, 3), a fresh array.  Only tiles that changed are drawn anew.
+        """The picture, uint8 (16*height, 16*width, 3), a fresh array. Only tiles that changed are drawn anew.
 
         Raises:
             RuntimeError: when the board was made without tiles.

@@ -39,17 +39,17 @@ Observation = str | dict[str, Any]
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"paper": {"shortest": 1, "longest": 15, "sprites": "gym-sokoban", "modality": "image"}}
 )
-"""Values of keywords that are not given.  ``paper``: close to the levels of the paper's Sokoban table, its tiles, and
+"""Values of keywords that are not given. ``paper``: close to the levels of the paper's Sokoban table, its tiles, and
 pictures alone as it had them."""
 
 
 class SokobanEnv(SpearEnv[Observation]):
     """Sokoban for language and vision models; one response is one move (or ``moves_per_turn``).
 
-    Observations are ``{"image": uint8 (16*height, 16*width, 3), "text": board}``.  With ``modality="image"`` the text
-    holds messages only; with ``modality="text"`` the observation is the text alone.  What was wrong with a response
-    stands after a blank line below the board.  ``info`` has the keys of ``StepInfo`` and ``moved`` and ``pushed`` (in
-    the last turn), ``optimal`` (least moves of the level) and, with ``diagnostics``, ``solvable``.  The native reward
+    Observations are ``{"image": uint8 (16*height, 16*width, 3), "text": board}``. With ``modality="image"`` the text
+    holds messages only; with ``modality="text"`` the observation is the text alone. What was wrong with a response
+    stands after a blank line below the board. ``info`` has the keys of ``StepInfo`` and ``moved`` and ``pushed`` (in
+    the last turn), ``optimal`` (least moves of the level) and, with ``diagnostics``, ``solvable``. The native reward
     is gym-sokoban's; ``tool_calls`` counts the moves that moved something.
 
     Args:

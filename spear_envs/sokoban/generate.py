@@ -112,7 +112,7 @@ def draw_level(
     """Draw one level, with its optimal number of moves.
 
     A room is drawn and its targets placed; one backward search gives the solution length of all its start positions;
-    one of those within the bounds, with no box on a target and the player beside the boxes, is taken at random.  Rooms
+    one of those within the bounds, with no box on a target and the player beside the boxes, is taken at random. Rooms
     without any are drawn again, and so are levels outside ``splits`` where some are given.
 
     Raises:
@@ -177,7 +177,7 @@ def _format_state(grid: bytearray, width: int, targets: list[int], state: int) -
 def draw_held_out(recipe: Recipe, count: int, budget: int = STATE_BUDGET) -> dict[str, list[Level]]:
     """The held-out lists ``{"valid": [...], "test": [...]}`` of ``count`` levels each, told apart by their digests.
 
-    Levels are drawn one after another as for training, and each goes where its content puts it.  Small rooms have
+    Levels are drawn one after another as for training, and each goes where its content puts it. Small rooms have
     fewer different levels: when 5,000 draws in a row bring nothing new, the lists stay as short as they are.
 
     Raises:

@@ -1,7 +1,7 @@
 """Sokoban levels as text: parsing, checking, content digests and the split that follows from the content.
 
 A level is written row by row: ``#`` wall, ``_`` floor, ``O`` target, ``√`` box on target, ``X`` box, ``P`` player,
-``S`` player on target; rows are joined by a newline.  These are gym-sokoban's codes 0 to 5, with 6 for ``S``.
+``S`` player on target; rows are joined by a newline. These are gym-sokoban's codes 0 to 5, with 6 for ``S``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SplitBy(str, Enum):
 
 @dataclass(frozen=True)
 class Level:
-    """A checked level.  ``codes`` are the cells row by row; ``optimal`` the least number of moves, if known."""
+    """A checked level. ``codes`` are the cells row by row; ``optimal`` the least number of moves, if known."""
 
     text: str
     height: int

@@ -54,7 +54,7 @@ _SINGLE = {word: Moves((code,), word, "") for word, code in ACTIONS.items()}
 def read_moves(text: str, limit: int = 1) -> Moves:
     """Read the moves of an action.
 
-    Each must be one of up, down, left, right, still, in any case; a full stop may follow the last.  Up to ``limit``
+    Each must be one of up, down, left, right, still, in any case; a full stop may follow the last. Up to ``limit``
     moves are joined by commas, blanks or ``||``.
     """
     found = _SINGLE.get(text)
@@ -81,7 +81,7 @@ def _explain(limit: int) -> str:
 def read_like_peer(text: str) -> Moves:
     """What verl-agent plays: the first of up, down, left, right, still that occurs anywhere in the lower-case text.
 
-    "I should not go up, but left" therefore plays up.  Where none occurs the player stands still.
+    "I should not go up, but left" therefore plays up. Where none occurs the player stands still.
     """
     lowered = text.lower()
     for word in (*WORDS, "still"):

@@ -69,7 +69,7 @@ The board is shown as a picture made of square tiles:
 class SokobanTemplate:
     """Rules, legend of what is shown, the last turns (with text), the board, the words to choose from.
 
-    The picture's place is marked by ``<image>``, once a turn.  With pictures alone no history is written, since
+    The picture's place is marked by ``<image>``, once a turn. With pictures alone no history is written, since
     earlier boards could not be shown.
 
     Args:
@@ -128,8 +128,8 @@ class SokobanTemplate:
 class CompactBoardTemplate:
     """The inner cells of the board and nothing else, for tiny models: 16 symbols for a 6x6 room.
 
-    The game needs no memory and the border is always wall, so neither history nor border is written.  Thoughts are
-    left out of responses.  ``token_pattern`` makes the fixed text around a move one token at each end.
+    The game needs no memory and the border is always wall, so neither history nor border is written. Thoughts are
+    left out of responses. ``token_pattern`` makes the fixed text around a move one token at each end.
     """
 
     parser: ResponseParser = field(default_factory=TagParser)

@@ -21,7 +21,7 @@ def measure_backward(
     """All states from which the solved position is at most ``longest`` moves away, by optimal number of moves.
 
     One breadth-first search backward, undoing walks and pushes, from every position that has the boxes on
-    ``targets``.  ``grid`` holds non-zero for floor, cell by cell, with a wall border.
+    ``targets``. ``grid`` holds non-zero for floor, cell by cell, with a wall border.
 
     Returns:
         ``layers[n]``: the states (see the module) whose shortest solution has exactly n moves.
@@ -93,7 +93,7 @@ def find_solution(level: Level, budget: int = STATE_BUDGET) -> list[str] | None:
     """A shortest list of words (up, down, left, right) that solves ``level``; None if the position is lost.
 
     Best-first search (A*) whose estimate, the sum of the boxes' lone push distances, never exceeds the moves left and
-    falls by at most one a move; so the first solution found is optimal.  A solved level gives ``[]``.
+    falls by at most one a move; so the first solution found is optimal. A solved level gives ``[]``.
 
     Raises:
         LevelError: when more than ``budget`` states were seen without an answer.

@@ -21,7 +21,7 @@ Image = npt.NDArray[np.uint8]
 
 
 class Sprites(str, Enum):
-    """Which tiles the pictures are made of.  Never chosen by what happens to be installed."""
+    """Which tiles the pictures are made of. Never chosen by what happens to be installed."""
 
     DRAWN = "drawn"
     """The tiles of this module."""

@@ -24,7 +24,7 @@ DEFAULT_FINGERPRINTS = {
     "valid": "7ec716ac21eb1ad57e68a2a8d7b72f618d9e4289c785ed4f041851ffc1044914",
     "test": "f109a8ab0152c542d4bf2dfb9e0498d8d3ff63254ad2980d565e85dee1a3ada1",
 }
-"""Fingerprints of the three splits under the default settings.  They may never change within a version of the id."""
+"""Fingerprints of the three splits under the default settings. They may never change within a version of the id."""
 
 
 def make_task(name: str, split: str, number: str, level: Level) -> Task:

@@ -1,6 +1,6 @@
 """Building a store from the official files, within bounded memory and in several processes.
 
-Everything is made in a folder beside the store, ``<name>.partial``, and moved to its place when it is complete.  Run
+Everything is made in a folder beside the store, ``<name>.partial``, and moved to its place when it is complete. Run
 again after an interruption with the same files and settings, a build resumes.
 """
 

@@ -27,7 +27,7 @@ class DrawMode(str, Enum):
 
 
 class Draws(Protocol):
-    """A source of prices and ceilings.  The price of every product is drawn before the first ceiling."""
+    """A source of prices and ceilings. The price of every product is drawn before the first ceiling."""
 
     def draw_price(self, asin: str, prices: tuple[float, ...]) -> float:
         """The price in dollars that the reward uses: the amount itself, or one from the range."""

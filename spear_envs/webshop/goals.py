@@ -1,8 +1,8 @@
 """Goals: what is to be bought, for how much, and in which words it is asked for.
 
 A list of goals has one canonical order, ``Random(233).shuffle`` of the order of the files, in every process and for
-every split.  ``splits.py`` divides it into ``train``, ``eval`` and ``test``, which is what the original calls them;
-``all`` is the whole list.  There is no split ``valid``.  An environment takes its tasks from
+every split. ``splits.py`` divides it into ``train``, ``eval`` and ``test``, which is what the original calls them;
+``all`` is the whole list. There is no split ``valid``. An environment takes its tasks from
 ``opening.open_catalog(...).make_tasks(split, goal_kind=..., split_scheme=...)``; each is a ``GoalTask`` with its
 ``goal``.
 """

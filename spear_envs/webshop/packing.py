@@ -1,6 +1,6 @@
 """How the records of a store are packed: one by one, against a dictionary of typical records, each with a checksum.
 
-zlib with such a dictionary packs real records to 760 bytes in the mean (41%) and opens one in 13 microseconds.  With
+zlib with such a dictionary packs real records to 760 bytes in the mean (41%) and opens one in 13 microseconds. With
 zstandard at its default level and a trained dictionary it would be 700 to 730 bytes and 4 microseconds: too little to
 depend on a package for.
 """

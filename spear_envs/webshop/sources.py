@@ -1,6 +1,6 @@
 """The official files: finding them, and reading JSON larger than memory one value at a time.
 
-The standard library's scanner parses one value after another out of a sliding window of text.  It needs no package and
+The standard library's scanner parses one value after another out of a sliding window of text. It needs no package and
 knows where in the file an error stands; on the official records it is as fast as ijson with its C back end.
 """
 

@@ -39,10 +39,10 @@ class SplitScheme(str, Enum):
     ORIGINAL = "original"
     """test 0-499, eval 500-1499, train 1500 and on; a goal that one of them has is left out of those behind it."""
     VERL_AGENT = "verl-agent"
-    """test 0-499, train 500 and on, no eval, nothing left out: for comparison with published numbers.  A goal may
+    """test 0-499, train 500 and on, no eval, nothing left out: for comparison with published numbers. A goal may
     stand in both, so these two are not disjoint."""
     PRODUCT = "product"
-    """By product: no two splits share one.  test and eval have a tenth of the goals each, but 100 to 500 (a third
+    """By product: no two splits share one. test and eval have a tenth of the goals each, but 100 to 500 (a third
     each where there are fewer than 300)."""
 
 

@@ -1,7 +1,7 @@
 """The store: a catalogue of any size in one folder, mapped and shared by all processes that open it.
 
 Beside the index in ``index/`` there are one file of little-endian numbers for each array of :data:`ARRAYS`, the packed
-records, their dictionary, the goals that people wrote, and ``manifest.json``, which is written last.  Opening compares
+records, their dictionary, the goals that people wrote, and ``manifest.json``, which is written last. Opening compares
 the version, the manifest's checksum and the sizes of all files; each record carries a checksum of its own;
 :func:`check_store` reads everything.
 """

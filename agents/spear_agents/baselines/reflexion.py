@@ -45,7 +45,7 @@ class Reflexion:
     """Plays a job in up to ``trials`` trials (:class:`spear_agents.rollout.Play`).
 
     After a failed trial the model is shown what happened and writes a note; the last three notes stand in the prompt
-    of the next trial.  A fault ends the job.  The builder's template must be a
+    of the next trial. A fault ends the job. The builder's template must be a
     :class:`~spear_agents.baselines.forms.FormTemplate`.
 
     Args:

@@ -28,9 +28,9 @@ class Finish(str, Enum):
 class Sampling:
     """How one response is drawn.
 
-    ``top_k`` 0 and ``top_p`` 1 switch those filters off; ``temperature`` 0 is greedy.  ``stop_token_ids`` end a
+    ``top_k`` 0 and ``top_p`` 1 switch those filters off; ``temperature`` 0 is greedy. ``stop_token_ids`` end a
     response besides the model's own end tokens, and so does the first of ``stop_strings`` that it holds, which stays
-    part of it.  With ``seed`` the response depends on the prompt, the weights and the seed alone, not on the batch in
+    part of it. With ``seed`` the response depends on the prompt, the weights and the seed alone, not on the batch in
     which it is computed.
     """
 
@@ -83,8 +83,8 @@ class Generation:
     """One response.
 
     ``log_probs`` has one entry for each token: its natural-log probability under the model's distribution at the
-    sampling temperature, before top-k and top-p (the convention of verl's rollouts).  At temperature 0 it is the
-    greedy token's under temperature 1.  Policies without a distribution (scripts) give zeros.
+    sampling temperature, before top-k and top-p (the convention of verl's rollouts). At temperature 0 it is the
+    greedy token's under temperature 1. Policies without a distribution (scripts) give zeros.
     ``cached_tokens`` of the prompt were in the engine's prefix cache; None where it keeps none.
     """
 
@@ -148,12 +148,12 @@ class ContextExceededError(SpearError):
 
 
 class Engine(Protocol):
-    """Anything that answers a prompt.  Implementations may serve many calls at the same time."""
+    """Anything that answers a prompt. Implementations may serve many calls at the same time."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """Returns the response to ``prompt_ids``.  ``images`` are uint8 arrays [height, width, 3], oldest first.
+        """Returns the response to ``prompt_ids``. ``images`` are uint8 arrays [height, width, 3], oldest first.
 
         ``request_id`` is unique among the calls under way and sorts in the order in which a canonical batch is built.
 

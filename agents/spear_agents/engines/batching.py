@@ -17,18 +17,18 @@ RunBatch = Callable[[list[Request]], Awaitable[list[Generation]]]
 class MicroBatcher:
     """An :class:`~spear_agents.engines.base.Engine` over a function that answers a list of requests at once.
 
-    Callers that play episodes announce themselves with :meth:`session`.  A batch goes
+    Callers that play episodes announce themselves with :meth:`session`. A batch goes
 
     - at once, when every announced caller waits for an answer (nobody else could join);
     - otherwise when ``max_batch`` calls wait, or ``max_wait_s`` after the first of them.
 
     With ``deterministic=True`` only the first rule holds: waiting calls are sorted by ``request_id`` and cut into
     chunks of
-    ``max_batch``, so that the batches depend on the episodes alone and never on timing.  One batch runs at a time,
-    later calls gather meanwhile.  All calls must come from one event loop.
+    ``max_batch``, so that the batches depend on the episodes alone and never on timing. One batch runs at a time,
+    later calls gather meanwhile. All calls must come from one event loop.
 
     Args:
-        run_batch: answers requests in their order.  If it raises, the callers of that batch get the error; the batcher
+        run_batch: answers requests in their order. If it raises, the callers of that batch get the error; the batcher
             lives on.
         max_batch: most requests in one call of ``run_batch``.
         max_wait_s: seconds the oldest waiting call is held back for company.
@@ -69,7 +69,7 @@ class MicroBatcher:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """See :class:`~spear_agents.engines.base.Engine`.  Raises what ``run_batch`` raised for this batch."""
+        """See :class:`~spear_agents.engines.base.Engine`. Raises what ``run_batch`` raised for this batch."""
         if self._deterministic and self._live == 0:
             raise SpearError(
                 "deterministic batching has to know who is playing: call generate inside MicroBatcher.session()"

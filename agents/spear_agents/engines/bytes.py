@@ -14,7 +14,7 @@ _MARKS = re.compile("|".join(_MARK.format(role) for role in _ROLES))
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes, 256 ends a response.  Any text comes back from its tokens, lone surrogates included."""
+    """Ids 0 to 255 are bytes, 256 ends a response. Any text comes back from its tokens, lone surrogates included."""
 
     eos_token_id: int | None = _END
 
@@ -38,7 +38,7 @@ class ByteTokenizer:
 class ChatByteTokenizer(ByteTokenizer):
     """Bytes with a mark for each role, so that a prompt's ids give back the messages it was made of.
 
-    Ids 257 to 259 begin a message of the system, the user and the assistant.  Marks within an observation are broken
+    Ids 257 to 259 begin a message of the system, the user and the assistant. Marks within an observation are broken
     up by :class:`~spear_agents.prompting.PromptBuilder`, as those of any tokenizer.
     """
 

@@ -32,7 +32,7 @@ rows.
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder.  Raises SpearError where there is none or it cannot be read."""
+    """The tokenizer of a Hugging Face folder. Raises SpearError where there is none or it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -104,7 +104,7 @@ class HFModel:
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
 
     def load_state(self, state: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copies weights in.  Tied weights may be left out.  Raises SpearError where names are missing or unknown."""
+        """Copies weights in. Tied weights may be left out. Raises SpearError where names are missing or unknown."""
         with torch.no_grad():
             result = self.model.load_state_dict(dict(state), strict=False)
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ()) | {"lm_head.weight"}
@@ -140,8 +140,8 @@ class HFModel:
     def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
         """Answers requests in their order, all in one batch.
 
-        Equal prompts are computed once.  Prompts of unequal length are padded on the left; where all are equal, no
-        mask is built.  A row stops at a stop token, at a stop string or at its own ``max_tokens``.
+        Equal prompts are computed once. Prompts of unequal length are padded on the left; where all are equal, no
+        mask is built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
 
         Raises:
             SpearError: a request carries pictures that the model cannot read or that do not fit its image tokens, an

@@ -1,8 +1,8 @@
 """Any server that speaks OpenAI's chat completions: vLLM's ``serve``, llama.cpp, a hosted API.
 
-Tokens cannot go in there: messages of text are sent and text comes back.  The episode's tokenizer is
+Tokens cannot go in there: messages of text are sent and text comes back. The episode's tokenizer is
 :class:`~spear_agents.engines.bytes.ChatByteTokenizer`, whose ids give the messages back, and the record says so
-(``Trajectory.tokens``).  What the server tells of its own tokens stands in ``Turn.served``.
+(``Trajectory.tokens``). What the server tells of its own tokens stands in ``Turn.served``.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class OpenAIEngine:
     """An :class:`~spear_agents.engines.base.Engine` that asks a server.
 
     A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
-    the server asks for holds back all requests.  When the tries are used up the episode gets an
-    :class:`~spear_agents.engines.base.EngineFault`.  What waiting cannot mend (a wrong key, an unknown model, no
+    the server asks for holds back all requests. When the tries are used up the episode gets an
+    :class:`~spear_agents.engines.base.EngineFault`. What waiting cannot mend (a wrong key, an unknown model, no
     credit left) is a SpearError and stops the run.
 
     Args:
@@ -262,7 +262,7 @@ class _Unreachable(Exception):
 
 
 def _read_key(variable: str) -> str:
-    """The key without blanks around it; empty where there is none.  Raises SpearError where no header can hold it."""
+    """The key without blanks around it; empty where there is none. Raises SpearError where no header can hold it."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")

@@ -1,4 +1,4 @@
-"""What a server of chat completions answers: texts, tokens, counts, refusals.  All of it is checked."""
+"""What a server of chat completions answers: texts, tokens, counts, refusals. All of it is checked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_reply(content: bytes) -> Reply:
     """Reads an answer with status 200.
 
     Thoughts that a server gives apart (``reasoning_content``, ``reasoning``) are put in front of the text, between
-    ``<think>`` tags.  A refusal is a response like any other.
+    ``<think>`` tags. A refusal is a response like any other.
 
     Raises:
         BadReplyError: it is not JSON, or lacks what a completion has.

@@ -35,7 +35,7 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
 
     Args:
         probs: [N, V], rows summing to 1.
-        top_k: int64 [N], 0 for off.  Of equal probabilities the lower id goes first.
+        top_k: int64 [N], 0 for off. Of equal probabilities the lower id goes first.
         top_p: float [N]: the smallest leading set whose share of what top-k left reaches ``top_p`` is kept.
     """
     ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
@@ -44,7 +44,7 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
     ordered = ordered.masked_fill(rank >= limit[:, None], 0)
     before = ordered.cumsum(-1) - ordered
     total = ordered.sum(-1, keepdim=True)
-    # rank 0 always stays: the mass before it is 0 and top_p > 0.  At top_p = 1 the comparison is not asked, because
+    # rank 0 always stays: the mass before it is 0 and top_p > 0. At top_p = 1 the comparison is not asked, because
     # rounding of the sum could drop a token of the far tail.
     keep = (before < top_p[:, None] * total) | (top_p[:, None] >= 1)
     return torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(~keep, 0))

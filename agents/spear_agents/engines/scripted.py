@@ -23,7 +23,7 @@ Policy = Callable[[str, random.Random], str]
 class ScriptedEngine:
     """An :class:`~spear_agents.engines.base.Engine` that writes what a policy says.
 
-    Its log-probabilities are 0, since a script has no distribution.  The random stream of a call is seeded with
+    Its log-probabilities are 0, since a script has no distribution. The random stream of a call is seeded with
     ``sampling.seed``.
 
     Args:
@@ -65,7 +65,7 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def admissible_actions(self) -> list[str]:
-        """What may be played now.  Raises SpearError where the environment does not list it."""
+        """What may be played now. Raises SpearError where the environment does not list it."""
         actions = self.info.get("admissible_actions")
         if not actions:
             raise SpearError(f"{self.env} lists no admissible actions, so there is no random policy for it")
@@ -98,7 +98,7 @@ class NoisyExpert:
     """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans anew.
 
     An error is a random admissible action; the share ``inadmissible`` of the errors is an action that was admissible
-    earlier in the episode and is not now, where there is one.  Once no plan wins any more, all is random, so that
+    earlier in the episode and is not now, where there is one. Once no plan wins any more, all is random, so that
     the episode comes to its end.
 
     Args:

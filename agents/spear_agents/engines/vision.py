@@ -50,7 +50,7 @@ def has_vision(path: str | Path) -> bool:
 
 
 class ImageReader:
-    """The image side of a Qwen2.5-VL folder.  The same code serves rollouts and the trainer, so both see the same.
+    """The image side of a Qwen2.5-VL folder. The same code serves rollouts and the trainer, so both see the same.
 
     Pictures go through transformers' Pillow processor: the same patches with and without torchvision.
 

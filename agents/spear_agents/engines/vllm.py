@@ -70,7 +70,7 @@ class VLLMEngine:
     """An :class:`~spear_agents.engines.base.Engine` over vLLM's ``AsyncLLM``.
 
     vLLM computes in processes of its own and is spoken to from one thread, so the engine serves any number of event
-    loops, one after the other or together.  A call that is cancelled aborts its request.  With a seed a response
+    loops, one after the other or together. A call that is cancelled aborts its request. With a seed a response
     depends on the prompt, the weights and the seed; what shares its batch can change a log-probability in its last
     bits only, and so a token in the rare case that two were as likely to within them.
 
@@ -129,7 +129,7 @@ class VLLMEngine:
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`.
 
-        A response ends where the context does, so ``max_tokens`` may reach beyond it.  ``images`` go in the places of
+        A response ends where the context does, so ``max_tokens`` may reach beyond it. ``images`` go in the places of
         the model's own image token, one token each.
 
         Raises:
@@ -158,7 +158,7 @@ class VLLMEngine:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces the weights by ``state``, in which they have the names and shapes of the folder.
 
-        Keys and values in the prefix cache belong to the old weights and are forgotten.  Linux only.
+        Keys and values in the prefix cache belong to the old weights and are forgotten. Linux only.
 
         Raises:
             SpearError: weights of another model, an answer is under way, the engine has an adapter or is closed, or
@@ -292,7 +292,7 @@ class VLLMEngine:
         return Generation(token_ids, log_probs, finish, cached_tokens=last.num_cached_tokens)
 
     def _make_params(self, sampling: Sampling, room: int) -> Any:
-        """vLLM's form of a sampling.  Raises SpearError where vLLM would silently take another one."""
+        """vLLM's form of a sampling. Raises SpearError where vLLM would silently take another one."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

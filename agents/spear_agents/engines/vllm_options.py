@@ -103,7 +103,7 @@ def check_cpu_heads(path: Path) -> None:
 
 
 def read_lora_rank(folder: str) -> int:
-    """What vLLM is to make room for.  Raises SpearError where the folder holds no adapter."""
+    """What vLLM is to make room for. Raises SpearError where the folder holds no adapter."""
     path = Path(folder) / "adapter_config.json"
     try:
         rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes.  vLLM imports it by name; nothing of vLLM is imported here."""
+"""What runs inside vLLM's worker processes. vLLM imports it by name; nothing of vLLM is imported here."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class WorkerExtension:
         """Has tokens drawn as the ``hf`` engine draws them, and their log-probabilities taken before top-k and top-p.
 
         vLLM fills a row of noise as long as the vocabulary for each seeded request; here a request's seed
-        (``extra_args``) and the number of its tokens so far give one uniform number.  Log-probabilities of vLLM's are
+        (``extra_args``) and the number of its tokens so far give one uniform number. Log-probabilities of vLLM's are
         those of the model (before the temperature) or those after the filters; the convention of verl's rollouts lies
-        between.  Returns whether this vLLM's sampler is built as expected.
+        between. Returns whether this vLLM's sampler is built as expected.
         """
         runner = self.model_runner
         sampler = getattr(runner, "sampler", None)

@@ -65,7 +65,7 @@ def _is_tied(folder: Path) -> bool:
 def share_weights(state: Mapping[str, torch.Tensor]) -> Iterator[str]:
     """``state`` in memory, at a path for ``torch.load`` in processes of this user while the block lasts.
 
-    The memory has no name, so nothing of it outlives this process, however that ends.  Linux only, like vLLM on a CPU.
+    The memory has no name, so nothing of it outlives this process, however that ends. Linux only, like vLLM on a CPU.
     """
     with os.fdopen(os.memfd_create("weights", os.MFD_CLOEXEC), "w+b") as file:
         torch.save(dict(state), file)

@@ -74,7 +74,7 @@ class MessagesRequest(BaseModel):
     metadata: dict[str, Any] | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """As chat templates read them.  Raises ValueError for what is neither text nor a call nor a result."""
+        """As chat templates read them. Raises ValueError for what is neither text nor a call nor a result."""
         system = [{"role": "system", "content": join_parts(self.system)}] if self.system else []
         return [*system, *(part for message in self.messages for part in message.to_messages())]
 

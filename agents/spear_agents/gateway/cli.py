@@ -41,9 +41,9 @@ def gateway(
 ) -> None:
     """Serve episodes of ENV to programs that speak to OpenAI's or Anthropic's interface.
 
-    POST /episodes begins one and answers with its address, its key, the first prompt and the tools.  The model is at
+    POST /episodes begins one and answers with its address, its key, the first prompt and the tools. The model is at
     ADDRESS/chat/completions, ADDRESS/responses and ADDRESS/messages; POST /episodes/ID/step acts in the environment;
-    DELETE /episodes/ID ends the episode and says what it earned.  If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks
+    DELETE /episodes/ID ends the episode and says what it earned. If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks
     for it.
 
     \b

@@ -36,7 +36,7 @@ class BeginRequest(BaseModel):
 class Host:
     """Begins and ends episodes on a gateway by requests.
 
-    ``POST /episodes`` begins one and says where; ``DELETE /episodes/{id}`` ends it and says what it earned.  Those that
+    ``POST /episodes`` begins one and says where; ``DELETE /episodes/{id}`` ends it and says what it earned. Those that
     nobody ends are closed when they have been idle.
 
     Args:

@@ -67,7 +67,7 @@ class Gateway:
         """Up to the port, once :meth:`start` has been called."""
 
     async def start(self) -> None:
-        """Listen; the running event loop answers.  Does nothing the second time."""
+        """Listen; the running event loop answers. Does nothing the second time."""
         if self._serving is not None:
             return
         listener = bind_socket(self._host, self._port)
@@ -198,7 +198,7 @@ class Gateway:
         return session, body
 
     def find(self, request: Request, key: str) -> Session:
-        """The session at an address.  Raises Refusal or EndedError where the one who asks may not have it."""
+        """The session at an address. Raises Refusal or EndedError where the one who asks may not have it."""
         self.admit(request)
         session = self._sessions.get(key)
         if session is None:
@@ -219,7 +219,7 @@ class Gateway:
             raise Refusal(status, *kinds[status], reason)
 
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
-        """The body of a request.  Raises HTTPException or ValidationError where it is not valid."""
+        """The body of a request. Raises HTTPException or ValidationError where it is not valid."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
         return kind.model_validate_json(data)
 

@@ -96,7 +96,7 @@ class _Call:
 
 
 class Session:
-    """An episode of one program.  Not for several threads.
+    """An episode of one program. Not for several threads.
 
     Args:
         world: the environment, in which the episode has begun.

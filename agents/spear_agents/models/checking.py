@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """Names of a file's tensors, with their facts.  Raises SpearError where the file is not whole."""
+    """Names of a file's tensors, with their facts. Raises SpearError where the file is not whole."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

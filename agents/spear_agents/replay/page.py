@@ -17,7 +17,7 @@ from typing import Any
 from spear_agents.files import write_text
 from spear_agents.replay.runs import Run
 
-_SCRIPTS = ("curves.js", "overview.js", "play.js", "page.js")
+_SCRIPTS = ("curves.js", "overview.js", "search.js", "play.js", "page.js")
 _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 

@@ -42,7 +42,7 @@ class Game:
     """Plays one environment, task after task.
 
     What is recorded is made by :func:`spear_agents.episode.play_episode`, which plays the responses that stood at the
-    end once more; what was taken back leaves no trace.  Only episodes that came to their end are recorded.
+    end once more; what was taken back leaves no trace. Only episodes that came to their end are recorded.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``.
@@ -92,7 +92,7 @@ class Game:
     # ---------------------------------------------------------------- moves
 
     def start(self, task_id: str) -> None:
-        """Begins the episode of a task.  Raises UnknownTaskError or EnvFault."""
+        """Begins the episode of a task. Raises UnknownTaskError or EnvFault."""
         self.observation, self.info = self._env.reset(seed=self.seed, options={"task": task_id})
         self.moves: list[Move] = []
         self.done = False
@@ -136,7 +136,7 @@ class Game:
             self._record()
 
     def undo(self) -> None:
-        """Takes the last response back.  Raises SpearError where there is none, or the episode is recorded."""
+        """Takes the last response back. Raises SpearError where there is none, or the episode is recorded."""
         if self.done or not self.moves:
             raise SpearError("the episode has ended and is recorded" if self.done else "there is nothing to take back")
         move = self.moves.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -119,19 +120,41 @@ class Run:
             if not 0 <= number < len(self._entries):
                 raise IndexError(number)
             entry = self._entries[number]
-        source = entry.source
-        try:
-            with source.path.open("rb") as file:
-                file.seek(entry.offset)
-                trajectory = Trajectory.from_json(file.read(entry.length).decode("ascii"))
-        except (OSError, *_MALFORMED) as error:
-            raise SpearError(f"{source.path} has changed: start spear view again") from error
+        source, trajectory = entry.source, _read_entry(entry)
         try:
             return {"i": number, **describe_episode(trajectory, source.settings, lambda: self._open_decoder(source))}
         except _MALFORMED as error:
             raise SpearError(
                 f"{source.path}, byte {entry.offset}: a value is of another type ({error}): remove the line"
             ) from error
+
+    def search(self, text: str) -> list[int]:
+        """Numbers of the episodes whose responses, observations or reflection have all words of ``text``, in any case.
+
+        Raises:
+            SpearError: a file has gone or has changed.
+        """
+        words = text.lower().split()
+        with self._lock:
+            entries = list(self._entries)
+        found = []
+        for number, entry in enumerate(entries):
+            trajectory = _read_entry(entry)
+            said = [part for turn in trajectory.turns for part in (turn.observation, turn.response)]
+            said += [trajectory.final_observation, trajectory.reflection or ""]
+            whole = "\n".join(said).lower()
+            if all(word in whole for word in words):
+                found.append(number)
+        return found
+
+    def mark(self) -> str:
+        """Changes when something was written to the run."""
+        metrics = (file for folder in self._find_trainings() for file in (folder / METRICS_FOLDER).glob("*.jsonl"))
+        digest = hashlib.sha256()
+        for path in (*self._find_files(), *metrics):
+            with suppress(OSError):
+                digest.update(f"{path} {path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def read_trainings(self) -> list[dict[str, Any]]:
         """The metrics of each training: its ``name``, ``steps``, and ``metrics`` with a value or None for each step."""
@@ -187,6 +210,16 @@ def _walk(root: Path) -> Iterator[Path]:
         level = len(Path(parent).relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if level < DEPTH else []
         yield Path(parent)
+
+
+def _read_entry(entry: Entry) -> Trajectory:
+    """An episode from its place in its file. Raises SpearError where the file has gone or has changed."""
+    try:
+        with entry.source.path.open("rb") as file:
+            file.seek(entry.offset)
+            return Trajectory.from_json(file.read(entry.length).decode("ascii"))
+    except (OSError, *_MALFORMED) as error:
+        raise SpearError(f"{entry.source.path} has changed: start spear view again") from error
 
 
 def _scan(source: Source) -> list[Entry]:

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class PageServer(ThreadingHTTPServer):
     """Serves a run, and a stage to play on.
 
-    Its answers are made from numbers and names that it knows; no address becomes a path of a file.  It listens on the
-    loopback interface.  A page of another site can reach that too, so a request must name this host, and what
+    Its answers are made from numbers and names that it knows; no address becomes a path of a file. It listens on the
+    loopback interface. A page of another site can reach that too, so a request must name this host, and what
     is asked for by the page itself carries a token that is in the page.
 
     Args:
@@ -64,6 +64,14 @@ class PageServer(ThreadingHTTPServer):
         if (method, path) == ("GET", "/api/run"):
             self.run.refresh()
             return {**self.run.summarise(), "play": self.stage is not None}
+        if (method, path) == ("GET", "/api/mark"):
+            return {"mark": self.run.mark()}
+        if (
+            (method, path) == ("POST", "/api/search")
+            and isinstance(content, dict)
+            and isinstance(content.get("text"), str)
+        ):
+            return {"episodes": self.run.search(content["text"])}
         episode = re.fullmatch(r"/api/episode/(\d{1,9})", path, re.ASCII)
         if method == "GET" and episode:
             return self.run.read_episode(int(episode[1]))

@@ -1,7 +1,7 @@
 """The products of one shelf: families of a wanted product and its near misses, and a few odd ones out.
 
 A family has a product that goals are made of (``wanted``), one of the same query that lacks an attribute of the goal,
-and one that has them all but costs more than any ceiling that could be drawn.  A ceiling is at most 40 dollars above
+and one that has them all but costs more than any ceiling that could be drawn. A ceiling is at most 40 dollars above
 the price of the wanted product and never less than 10.
 """
 
@@ -276,4 +276,4 @@ ODDITIES: tuple[Callable[[Listing, list[Listing], Dice], Listing], ...] = (
     _copy_listing,
     _widen_price,
 )
-"""What is done to the odd products, in turn.  Each gets the product, the shelf so far, and dice."""
+"""What is done to the odd products, in turn. Each gets the product, the shelf so far, and dice."""

@@ -1,4 +1,4 @@
-"""The vocabulary of the mini catalogue: shelves, attributes, options.  All of it was made up for this package."""
+"""The vocabulary of the mini catalogue: shelves, attributes, options. All of it was made up for this package."""
 
 from __future__ import annotations
 

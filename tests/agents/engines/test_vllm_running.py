@@ -1,4 +1,4 @@
-"""vLLM itself, on a CPU, beside transformers on the same weights.  One engine for all tests, since it starts slowly."""
+"""vLLM itself, on a CPU, beside transformers on the same weights. One engine for all tests, since it starts slowly."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from spear_agents.replay.overview import describe_sources
 from spear_agents.replay.page import export_page
 from spear_agents.replay.runs import Run
 from tests.agents.replay.chromium import Chromium
+from tests.agents.replay.conftest import serve
 
 SOKOBAN = "spear/Sokoban-v1"
 
@@ -45,6 +46,37 @@ def test_faults_and_what_was_played_again_do_not_count() -> None:
     assert found["tokens"] == 6 and found["cost"] == 1.0
     (broken,) = describe_sources([rows[2]], {})
     assert broken["parts"][0]["success"] is None
+
+
+def test_transcripts_are_searched(browser: Chromium, runs: Path, tmp_path: Path) -> None:
+    """The same episodes in the exported page and at the server."""
+    run = Run(runs)
+    bodies = [run.read_episode(row["i"]) for row in run.rows()]
+    wanted = [body["i"] for body in bodies if any("down" in turn["said"] for turn in body["turns"])]
+    assert 0 < len(wanted) < len(bodies) and run.search("  DOWN action ") == wanted and run.search("zebra") == []
+    export_page(run, tmp_path / "page.html")
+    with serve(run) as server:
+        for address in (f"file://{tmp_path}/page.html", server.address):
+            browser.open(f"{address}#f.said=DOWN%20action")
+            browser.wait(f"state.shown.length === {len(wanted)}")
+            assert browser.evaluate("state.shown.map((row) => row.i)") == wanted
+            browser.evaluate("filters.said = ''; searchTranscripts()")
+            browser.wait(f"state.shown.length === {len(bodies)}")
+
+
+def test_a_page_of_a_run_that_goes_on_takes_up_what_comes(browser: Chromium, tmp_path: Path) -> None:
+    evaluate(SOKOBAN, engine="random", tasks=2, out=tmp_path / "run", progress=False)
+    with serve(Run(tmp_path)) as server:
+        browser.open(server.address)
+        browser.wait("state.rows.length === 2 && document.body.dataset.ready")
+        browser.evaluate("watchRun()")
+        browser.wait("data.mark")
+        evaluate(SOKOBAN, engine="random", tasks=5, out=tmp_path / "run", progress=False)
+        browser.evaluate("watchRun()")
+        browser.wait("state.rows.length === 5")
+        assert "5 of 5 episodes" in browser.evaluate("document.getElementById('count').textContent")
+        raw = browser.evaluate("document.querySelector('.raw pre').textContent")
+        assert f'"env": "{SOKOBAN}"' in raw and '"image"' not in raw
 
 
 def test_two_evaluations_lie_side_by_side(browser: Chromium, runs: Path, tmp_path: Path) -> None:

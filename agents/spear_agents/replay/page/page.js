@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const ROW = 62;
-const state = { rows: [], shared: new Set(), shown: [], at: -1, turn: 0, body: null, colours: true, prompts: false, view: "" };
+const state = { rows: [], shared: new Set(), shown: [], found: null, at: -1, turn: 0, body: null, colours: true, prompts: false, view: "" };
 
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -33,15 +33,16 @@ async function ask(path, content) {
   return answer;
 }
 
+// An episode of an exported page.
+async function unpack(number) {
+  const bytes = Uint8Array.from(atob($(`e${number}`).textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
 const known = new Map();
 async function loadBody(number) {
   if (known.has(number)) return known.get(number);
-  let body;
-  if (data.token) body = await ask(`/api/episode/${number}`);
-  else {
-    const bytes = Uint8Array.from(atob($(`e${number}`).textContent), (c) => c.charCodeAt(0));
-    body = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
-  }
+  const body = await (data.token ? ask(`/api/episode/${number}`) : unpack(number));
   if (known.size > 50) known.delete(known.keys().next().value);
   known.set(number, body);
   return body;
@@ -49,7 +50,7 @@ async function loadBody(number) {
 
 // ---------------------------------------------------------------- the list
 
-const filters = { text: "", source: "", env: "", step: "", subtask: "", stop: "", won: "", low: "", high: "", order: "file" };
+const filters = { text: "", said: "", source: "", env: "", step: "", subtask: "", stop: "", won: "", low: "", high: "", order: "file" };
 const ORDERS = {
   file: ["as played", null],
   reward: ["best first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
@@ -77,6 +78,7 @@ function buildFilters() {
     } }, label));
   $("filters").replaceChildren(...[
     make("input", { id: "search", class: "wide", type: "search", placeholder: "Search tasks   /", value: filters.text, "aria-label": "Search tasks", oninput: change("text") }),
+    make("input", { id: "said", class: "wide", type: "search", placeholder: "Search transcripts   \\", value: filters.said, "aria-label": "Search transcripts", onchange: (event) => { filters.said = event.target.value; searchTranscripts(); } }),
     choose("source", "All sources", "wide"), choose("env", "All environments", "wide"), choose("step", "All training steps", "wide"),
     make("div", { class: "pick", role: "group", "aria-label": "Outcome" }, outcomes),
     choose("subtask", "All subtasks"), choose("stop", "Any stop reason"),
@@ -93,7 +95,7 @@ function applyFilters() {
   const open = filters.low === "" && filters.high === "";
   state.shown = state.rows.filter((row) =>
     ["source", "env", "step", "subtask", "stop"].every((key) => !filters[key] || String(row[key]) === filters[key]) &&
-    (!filters.won || row.won === (filters.won === "won")) &&
+    (!filters.won || row.won === (filters.won === "won")) && (!state.found || state.found.has(row.i)) &&
     (open || (row.reward !== null && row.reward >= low && row.reward <= high)) &&
     parts.every((part) => row.hay.includes(part)));
   if (ORDERS[filters.order][1]) state.shown.sort(ORDERS[filters.order][1]);
@@ -167,7 +169,9 @@ function readAddress() {
   for (const key of Object.keys(filters)) filters[key] = address.get(`f.${key}`) || (key === "order" ? "file" : "");
   if (!ORDERS[filters.order]) filters.order = "file";
   buildFilters();
+  state.found = null;
   applyFilters();
+  if (filters.said) searchTranscripts();
   const row = findEpisode(address);
   if (row) openEpisode(row.i, Number(address.get("turn") || 0));
   else if (address.has("task")) $("detail").replaceChildren(make("p", { class: "empty" }, `No episode of ${address.get("task")} is in this run.`));
@@ -218,7 +222,7 @@ function drawEpisode() {
       body.notes.map((note) => make("div", { class: "note" }, note)),
       body.memory.map((text) => block("Remembered from an earlier trial", "seen", longText(text)))),
     strip, drawTurns(body),
-    body.reflection === null ? null : block("Reflection after the episode", "seen", longText(body.reflection))));
+    body.reflection === null ? null : block("Reflection after the episode", "seen", longText(body.reflection)), drawRaw(body)));
 }
 
 // What the task asked for, point by point: unmet ones first.
@@ -238,14 +242,14 @@ function drawTurns(body) {
   const cards = body.turns.map((turn, i) => drawTurn(body, turn, i, first.get(turn.anchor)));
   if (body.final_observation || body.final_image) {
     cards.push(make("section", { class: "turn final" }, make("div", { class: "top" }, make("b", {}, "End"), words(body.stop)),
-      make("div", { class: "body" }, picture(body.final_image), make("div", { class: "words" }, block("Observation", "seen", longText(body.final_observation))))));
+      make("div", { class: "body" }, picture(body.final_image), make("div", { class: "words" }, block("Observation", "seen", seenText(body.final_observation))))));
   }
   return make("div", { class: "turns" }, cards);
 }
 
 const turnKind = (turn) => (turn.format_ok ? (turn.action_ok ? "" : "idle") : "broken");
 const picture = (address) => (address && address.startsWith("data:image/png;base64,") ? make("img", { class: "picture", src: address, alt: "" }) : null);
-const block = (label, kind, ...content) => make("div", { class: `block ${kind}` }, make("div", { class: "label" }, label), content);
+const block = (label, kind, ...content) => make("div", { class: `block ${kind}` }, make("div", { class: "label" }, label, copyButton("Copy", () => content.flat().map((one) => one.innerText).join("\n"))), content);
 
 function longText(text, limit = 3000) {
   const shown = make("pre", {}, text.length > limit ? text.slice(0, limit) : text || " ");
@@ -253,6 +257,9 @@ function longText(text, limit = 3000) {
   const more = make("button", { class: "more", onclick: () => { shown.textContent = text; more.remove(); } }, `… ${(text.length - limit).toLocaleString("en")} more characters`);
   return make("div", {}, shown, more);
 }
+
+// WebShop's pages come as one line with a mark between the texts.
+const seenText = (text) => (text.includes(" [SEP] ") ? make("div", { class: "pieces" }, text.split(" [SEP] ").map((piece) => make("span", {}, piece))) : longText(text));
 
 function drawTurn(body, turn, i, earlier) {
   const kind = turnKind(turn);
@@ -274,7 +281,7 @@ function drawTurn(body, turn, i, earlier) {
     make("div", { class: "body" }, picture(turn.image),
       make("div", { class: "words" },
         state.prompts && turn.prompt !== null && turn.prompt !== undefined ? block("Prompt", "prompt", longText(turn.prompt, 20000)) : null,
-        block("Observation", "seen", longText(turn.observation)),
+        block("Observation", "seen", seenText(turn.observation)),
         said ? block("Response", "", said) : [
           turn.thought ? block("Thought", "", make("div", { class: "thought" }, turn.thought)) : null,
           bare ? null : block("Response", "", longText(turn.said))],
@@ -331,14 +338,14 @@ function closeEpisode() {
 
 const KEYS = [
   ["j", "k", "next and previous episode (also ↓ ↑)"], ["l", "h", "next and previous turn (also → ←)"], ["g", "G", "first and last episode"],
-  ["/", "", "search"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "overview, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
+  ["/", "\\", "search tasks, transcripts"], ["t", "", "token colours: plain is sure, strong is improbable"], ["p", "", "prompts"], ["o", "e", "overview, episodes"], ["c", "", "curves"], ["r", "", "read the run again"], ["Esc", "", "back"], ["?", "", "this help"],
 ];
 const PLAY_KEYS = [["←", "↑", "move, where these are the actions (also → ↓)"], ["i", "", "hint"], ["u", "", "undo"], ["n", "", "next task, after the end"]];
 const ACTIONS = {
   j: () => moveInList(1), ArrowDown: () => moveInList(1), k: () => moveInList(-1), ArrowUp: () => moveInList(-1),
   l: () => goToTurn(state.turn + 1), ArrowRight: () => goToTurn(state.turn + 1), h: () => goToTurn(state.turn - 1), ArrowLeft: () => goToTurn(state.turn - 1),
   g: () => moveInList(-state.shown.length), G: () => moveInList(state.shown.length), t: () => flip("colours"), p: () => flip("prompts"),
-  "/": () => $("search").focus(), Escape: closeEpisode,
+  "/": () => $("search").focus(), "\\": () => $("said").focus(), Escape: closeEpisode,
 };
 
 function onKey(event) {
@@ -401,6 +408,7 @@ async function reload() {
   state.rows = data.episodes;
   buildFilters();
   takeRows(data.episodes);
+  if (filters.said) await searchTranscripts();
   showView(state.view);
 }
 
@@ -434,5 +442,6 @@ async function start() {
   addEventListener("hashchange", readAddress);
   if (location.hash && readAddress()) { /* it says what is shown */ }
   else if (state.shown.length && innerWidth > 760 && !data.play) openEpisode(state.shown[0].i);
+  if (data.token) setInterval(watchRun, 1000 * LIVE_SECONDS);
   document.body.dataset.ready = "true";
 }

@@ -1,0 +1,47 @@
+"use strict";
+// Search within transcripts, what can be copied, and taking up what a run has written since. Uses make() and state of page.js.
+
+const LIVE_SECONDS = 4;
+
+// Episodes in which a response, an observation or a reflection has all the words; null where nothing is asked for.
+async function searchTranscripts() {
+  const text = filters.said.trim();
+  if (!text) state.found = null;
+  else if (data.token) state.found = new Set((await ask("/api/search", { text })).episodes);
+  else {
+    const parts = text.toLowerCase().split(/\s+/);
+    const found = new Set();
+    for (const row of state.rows) {
+      const said = transcript(await unpack(row.i)).toLowerCase();
+      if (parts.every((part) => said.includes(part))) found.add(row.i);
+    }
+    state.found = found;
+  }
+  if (text === filters.said.trim()) applyFilters();
+}
+
+const transcript = (body) => [...body.turns.flatMap((turn) => [turn.observation, turn.thought, turn.said]), body.final_observation, body.reflection].join("\n");
+
+function copyButton(label, read) {
+  const button = make("button", { class: "copy", type: "button", title: "Copy", onclick: async () => {
+    await navigator.clipboard.writeText(read());
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = label; }, 1500);
+  } }, label);
+  return button;
+}
+
+// The episode as JSON, without the pictures, which are drawn for the page.
+function drawRaw(body) {
+  const text = JSON.stringify(body, (key, value) => (key === "image" || key === "final_image" ? undefined : value), 2);
+  return make("details", { class: "raw" }, make("summary", {}, "JSON"), copyButton("Copy JSON", () => text), longText(text, 20000));
+}
+
+async function watchRun() {
+  if (document.hidden || $("help").open || document.activeElement.matches("input, select, textarea")) return;
+  try {
+    const { mark } = await ask("/api/mark");
+    if (data.mark !== undefined && mark !== data.mark) await reload();
+    data.mark = mark;
+  } catch { /* the server was stopped: what is on the page stays */ }
+}

@@ -215,21 +215,23 @@ def measure_start(questions: Sequence[str]) -> Iterator[Figure]:
 
 
 def measure_refusals(arguments: Sequence[str], questions: Sequence[str]) -> Iterator[Figure]:
-    """How soon requests of 512 queries are turned away while 4,096 long queries wait or are computed."""
+    """How soon requests of 512 queries are turned away while a queue of 512 is full of long ones."""
     long = [" ".join(questions[i : i + 30]) for i in range(512)]
     fillers = [make_request(*(f"{number} {text}" for text in long)) for number in range(8)]
     probe = make_request(*(f"{number} probe" for number in range(512)))
     seconds: list[float] = []
 
     async def fill(port: int) -> None:
-        waiting = [asyncio.create_task(send_all(port, [filler], 1)) for filler in fillers]
-        while not any(task.done() for task in waiting):
-            (took,), failed = await send_all(port, [probe], 1)
-            if failed:
-                seconds.append(took)
-        await asyncio.gather(*waiting)
+        for filler in fillers:
+            waiting = asyncio.create_task(send_all(port, [filler], 1))
+            await asyncio.sleep(0.02)  # it is admitted first
+            while not waiting.done():
+                (took,), failed = await send_all(port, [probe], 1)
+                if failed:
+                    seconds.append(took)
+            await waiting
 
-    with start_server(["--cache-mb", "0", *arguments]) as server:
+    with start_server(["--cache-mb", "0", "--max-pending", "512", *arguments]) as server:
         asyncio.run(fill(server.port))
     if not seconds:
         raise SystemExit("no request was turned away: the queue was not full")

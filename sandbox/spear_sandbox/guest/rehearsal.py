@@ -1,7 +1,7 @@
 """Plays the parts of a run in the warm interpreter itself, so that forks find their work done.
 
-The first uses of a function write into memory: Python counts them, rewrites the function's instructions and notes where
-it found each name, and the linker does for C's functions. After a fork each such write copies a page, in every run anew.
+The first uses of a function write into memory: Python counts them, rewrites the function's instructions and notes
+where it found each name, and the linker does so for C's functions. After a fork each such write copies a page.
 """
 
 from __future__ import annotations

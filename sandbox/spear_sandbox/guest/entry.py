@@ -6,14 +6,7 @@ import sys
 
 def execute(source: str, path: str, names: dict[str, object]) -> None:
     """Run a program as an interpreter does and end the process with its exit code."""
-    code = 0
-    try:
-        exec(compile(source.removeprefix("\ufeff"), path, "exec", dont_inherit=True), names)
-    except SystemExit as end:
-        code = _report_exit(end.code)
-    except BaseException as error:
-        code = 1
-        _report_error(error)
+    code = play(source, path, names)
     for module, finish in (("threading", "_shutdown"), ("atexit", "_run_exitfuncs")):
         try:
             if module in sys.modules:
@@ -21,9 +14,21 @@ def execute(source: str, path: str, names: dict[str, object]) -> None:
         except BaseException:
             code = code or 1
     # Whatever the program has done to these names.
-    if not (_flush(getattr(sys, "stdout", None)) and _flush(getattr(sys, "stderr", None))):
+    if not (flush(getattr(sys, "stdout", None)) and flush(getattr(sys, "stderr", None))):
         code = code or 120
     os._exit(code)
+
+
+def play(source: str, path: str, names: dict[str, object]) -> int:
+    """Run a program's text; the exit code that it asks for."""
+    try:
+        exec(compile(source.removeprefix("\ufeff"), path, "exec", dont_inherit=True), names)
+    except SystemExit as end:
+        return _report_exit(end.code)
+    except BaseException as error:
+        _report_error(error)
+        return 1
+    return 0
 
 
 def _report_exit(value: object) -> int:
@@ -41,7 +46,7 @@ def _report_exit(value: object) -> int:
 
 def _report_error(error: BaseException) -> None:
     trace = error.__traceback__
-    _flush(getattr(sys, "stdout", None))
+    flush(getattr(sys, "stdout", None))
     for hook in (sys.excepthook, sys.__excepthook__):
         try:
             # Without the frame of this module.
@@ -53,7 +58,8 @@ def _report_error(error: BaseException) -> None:
     os.write(2, b"MemoryError: the traceback could not be printed\n")
 
 
-def _flush(stream: object) -> bool:
+def flush(stream: object) -> bool:
+    """Write out what a stream holds; whether that worked."""
     try:
         stream.flush()  # type: ignore[attr-defined]
     except BaseException:

@@ -83,7 +83,9 @@ def supervise(
         left = most_bytes - (elsewhere() if elsewhere is not None else 0)
         return _sum_memory(processes(), exactly=False) > left and _sum_memory(processes(), exactly=True) > left
 
-    verdict = _Watch(child, processes, exceeds_any, keeper, control).wait(started + job["wall_s"])
+    watch = _Watch(child, processes, exceeds_any, keeper, control)
+    verdict = watch.wait(started + job["wall_s"])
+    watch.close()
     wall_s = time.monotonic() - started
     status, peak_rss_kb = end_all(child, kill)
     total = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -153,6 +155,10 @@ class _Watch:
             if (not self._resting or self._has_woken()) and self._exceeds():
                 return Verdict.MEMORY
             look = time.monotonic() + pause / 2
+
+    def close(self) -> None:
+        """Give back what it has opened."""
+        os.close(self._signals)
 
     def _hear(self, fd: int) -> None:
         if fd == self._signals:

@@ -27,6 +27,7 @@ from spear_sandbox.guest.program import (
     set_limits,
     write_files,
 )
+from spear_sandbox.guest.rehearsal import rehearse
 from spear_sandbox.guest.seccomp import Locks, build_filter, prepare_filter
 from spear_sandbox.guest.supervisor import (
     CONTROL_FD,
@@ -94,6 +95,7 @@ def serve(control: socket.socket, modules: list[str], users: range) -> Callable[
     next_user = itertools.cycle(users)
     # By default each thread that allocates reserves 64 MiB and more of the address space.
     kernel.share_arenas(2)
+    rehearse(WORKING_FOLDER)
     hide_own_modules()
     gc.collect()
     gc.disable()

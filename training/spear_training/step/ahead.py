@@ -89,7 +89,7 @@ def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
     return {
         "staleness/mean": float(ages.mean()),
         "staleness/max": float(ages.max()),
-        "staleness/crossed_push": float(np.mean(crossed)),
+        "staleness/crossed_push": sum(crossed) / max(1, len(crossed)),
     }
 
 

@@ -23,7 +23,7 @@ OVERRIDES = (
     "trainer.test_freq=0",
     "trainer.val_before_train=false",
     "data.train_batch_size=8",
-    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "actor_rollout_ref.rollout.max_num_seqs=1",  # an engine that takes longer than the trainer
 )

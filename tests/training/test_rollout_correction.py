@@ -86,8 +86,16 @@ def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
     ("overrides", "level", "told"),
     [
         (["spear.rollout.staleness=0"], None, ""),
-        (["spear.rollout.staleness=2"], "token", "up to 2 versions old; corrected by weights of each token, cut at 2.0"),
-        ([f"{NODE}.rollout_is=sequence", "spear.rollout.staleness=1"], "sequence", "weights of each sequence, cut at 2.0"),
+        (
+            ["spear.rollout.staleness=2"],
+            "token",
+            "up to 2 versions old; corrected by weights of each token, cut at 2.0",
+        ),
+        (
+            [f"{NODE}.rollout_is=sequence", "spear.rollout.staleness=1"],
+            "sequence",
+            "weights of each sequence, cut at 2.0",
+        ),
         ([f"{NODE}.bypass_mode=true", "spear.rollout.staleness=1"], None, "clipped ratio to the policy that played"),
         (
             [f"{NODE}.rollout_rs=token_k1", f"{NODE}.rollout_rs_threshold=2", "spear.rollout.staleness=1"],

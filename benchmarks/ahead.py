@@ -1,9 +1,10 @@
 """What playing ahead gains: steps of a training under a clock of its own, with an engine's latency and a long tail.
 
-No model and no waiting: requests share an engine whose decoding step takes longer the more of them there are, lengths of
-responses are log-normal, episodes have from a few to all of their turns, and the environment answers after a while. Which
-batch is begun when is decided by the trainer's own :class:`~spear_training.step.ahead.BatchesAhead`. The engine has devices
-of its own; where it shares the trainer's, nothing is played while the trainer computes, and nothing is gained.
+No model and no waiting: requests share an engine whose decoding step takes longer the more of them there are, lengths
+of responses are log-normal, episodes have from a few to all of their turns, and the environment answers after a
+while. Which batch is begun when is decided by the trainer's own :class:`~spear_training.step.ahead.BatchesAhead`. The
+engine has devices of its own; where it shares the trainer's, nothing is played while the trainer computes, and
+nothing is gained.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
         (
             ["spear.rollout.staleness=2"],
             "token",
-            "up to 2 versions old; corrected by weights of each token, cut at 2.0",
+            "2 versions old; corrected by weights of each token, cut at 2.0",
         ),
         (
             [f"{NODE}.rollout_is=sequence", "spear.rollout.staleness=1"],

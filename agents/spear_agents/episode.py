@@ -330,6 +330,7 @@ def _record_turn(
         served=generation.served,
         dropped_turns=prompt.dropped_turns,
         cached_tokens=generation.cached_tokens,
+        version=generation.version,
         picture=picture,
         follows=prompt.follows,
     )

@@ -81,6 +81,7 @@ class Turn:
         served: what a server said about the response; None where no server was asked.
         dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
         cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
+        version: training step of the weights that wrote the response, 0 before the first; None outside a training.
         picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none. It
             is for training rows and is not written: a record shows pictures by playing its responses again.
         follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
@@ -101,6 +102,7 @@ class Turn:
     served: Served | None = None
     dropped_turns: int = 0
     cached_tokens: int | None = field(default=None, compare=False)
+    version: int | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
     follows: int | None = None
 
@@ -197,7 +199,7 @@ class Trajectory:
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"]
-            for key in ("cached_tokens", "follows"):
+            for key in ("cached_tokens", "follows", "version"):
                 if turn[key] is None:
                     del turn[key]
         if self.tokens is TokenKind.BYTES:
@@ -261,7 +263,7 @@ _TURN_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("response", "action", "observation", "anchor"), str),
     **dict.fromkeys(("format_ok", "action_ok"), bool),
     "reward": _NUMBER,
-    **dict.fromkeys(("dropped_turns", "cached_tokens", "follows"), int),
+    **dict.fromkeys(("dropped_turns", "cached_tokens", "follows", "version"), int),
 }
 _SERVED_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), (int, type(None))),

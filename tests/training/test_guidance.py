@@ -227,3 +227,9 @@ def test_measured_bounds_are_told_beside_the_papers() -> None:
 def test_what_is_not_finite_is_left_out() -> None:
     records = [record | {"entropy/token-mean": None, "clip/ppo_fraction": float("nan")} for record in run()]
     assert review_history(records, SpearSettings()) == []
+
+
+def test_older_weights_are_no_fault_of_the_engine() -> None:
+    apart = {"training/rollout_log_probs_diff_mean": 0.2}
+    assert review_history(run(**apart, **{"staleness/mean": 0.9}), SpearSettings()) == []
+    assert len(review_history(run(**apart, **{"staleness/mean": 0.0}), SpearSettings())) == 1

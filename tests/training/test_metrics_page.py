@@ -134,7 +134,7 @@ def test_verl_times_these_phases() -> None:
 def test_settings_on_the_page_exist() -> None:
     settings = SpearSettings().to_mapping()
     for node, name in re.findall(r"`spear\.(\w+)\.(\w+)", PAGE):
-        assert node == "record" or name in settings[node], f"spear.{node}.{name}"
+        assert node in ("record", "rollout") or name in settings[node], f"spear.{node}.{name}"
 
 
 def test_a_name_too_many_or_too_few_is_found() -> None:

@@ -11,7 +11,12 @@ pytest.importorskip("hydra", reason="needs the extra 'train'")
 
 from spear_envs.core.errors import SpearError
 from spear_training.launch import compose_config
-from spear_training.rollout_correction import REJECTIONS, RolloutCorrection
+from spear_training.rollout_correction import (
+    REJECTIONS,
+    RolloutCorrection,
+    describe_staleness,
+    resolve_correction,
+)
 
 NODE = "algorithm.rollout_correction"
 
@@ -75,3 +80,34 @@ def test_bounds_reach_it_from_the_command_line(model_folder: Path) -> None:
         compose_config((*base, f"{NODE}.rollout_rs=token_k1"), Path("runs/x"))
     with pytest.raises(SpearError, match="loss_type cannot be changed here: the loss is SPEAR's"):
         compose_config((*base, f"{NODE}.loss_type=reinforce"), Path("runs/x"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "told"),
+    [
+        (["spear.rollout.staleness=0"], None, ""),
+        (
+            ["spear.rollout.staleness=2"],
+            "token",
+            "2 versions old; corrected by weights of each token, cut at 2.0",
+        ),
+        (
+            [f"{NODE}.rollout_is=sequence", "spear.rollout.staleness=1"],
+            "sequence",
+            "weights of each sequence, cut at 2.0",
+        ),
+        ([f"{NODE}.bypass_mode=true", "spear.rollout.staleness=1"], None, "clipped ratio to the policy that played"),
+        (
+            [f"{NODE}.rollout_rs=token_k1", f"{NODE}.rollout_rs_threshold=2", "spear.rollout.staleness=1"],
+            None,
+            "corrected by rejection by token_k1",
+        ),
+    ],
+)
+def test_old_weights_are_corrected_for_unless_something_is_chosen(
+    overrides: list[str], level: str | None, told: str
+) -> None:
+    config = compose_config(["preset=demo", *overrides], Path("x"), check=False)
+    resolve_correction(config)
+    assert config.algorithm.rollout_correction.rollout_is == level
+    assert told in describe_staleness(config)

@@ -111,3 +111,16 @@ def test_widths_of_heads_are_those_of_vllm() -> None:
 
     source = Path(find_spec("vllm").submodule_search_locations[0], "v1/attention/backends/cpu_attn.py")  # type: ignore[union-attr,index]
     assert f"return {list(_CPU_HEADS)}" in source.read_text()
+
+
+def test_episodes_run_ahead_only_where_the_engine_need_not_wait_for_the_trainer(tmp_path: Path) -> None:
+    model = f"{MODEL}={save_config(tmp_path / 'm')}"
+    check_rollouts(compose_config(("preset=demo", model, "spear.rollout.staleness=1"), tmp_path, check=False))
+    gpu = ("preset=demo", "cluster=1gpu", model)
+    check_rollouts(compose_config(gpu, tmp_path, check=False))
+    with pytest.raises(
+        SpearError, match=r"on cuda both take turns on the same devices: set spear\.rollout\.staleness=0"
+    ):
+        check_rollouts(compose_config((*gpu, "spear.rollout.staleness=1"), tmp_path, check=False))
+    with pytest.raises(SpearError, match=r"spear\.rollout\.staleness must be at least 0, not -1"):
+        compose_config(("preset=demo", model, "spear.rollout.staleness=-1"), tmp_path, check=False)

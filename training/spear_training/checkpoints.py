@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
 
-FORMAT = 3
+FORMAT = 4
 STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
 BEST = "best"
 HASHED_BYTES = 2**26

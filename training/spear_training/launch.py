@@ -38,7 +38,7 @@ from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
 from spear_training.planning.fitting import Fit, find_room, fit_training
 from spear_training.precision import check_precision, measure_weights, resolve_dtype
-from spear_training.rollout_correction import RolloutCorrection
+from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
 from spear_training.supervise import hold_lock
@@ -117,6 +117,7 @@ def compose_training(
         if settings.agent is not None:
             config.spear.agent = resolve_program(settings.agent)
     resolve_attention(config, device=config.trainer.device)
+    resolve_correction(config)
     resolve_custom_reward(config)
     training = check_config(config)
     fit = fit_training(config, overrides, find_room(config.trainer.device), out / CONFIG_FILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from omegaconf import DictConfig, open_dict
 from pydantic.dataclasses import dataclass
 
 from spear_envs.core.errors import SpearError
@@ -81,6 +82,27 @@ class RolloutCorrection(Record):
                 f"{_NODE}.bypass_mode=true leaves out: the ratio of the loss corrects there"
             )
         return made
+
+
+def resolve_correction(config: DictConfig) -> None:
+    """Choose truncated weights of tokens where old weights may have written the episodes, and nothing is chosen.
+
+    ``bypass_mode`` is a choice, too: there the loss's own clipped ratio is that to the policy that played.
+    """
+    node = config.algorithm.rollout_correction
+    if config.spear.rollout.staleness > 0 and not (node.bypass_mode or node.rollout_is or node.rollout_rs):
+        with open_dict(config):
+            node.rollout_is = LEVELS[0]
+
+
+def describe_staleness(config: DictConfig) -> str:
+    """One line on episodes that are played ahead, and on what corrects for their old weights."""
+    node, ahead = config.algorithm.rollout_correction, config.spear.rollout.staleness
+    cut = f"weights of each {node.rollout_is}, cut at {node.rollout_is_threshold}" if node.rollout_is else None
+    rejected = f"rejection by {node.rollout_rs}" if node.rollout_rs else None
+    chosen = ["the clipped ratio to the policy that played"] if node.bypass_mode else [cut, rejected]
+    how = " and ".join(filter(None, chosen))
+    return f"episodes are begun up to {ahead} steps ahead, by weights up to {ahead} versions old; corrected by {how}"
 
 
 def _check_bounds(key: str, given: str | float, *, both: bool = True) -> None:

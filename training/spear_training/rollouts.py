@@ -38,6 +38,7 @@ def check_rollouts(config: DictConfig) -> None:
     model = config.actor_rollout_ref.model
     if name in ON_CPU and model.lora_rank > 0 and not OmegaConf.select(model, "lora.merge"):
         raise SpearError(f"rollouts by {name} take whole weights: set actor_rollout_ref.model.lora.merge=true")
+    check_ahead(config)
     if name != VLLM_CPU:
         return
     own = OmegaConf.to_container(rollout.engine_kwargs.get(VLLM_CPU) or {}, resolve=True)
@@ -50,6 +51,20 @@ def check_rollouts(config: DictConfig) -> None:
     path = Path(config.actor_rollout_ref.model.path)
     if path.is_dir():  # one that a training makes for itself has what vLLM needs
         _check_model(path, config.data.max_prompt_length + config.data.max_response_length)
+
+
+def check_ahead(config: DictConfig) -> None:
+    """Check that episodes can be played while the trainer computes, where that is asked for.
+
+    Raises:
+        SpearError: the engine and the trainer take turns on their devices.
+    """
+    ahead, device = config.spear.rollout.staleness, config.trainer.device
+    if ahead > 0 and device != "cpu":
+        raise SpearError(
+            f"spear.rollout.staleness={ahead} plays while the trainer computes, and on {device} both take turns on the "
+            "same devices: set spear.rollout.staleness=0"
+        )
 
 
 def _check_model(path: Path, longest: int) -> None:

@@ -14,6 +14,7 @@ from spear_training.algorithms.settings import SpearSettings
 from spear_training.checkpoints import Resume
 from spear_training.environments import EnvironmentSettings
 from spear_training.recording import RecordSettings
+from spear_training.step.ahead import RolloutSettings
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,11 +37,17 @@ class RunSettings(Record):
     agent_timeout: float = number(3600.0, above=0)
     """Seconds that it may take for an episode."""
     record: RecordSettings = field(default_factory=RecordSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
     warm_start: Mapping[str, Any] | None = None
     """Changes to the recipe of the policy that the run makes first; None where it makes none."""
     vision_start: Mapping[str, Any] | None = None
     """The same of a policy that sees."""
     algorithm: SpearSettings = field(default_factory=SpearSettings)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether batches have a canonical order: a program calls when it likes, weights change when a step ends."""
+        return self.deterministic and self.agent is None and self.rollout.staleness == 0
 
     @property
     def makes_policy(self) -> bool:

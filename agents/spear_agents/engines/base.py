@@ -86,6 +86,7 @@ class Generation:
     sampling temperature, before top-k and top-p (the convention of verl's rollouts). At temperature 0 it is the
     greedy token's under temperature 1. Policies without a distribution (scripts) give zeros.
     ``cached_tokens`` of the prompt were in the engine's prefix cache; None where it keeps none.
+    ``version`` is the training step that the weights are of; None outside a training.
     """
 
     token_ids: tuple[int, ...]
@@ -93,6 +94,7 @@ class Generation:
     finish: Finish
     served: Served | None = None
     cached_tokens: int | None = field(default=None, compare=False)
+    version: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -333,6 +333,7 @@ def _make_turn(call: _Call) -> Turn:
         finish=call.generation.finish,
         served=call.generation.served,
         cached_tokens=call.generation.cached_tokens,
+        version=call.generation.version,
         follows=call.asked.follows,
     )
 

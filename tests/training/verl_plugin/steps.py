@@ -129,6 +129,7 @@ class Step:
         micro: int = 1000,
         reference_in_actor: bool = False,
         bypass: bool = False,
+        staleness: int = 0,
         **correction: Any,
     ) -> None:
         self.settings, self.queue = settings, FakeQueue()
@@ -144,6 +145,7 @@ class Step:
                 },
                 "data": {"max_response_length": SCALE},
                 "algorithm": {"rollout_correction": {"bypass_mode": bypass, **correction}},
+                "spear": {"rollout": {"staleness": staleness}},
             }
         )
         self.keys = StepQueue(type("Tokenizer", (), {"pad_token_id": PAD, "eos_token_id": 2}))

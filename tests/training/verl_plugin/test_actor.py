@@ -180,6 +180,16 @@ def test_a_step_with_the_rollouts_log_probs_is_the_same_where_they_are_the_actor
     assert after[0][1] == after[1][1]
 
 
+def test_ratios_are_told_where_weights_may_be_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for staleness in (0, 1):
+        step = Step(monkeypatch, choose(), staleness=staleness)
+        step.collect()
+        found.append({name: value for name, value in step.metrics.items() if name.startswith("staleness/")})
+    assert found[0] == {}
+    assert found[1]["staleness/ratio_min"] < found[1]["staleness/ratio_mean"] < found[1]["staleness/ratio_max"]
+
+
 def test_without_replay_a_step_is_down_the_on_policy_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(monkeypatch, choose())
     fresh, start = step.collect(), step.workers.parameters.detach().clone()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -84,15 +85,37 @@ def test_a_truncated_response_says_so() -> None:
 
 def test_new_weights_replace_the_old() -> None:
     model = FakeModel()
-    asyncio.run(open_server(model).update_weights({"w": torch.ones(2)}))
+    asyncio.run(open_server(model).update_weights({"w": torch.ones(2)}, 1))
     assert torch.equal(model.state["w"], torch.ones(2))
 
 
-def test_responses_name_the_training_step_of_the_weights() -> None:
-    server = open_server(FakeModel())
-    asyncio.run(server.set_global_steps(3))
-    output = asyncio.run(server.generate(request_id="r", prompt_ids=[7], sampling_params={}))
-    assert output.extra_fields == {"global_steps": 3}
+def test_a_response_names_the_weights_that_wrote_it_though_others_wait_for_its_end() -> None:
+    model = FakeModel()
+    server, begun, go_on = open_server(model), threading.Event(), threading.Event()
+    generate = model.generate_batch
+
+    def wait(requests: list[Request]) -> list[Generation]:
+        begun.set()
+        assert go_on.wait(10)
+        return generate(requests)
+
+    model.generate_batch = wait  # type: ignore[method-assign]
+
+    async def run() -> list[Any]:
+        await server.update_weights({}, 3)
+        first = asyncio.create_task(server.generate_batch([Request((1,), Sampling(), "r")]))
+        await asyncio.to_thread(begun.wait)
+        push = asyncio.create_task(server.update_weights({"w": torch.ones(2)}, 4))
+        await asyncio.sleep(0.01)
+        assert not push.done() and not model.state
+        go_on.set()
+        (old,) = await first
+        await push
+        (new,) = await server.generate_batch([Request((1,), Sampling(), "r")])
+        return [old.version, new.version, await server.generate(request_id="r", prompt_ids=[7], sampling_params={})]
+
+    *versions, output = asyncio.run(run())
+    assert versions == [3, 4] and output.extra_fields == {"global_steps": 4}
 
 
 def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +126,7 @@ def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.
     monkeypatch.setattr(model.model, "to", lambda device: moved.append(str(device)))
     asyncio.run(server.generate_batch([Request((1,), Sampling(), "r")]))
     asyncio.run(server.sleep())
-    asyncio.run(server.update_weights({"w": torch.ones(2)}))
+    asyncio.run(server.update_weights({"w": torch.ones(2)}, 1))
     asyncio.run(server.generate_batch([Request((1,), Sampling(), "r")]))
     assert moved == ["meta", "cpu", "meta"]
 
@@ -139,11 +162,11 @@ def test_one_rank_of_each_replica_sends_the_weights(
 
     class FakeActor:
         def __init__(self, name: str) -> None:
-            self.update_weights = self.set_global_steps = self
+            self.update_weights = self
             self._name = name
 
-        async def remote(self, argument: Any) -> None:
-            sent.append((self._name, argument))
+        async def remote(self, state: Any, version: int) -> None:
+            sent.append((self._name, (state, version)))
 
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setattr(rollout_servers.BaseRollout, "__init__", lambda self, *_: None)
@@ -166,8 +189,8 @@ def test_one_rank_of_each_replica_sends_the_weights(
     asyncio.run(sender.resume(["weights"]))
     asyncio.run(sender.release())
     assert drained == ["a", "b"], "gathering is collective: every rank drains"
-    assert [name for name, _ in sent] == ([name_server(HF, replica)] * 2 if sends else [])
+    assert [name for name, _ in sent] == ([name_server(HF, replica)] if sends else [])
     if sends:
-        (_, state), (_, steps) = sent
-        assert steps == 1, "the weights come first"
+        ((_, (state, version)),) = sent
+        assert version == 1
         assert all(value.dtype is torch.bfloat16 and not value.requires_grad for value in state.values())

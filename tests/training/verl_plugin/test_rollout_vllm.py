@@ -15,6 +15,7 @@ import torch
 
 from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.vllm_options import VLLMOptions
+from spear_envs.core.errors import SpearError
 from spear_training.verl_plugin import rollout_servers, rollout_vllm
 from spear_training.verl_plugin.rollout_servers import close_servers
 from spear_training.verl_plugin.rollout_vllm import VLLMReplica, VLLMServer
@@ -66,11 +67,59 @@ def test_new_weights_reach_it_and_it_ends(server: Any) -> None:
     async def run() -> None:
         await server.close()  # before it has been started there is nothing to end
         await server.start()
-        await server.update_weights({"w": torch.ones(2)})
+        await server.update_weights({"w": torch.ones(2)}, 1)
         await server.close()
 
     asyncio.run(run())
     assert torch.equal(server._engine.state["w"], torch.ones(2)) and server._engine.closed
+
+
+def test_weights_change_between_responses_and_a_response_names_its_own(server: Any) -> None:
+    """vLLM would go on with keys and values of other weights, and refuses."""
+    log: list[str] = []
+
+    async def run() -> list[int]:
+        await server.start()
+        free = asyncio.Event()
+
+        async def generate(*_: Any, request_id: str) -> Generation:
+            log.append(f"begin {request_id}")
+            await free.wait()
+            log.append(f"end {request_id}")
+            return Generation((5, 2), (-0.5, -0.25), Finish.STOP)
+
+        server._engine.generate = generate
+        server._engine.load_state = lambda state: log.append("weights")
+        server.version = 3
+        ask = lambda name: asyncio.create_task(server.generate(name, prompt_ids=[7], sampling_params={}))  # noqa: E731
+        early = [ask("a"), ask("b")]
+        await asyncio.sleep(0)
+        push = asyncio.create_task(server.update_weights({}, 4))
+        await asyncio.sleep(0.01)
+        late = ask("c")
+        await asyncio.sleep(0.01)
+        assert log == ["begin a", "begin b"], "nothing new is begun, and the weights wait"
+        free.set()
+        outputs = await asyncio.gather(*early, late)
+        await push
+        return [output.extra_fields["global_steps"] for output in outputs]
+
+    assert asyncio.run(run()) == [3, 3, 4]
+    assert log == ["begin a", "begin b", "end a", "end b", "weights", "begin c", "end c"]
+
+
+def test_weights_that_vllm_does_not_take_leave_the_gate_open(server: Any) -> None:
+    def refuse(state: Any) -> None:
+        raise SpearError("other weights")
+
+    async def run() -> Any:
+        await server.start()
+        server._engine.load_state = refuse
+        with pytest.raises(SpearError, match="other weights"):
+            await server.update_weights({}, 4)
+        return await server.generate("r", prompt_ids=[7], sampling_params={})
+
+    assert asyncio.run(run()).extra_fields == {"global_steps": None}
 
 
 def test_a_replica_runs_it_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:

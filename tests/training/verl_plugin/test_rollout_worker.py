@@ -28,7 +28,6 @@ from spear_training.environments import EnvironmentSettings
 from spear_training.step.plan import reward_episode
 from spear_training.verl_plugin import rollout_worker
 from spear_training.verl_plugin.rollout_worker import (
-    CountingEngine,
     EpisodeOrder,
     RolloutManager,
     RolloutWorker,
@@ -114,6 +113,11 @@ def test_a_response_at_its_limit_is_not_taken_for_a_finished_one(reason: str) ->
     assert ask(FakeClient(answer([7, 7, 7], reason)), sampling).finish is Finish.LENGTH
     assert ask(FakeClient(answer([7, 7, END], reason)), sampling).finish is Finish.STOP
     assert ask(FakeClient(answer([7, 7], "length")), sampling).finish is Finish.LENGTH, "the context was full"
+
+
+def test_the_weights_of_a_response_are_kept() -> None:
+    told = TokenOutput(token_ids=[END], log_probs=[-0.5], stop_reason="completed", extra_fields={"global_steps": 4})
+    assert [ask(FakeClient(output)).version for output in (told, answer([END]))] == [4, None]
 
 
 def test_what_the_server_had_in_its_cache_is_kept() -> None:
@@ -206,12 +210,13 @@ def open_worker(
     worker.config = OmegaConf.create({"data": {"apply_chat_template_kwargs": template_kwargs or {}}})
     worker._idle = {}
     worker._tries = 1
-    worker._agent, worker._agent_timeout, worker._play, worker._programs = None, 60.0, None, AsyncExitStack()
+    worker._agent, worker._agent_timeout, worker._player, worker._programs = None, 60.0, None, AsyncExitStack()
+    worker._opening, worker._cache_tokens, worker._batches = asyncio.Lock(), None, 1
     worker._prompts = None
     worker._reader = None
     worker._replicas = 1
     worker._shares_cache = False
-    worker._engine = CountingEngine(ScriptedEngine(policy, worker.tokenizer))
+    worker._engine = ScriptedEngine(policy, worker.tokenizer)
     return worker
 
 
@@ -329,6 +334,56 @@ def test_a_program_plays_step_after_step_what_our_own_loop_plays(queue: FakeQueu
     assert len(own) == len(orders) and own == first == second
 
 
+def test_two_batches_are_played_at_a_time_and_each_counts_its_own(queue: FakeQueue) -> None:
+    class Versioned:
+        """An engine whose weights change after eight responses, while both batches are under way."""
+
+        def __init__(self, engine: Any) -> None:
+            self.engine, self.calls = engine, 0
+
+        async def generate(self, *asked: Any, **named: Any) -> Generation:
+            self.calls += 1
+            version = 5 if self.calls <= 8 else 6
+            await asyncio.sleep(0)
+            return replace(await self.engine.generate(*asked, **named), version=version)
+
+    worker, orders = open_worker(walk), order_episodes("train")
+    worker._engine = Versioned(worker._engine)
+    first, second = orders[:2], [replace(order, group=f"2{order.group[1:]}") for order in orders[2:]]
+
+    async def play_both() -> list[Any]:
+        return await asyncio.gather(*(worker.play(each, Sampling(), "train", keep=True) for each in (first, second)))
+
+    rollouts = asyncio.run(play_both())
+    for asked, rollout in zip((first, second), rollouts, strict=True):
+        assert [record.trajectory for record in rollout.records] == [f"{o.group}_{o.sample}" for o in asked]
+        assert rollout.generations == sum(record.turns for record in rollout.records), "not those of the other batch"
+        for record in rollout.records:
+            mine = rollout.rows.version[rollout.rows.trajectory == record.trajectory]
+            assert set(mine.tolist()) == set(record.versions), "a row a turn, each of one version"
+    assert {record.versions for rollout in rollouts for record in rollout.records} >= {(5, 6)}
+    alone = asyncio.run(open_worker(walk).play(orders, Sampling(), "train", keep=False))
+    assert alone.rows.version.tolist() == [] and {record.versions for record in alone.records} == {()}
+
+
+def test_a_conversation_is_as_old_as_its_oldest_response(queue: FakeQueue) -> None:
+    class Ageing:
+        def __init__(self, engine: Any) -> None:
+            self.engine, self.version = engine, 2
+
+        async def generate(self, *asked: Any, **named: Any) -> Generation:
+            self.version += 1
+            return replace(await self.engine.generate(*asked, **named), version=self.version)
+
+    worker = open_worker(walk, layout=Layout.CONVERSATION)
+    worker._engine = Ageing(worker._engine)
+    far = order_episodes("train", 4, 1)[-1:]
+    rollout = asyncio.run(worker.play(far, Sampling(), "train", keep=True))
+    (record,) = rollout.records
+    assert record.turns > 1 and record.versions == tuple(range(3, 3 + record.turns))
+    assert rollout.rows.version.tolist() == [3]
+
+
 def test_validation_writes_nothing(queue: FakeQueue) -> None:
     rollout = asyncio.run(open_worker(walk).play(order_episodes("valid"), Sampling(), "valid", keep=False))
     assert len(rollout.records) == 8 and not len(rollout.rows) and queue.writes == []
@@ -399,7 +454,10 @@ def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
         _acquire_server=acquire, _release_server=lambda server, request_id: released.append(server)
     )
     rollout = asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
-    assert worker._engine.cache_tokens == 600 and released == ["server"]
+    assert worker._cache_tokens == 600 and released == ["server"]
+    worker._cache_tokens, worker._batches = None, 3  # two are played ahead
+    asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
+    assert worker._cache_tokens == 200
     assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are no tokens"
 
 

@@ -21,6 +21,7 @@ from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
+from spear_training.step.ahead import BatchesAhead
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
@@ -43,15 +44,21 @@ class FakeRollouts:
         self.calls: list[dict[str, Any]] = []
         self.played: list[Episode] = []
         self.episodes: list[Any] = []
+        self.versions: list[int] = []
+        self.collected: list[int] = []
 
     def start(self, orders: Sequence[EpisodeOrder], sampling: Any, split: str, *, keep: bool) -> list[Any]:
         self.orders = list(orders)
-        self.calls.append({"sampling": sampling, "split": split, "keep": keep})
-        return ["future"]
+        step = int(orders[0].group.partition("-")[0])
+        begun = f"{step} {orders[0].task_id}"
+        self.calls.append({"sampling": sampling, "split": split, "keep": keep, "orders": self.orders, "begun": begun})
+        return [step]
 
     def collect(self, futures: Sequence[Any]) -> Rollout:
-        assert futures == ["future"]
+        self.collected += futures
         made = play(self.played)
+        if self.versions:
+            made = replace(made, rows=made.rows.add(version=self.versions))
         return replace(made, episodes=tuple(self.episodes))
 
 
@@ -62,7 +69,7 @@ class FakeQueue:
         return [*keys, "own"]
 
 
-def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
+def open_trainer(tmp_path: Path, staleness: int = 0, **nodes: Any) -> SpearTrainer:
     """A trainer as it is after ``init``, without Ray."""
     trainer: Any = object.__new__(SpearTrainer)
     small = {"replay": {"capacity": 4}, "filter": {"groups": 1.0}, "reward": {"mu": "none"}}
@@ -74,7 +81,9 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
     trainer.recorder = EpisodeRecorder(tmp_path, {})
     trainer.validations = EpisodeRecorder(tmp_path, {}, VALIDATIONS)
     trainer.global_steps = 1
-    trainer._pending, trainer._train_iterator = ["future"], None
+    trainer.staleness, trainer.total_training_steps = staleness, 9
+    trainer._batches = BatchesAhead(staleness, trainer._draw_tasks, trainer._start_batch)
+    trainer._train_iterator, trainer.train_dataloader = None, [{"task_id": ["t"]}]
     trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
     trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(
@@ -99,7 +108,7 @@ def open_trainer(tmp_path: Path, **nodes: Any) -> SpearTrainer:
                 "nnodes": 2,
                 "n_gpus_per_node": 4,
             },
-            "spear": {"keep_best": "success/all"},
+            "spear": {"keep_best": "success/all", "rollout": {"staleness": staleness}},
         }
     )
     trainer.agent_loop_manager = FakeRollouts()
@@ -124,6 +133,7 @@ def make_group(name: str = "1-00000", wins: int = 1, count: int = 2) -> list[Epi
 def take_step(trainer: Any, episodes: list[Episode], t: int) -> tuple[dict[str, Any], Any]:
     trainer.global_steps = t
     trainer.rollouts.played = episodes
+    trainer.prepare_step()
     metrics: dict[str, Any] = {}
     return metrics, trainer._step_once(metrics, {}, 2)
 
@@ -132,6 +142,7 @@ def take_step(trainer: Any, episodes: list[Episode], t: int) -> tuple[dict[str, 
 def test_a_step_names_the_keys_of_its_rows_and_takes_its_times(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
     trainer.rollouts.played = make_group()
+    trainer.prepare_step()
     metrics: dict[str, Any] = {}
     times: dict[str, float] = {}
     batch = trainer._step_once(metrics, times, 2)
@@ -163,6 +174,65 @@ def test_further_batches_of_a_step_are_of_further_tasks(tmp_path: Path) -> None:
     assert not any(order.recorded for order in orders), "the first batch has as many as are asked for"
 
 
+# ---- episodes ahead of their step ------------------------------------------------------------------------------------
+def list_begun(trainer: Any) -> list[str]:
+    """Steps whose batches were begun, and a task of each."""
+    return [call["begun"] for call in trainer.rollouts.calls]
+
+
+def test_batches_are_begun_ahead_of_their_steps_and_none_beyond_the_last(tmp_path: Path) -> None:
+    trainer: Any = open_trainer(tmp_path, staleness=2)
+    trainer.train_dataloader = [{"task_id": [name]} for name in "abcdefghi"]
+    trainer.total_training_steps = 4
+    begun = []
+    for t in (1, 2, 3, 4):
+        trainer.global_steps = t
+        trainer.prepare_step()
+        begun.append(list_begun(trainer))
+        trainer.play(0)
+    assert begun[0] == ["1 a", "2 b", "3 c"] and begun[1] == [*begun[0], "4 d"]
+    assert begun[2] == begun[3] == begun[1], "nobody would learn from a fifth"
+    assert trainer.rollouts.collected == [1, 2, 3, 4], "each step takes its own"
+    assert trainer.asleep == 0
+    trainer.finish()
+    assert trainer.asleep == 0, "the engine plays on"
+
+
+def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    trainer: Any = open_trainer(tmp_path, staleness=2)
+    loader = [{"task_id": [name]} for name in "abcdefghi"]
+    trainer.train_dataloader, trainer.rollouts.versions = loader, [0] * 4
+    take_step(trainer, make_group(), 1)
+    trainer._save_checkpoint()
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
+    resumed: Any = open_trainer(tmp_path, staleness=2)
+    resumed.train_dataloader = loader[3:]  # verl has the loader go on behind what was drawn
+    resumed._load_checkpoint()
+    for t in (2, 3):
+        resumed.global_steps = t
+        resumed.prepare_step()
+        resumed.play(0)
+    assert list_begun(resumed) == ["2 b", "3 c", "4 d", "5 e"], "no task is left out, and none comes twice"
+    trainer.global_steps = 2
+    trainer.prepare_step()
+    assert resumed.rollouts.calls[0]["orders"] == trainer.rollouts.calls[1]["orders"], "with the seeds of before"
+
+
+def test_the_age_of_weights_is_told_where_they_may_be_old(tmp_path: Path) -> None:
+    old = make_group()
+    old[0] = replace(old[0], record=replace(old[0].record, versions=(1, 2)))
+    old[1] = replace(old[1], record=replace(old[1].record, versions=(2,)))
+    found = []
+    for staleness in (0, 2):
+        trainer: Any = open_trainer(tmp_path, staleness=staleness)
+        trainer.rollouts.versions = [1, 2, 2, 2]
+        metrics, _ = take_step(trainer, old, 4)
+        found.append({name: value for name, value in metrics.items() if name.startswith("staleness/")})
+    assert found[0] == {}
+    assert found[1] == {"staleness/mean": 1.25, "staleness/max": 2.0, "staleness/crossed_push": 0.5}
+
+
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
     trainer: Any = open_trainer(tmp_path)
@@ -172,7 +242,7 @@ def test_each_task_of_a_step_is_played_as_a_group(tmp_path: Path) -> None:
         trainer.global_steps = t
         assert trainer.prepare_step() == {}
         seen.append([(order.group, order.sample, order.task_id) for order in trainer.rollouts.orders])
-        assert trainer._pending == ["future"]
+        trainer.play(0)
     assert seen[0] == [("1-00000", 0, "a"), ("1-00000", 1, "a"), ("1-00001", 0, "b"), ("1-00001", 1, "b")]
     assert [row[2] for row in seen[1]] == ["c", "c", "d", "d"]
     assert [row[2] for row in seen[2]] == ["a", "a", "b", "b"], "and the next epoch begins"
@@ -196,6 +266,7 @@ def test_recorded_episodes_are_of_as_many_tasks_as_there_are(tmp_path: Path) -> 
         trainer.global_steps = t
         trainer.prepare_step()
         found.append([(o.task_id, o.sample) for o in trainer.rollouts.orders if o.recorded])
+        trainer.play(0)
     assert found == [[("a", 0), ("a", 1), ("b", 0)], [], [("a", 0), ("a", 1), ("b", 0)]]
     trainer.rollouts.episodes = [make_trajectory(5), make_trajectory(6)]
     metrics, _ = take_step(trainer, make_group(), 3)
@@ -213,6 +284,7 @@ def test_seeds_differ_between_episodes_and_steps_and_come_from_the_runs_own(tmp_
         for t in (1, 2):
             trainer.global_steps = t
             trainer.prepare_step()
+            trainer.play(0)
             seeds += [order.seed for order in trainer.rollouts.orders]
         return seeds
 
@@ -321,7 +393,6 @@ def test_a_step_that_was_saved_and_not_logged_is_logged_on_resuming(
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
     monkeypatch.setattr(PPOTrainerSync, "on_train_begin", lambda self: None)
     trainer: Any = open_trainer(tmp_path)
-    trainer.prepare_step = dict
     trainer.rollouts.played = make_group(count=3)
     trainer.global_steps = 5
     metrics: dict[str, Any] = {}

@@ -30,6 +30,7 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
     "turn": (Span.ROW, np.int64),
     "anchor": (Span.ROW, object),
     "origin": (Span.ROW, np.int64),
+    "version": (Span.ROW, np.int64),
     # how long, and how it ended
     "prompt_length": (Span.ROW, np.int64),
     "response_length": (Span.ROW, np.int64),
@@ -69,15 +70,16 @@ COLUMNS: Mapping[str, tuple[Span, Any]] = {
 }
 """Every column there is, with its span and type; a table has those that are known so far.
 
-``trajectory`` is unique within a step. ``origin`` is the global step (from 1) that collected the row, ``turn`` the
-first turn of the row. ``loss_tokens`` counts the tokens of the policy, ``mask`` says which they are. ``finished``:
-the response ended by itself, not at its token limit. ``truncated``: the episode ended because the next prompt did not
-fit. ``void``: some turn holds no action. ``anchor``: key of the state before the row's first turn. ``step_reward``:
-what the environment itself paid in the row's turns. ``reward``: R of the trajectory; ``advantage``: of the row, with
-``token_advantages`` where they differ inside it. ``kept``: no filter took the row out. ``weight``: see
-:func:`~spear_training.algorithms.objective.weigh_rows`. ``turn_end``: tokens of the response up to the end of what
-the policy wrote in the turn; ``turn_reward``: what the environment paid for it. ``log_probs`` are those of the policy
-that played (pi_old), ``ref_log_probs`` of the reference policy, ``rollout_weights`` factors of rollout correction,
+``trajectory`` is unique within a step. ``origin`` is the global step (from 1) that collected the row, ``version`` that
+of the oldest weights that wrote some of it (-1 where nobody knows), ``turn`` the first turn of the row.
+``loss_tokens`` counts the tokens of the policy, ``mask`` says which they are. ``finished``: the response ended by
+itself, not at its token limit. ``truncated``: the episode ended because the next prompt did not fit. ``void``: some
+turn holds no action. ``anchor``: key of the state before the row's first turn. ``step_reward``: what the environment
+itself paid in the row's turns. ``reward``: R of the trajectory; ``advantage``: of the row, with ``token_advantages``
+where they differ inside it. ``kept``: no filter took the row out. ``weight``: see
+:func:`~spear_training.algorithms.objective.weigh_rows`. ``turn_end``: tokens of the response up to the end of what the
+policy wrote in the turn; ``turn_reward``: what the environment paid for it. ``log_probs`` are those of the policy that
+played (pi_old), ``ref_log_probs`` of the reference policy, ``rollout_weights`` factors of rollout correction,
 ``values`` the critic's, ``returns`` what it learns from.
 """
 

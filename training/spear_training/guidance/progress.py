@@ -89,7 +89,7 @@ def _find_large_updates(history: History, settings: SpearSettings) -> Advice | N
 
 def _find_disagreement(history: History, settings: SpearSettings) -> Advice | None:
     apart = history.recent("training/rollout_log_probs_diff_mean")
-    if apart is None or apart <= APART:
+    if apart is None or apart <= APART or history.recent("staleness/mean"):  # with older weights it has to
         return None
     return Advice(
         "rollout engine",

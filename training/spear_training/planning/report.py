@@ -23,6 +23,8 @@ from spear_training.planning.fitting import fit_training
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
 from spear_training.precision import measure_weights, resolve_dtype
+from spear_training.rollout_correction import describe_staleness, resolve_correction
+from spear_training.rollouts import check_ahead
 from spear_training.settings import RunSettings
 
 
@@ -40,6 +42,8 @@ class Plan:
     """What the launcher would choose so that an update fits, or why it would refuse."""
     rewrites: bool | None = None
     """Whether the chat template makes a row of each turn of a conversation; None where no tokenizer is at hand."""
+    ahead: str = ""
+    """How far ahead of their steps episodes are played, or why they cannot be; empty where nobody asked for it."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, sums included."""
@@ -77,11 +81,12 @@ def make_plan(
     texts = Texts(**known)
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
     bypass = bool(config.algorithm.rollout_correction.bypass_mode)
+    ahead = _describe_ahead(config) if settings.rollout.staleness else ""
     path = config.actor_rollout_ref.model.path
     rewrites = None if shape.per_turn or path is None else find_rewriting(config, settings, str(path))
     step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass, rewrites=bool(rewrites))
     if path is None:
-        return Plan(shape, texts, step, None, None, device_bytes, rewrites=rewrites)
+        return Plan(shape, texts, step, None, None, device_bytes, rewrites=rewrites, ahead=ahead)
     model = find_architecture(str(path))
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
@@ -92,7 +97,16 @@ def make_plan(
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
     memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
-    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites)
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites, ahead)
+
+
+def _describe_ahead(config: DictConfig) -> str:
+    try:
+        check_ahead(config)
+    except SpearError as error:
+        return f"The launcher would refuse: {error}"
+    resolve_correction(config)
+    return f"Ahead: {describe_staleness(config)}"
 
 
 def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
@@ -141,6 +155,8 @@ def print_plan(plan: Plan, console: Console) -> None:
             ("optimiser steps", str(step.optimiser_steps), "rows trained on / rows of a mini-batch"),
         ],
     )
+    if plan.ahead:
+        console.print(f"{plan.ahead}\n", soft_wrap=True, highlight=False)
     if step.replay_period is not None:
         _print_table(console, "Replay", _describe_replay(step, texts))
     elif step.kept:

@@ -22,6 +22,7 @@ class EpisodeRecord:
     """One episode: which group it belongs to, how it ended, what it earned.
 
     ``terms`` are the raw reward terms, ``fault`` the kind of fault or None. ``rows`` counts its rows.
+    ``versions`` are the training steps of the weights that wrote it, in ascending order.
     """
 
     group: str
@@ -38,6 +39,7 @@ class EpisodeRecord:
     well_formed_turns: int
     valid_actions: int
     rows: int
+    versions: tuple[int, ...] = ()
 
     @property
     def trajectory(self) -> str:
@@ -66,6 +68,7 @@ def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRe
         well_formed_turns=sum(turn.format_ok for turn in turns),
         valid_actions=sum(turn.action_ok for turn in turns),
         rows=len(trajectory.chains()) if fault is None else 0,
+        versions=tuple(sorted(_list_versions(turns))),
     )
 
 
@@ -93,6 +96,7 @@ def tabulate(
         "group": [record.group for record in owners],
         "trajectory": [record.trajectory for record in owners],
         "turn": [row.turn_index for row in rows],
+        "version": [min(_list_versions(turns), default=-1) for turns in members],
         "anchor": [str(turns[0].anchor) for turns in members],
         "prompt_length": [len(row.prompt_ids) for row in rows],
         "response_length": [len(row.response_ids) for row in rows],
@@ -137,6 +141,11 @@ def _find_ends(turns: Sequence[Turn]) -> list[int]:
         at += len(turn.response_ids) + (len(turn.prompt_ids) if number else 0)
         ends.append(at)
     return ends
+
+
+def _list_versions(turns: Sequence[Turn]) -> set[int]:
+    """Training steps of the weights that wrote these turns."""
+    return {turn.version for turn in turns if turn.version is not None}
 
 
 def _join(parts: Sequence[Sequence[float]], kind: type) -> np.ndarray:

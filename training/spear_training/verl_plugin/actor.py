@@ -16,6 +16,7 @@ from verl.utils.metric import reduce_metrics
 from spear_training.algorithms import RowTable, SpearSettings, sequence_entropy
 from spear_training.algorithms.rows import Array
 from spear_training.rollout_correction import RolloutCorrection
+from spear_training.step.ahead import summarize_ratios
 from spear_training.step.loss import STEERING_WIDTH
 from spear_training.step.update import Pass, Sums
 from spear_training.verl_plugin.columns import build_columns, find_predictions, nest_flat, pad_rows
@@ -54,6 +55,7 @@ class VerlActor:
         correction: Any = OmegaConf.to_container(config.algorithm.rollout_correction, resolve=True)
         self._bypass = bool(correction["bypass_mode"])
         self._correction = RolloutCorrection.from_node(correction)
+        self._is_stale = config.spear.rollout.staleness > 0
 
     @property
     def ranks(self) -> int:
@@ -82,6 +84,7 @@ class VerlActor:
         mask, rollout = data["loss_mask"].values().bool(), data["rollout_log_probs"].values()
         if not self._bypass:
             metrics.update(_compare_log_probs(log_probs[mask], rollout[mask]))
+            metrics.update(summarize_ratios(log_probs[mask], rollout[mask]) if self._is_stale else {})
         norm = sequence_entropy(
             pad_rows(entropy, lengths), pad_rows(mask, lengths), loss_scale_factor=self._scale_factor
         )

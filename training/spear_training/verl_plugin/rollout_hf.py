@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -51,7 +52,11 @@ class HFServer(OwnServer):
 
     def _answer(self, requests: list[Request]) -> list[Generation]:
         self._model.model.to(self._device)
-        return self._model.generate_batch(requests)
+        return [replace(answer, version=self.version) for answer in self._model.generate_batch(requests)]
+
+    def _take_weights(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        self._model.load_state(state)
+        self.version = version
 
     def _leave_device(self) -> None:
         if self._device.type != "cpu":
@@ -72,11 +77,11 @@ class HFServer(OwnServer):
         """Answer one request in verl's own form, so that verl's stock agent loops run on this backend too."""
         sampling = read_sampling(sampling_params, self._response_length)
         (answer,) = await self.generate_batch([Request(tuple(prompt_ids), sampling, request_id)])
-        return make_output(answer, self.global_steps)
+        return make_output(answer)
 
-    async def update_weights(self, state: dict[str, torch.Tensor]) -> None:
-        """Replace the weights; runs behind whatever batch is being decoded."""
-        await self._run(self._model.load_state, state)
+    async def update_weights(self, state: dict[str, torch.Tensor], version: int | None) -> None:
+        """Replace the weights; runs behind whatever batch is being decoded, so each response is of one version."""
+        await self._run(self._take_weights, state, version)
 
 
 class HFReplica(OwnReplica):

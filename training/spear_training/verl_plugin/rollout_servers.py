@@ -50,32 +50,29 @@ def read_sampling(parameters: dict[str, Any], response_length: int) -> Sampling:
     )
 
 
-def make_output(answer: Generation, global_steps: int | None) -> TokenOutput:
-    """A response in verl's own form; ``global_steps`` says of which training step the weights were."""
+def make_output(answer: Generation) -> TokenOutput:
+    """A response in verl's own form; ``global_steps`` is what verl calls the version of the weights."""
     counts = {} if answer.cached_tokens is None else {"cached_tokens": answer.cached_tokens}
     return TokenOutput(
         token_ids=list(answer.token_ids),
         log_probs=list(answer.log_probs),
         stop_reason="length" if answer.finish is Finish.LENGTH else "completed",
         num_preempted=0,
-        extra_fields={"global_steps": global_steps, **counts},
+        extra_fields={"global_steps": answer.version, **counts},
     )
 
 
 class OwnServer:
     """What every rollout server is asked for besides responses; ours have nothing to do for most of it."""
 
-    global_steps: int | None = None
+    version: int | None = None
+    """Of the weights: the training step that they come from."""
 
     async def start(self) -> None:
         """Be ready to answer."""
 
     async def close(self) -> None:
         """End what was started outside of this process."""
-
-    async def set_global_steps(self, global_steps: int | None) -> None:
-        """Remember of which training step the weights are: verl's own trainer asks it of each response."""
-        self.global_steps = global_steps
 
     async def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
         """Stand in for what only an engine with a managed cache has to do."""
@@ -139,5 +136,4 @@ class WeightSender(BaseRollout):
         state: dict[str, torch.Tensor] = {name: tensor.detach().to("cpu", self._dtype) for name, tensor in weights}
         if self._rank_in_replica == 0:
             server = ray.get_actor(name_server(self.backend, self._replica_rank))
-            await server.update_weights.remote(state)
-            await server.set_global_steps.remote(global_steps)
+            await server.update_weights.remote(state, global_steps)

@@ -7,7 +7,8 @@ verl's own ``vllm`` backend asks for the distribution of that name, which no CPU
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,44 @@ _CACHE_SHARE = 0.25
 """Of the free memory for keys and values: the trainer takes its own later."""
 
 
+class Gate:
+    """Holds new responses back while the weights change, and the change until no response is under way.
+
+    So each response is of one version: vLLM would go on with keys and values of other weights.
+    """
+
+    def __init__(self) -> None:
+        self._moved = asyncio.Condition()
+        self._inside = 0
+        self._shut = False
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[None]:
+        """Be inside while a response is written."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: not self._shut)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            async with self._moved:
+                self._inside -= 1
+                self._moved.notify_all()
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Be alone."""
+        async with self._moved:
+            self._shut = True
+            await self._moved.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            async with self._moved:
+                self._shut = False
+                self._moved.notify_all()
+
+
 @ray.remote(num_cpus=0)
 class VLLMServer(OwnServer):
     """Holds one vLLM engine, which batches the requests and computes in processes of its own."""
@@ -44,6 +83,7 @@ class VLLMServer(OwnServer):
         self._max_batch = max_batch
         self._response_length = response_length
         self._engine: VLLMEngine | None = None
+        self._gate = Gate()
 
     async def start(self) -> None:
         """Start vLLM, which takes the better part of a minute.
@@ -67,24 +107,27 @@ class VLLMServer(OwnServer):
             ContextExceededError: the prompt leaves no room for a token.
         """
         sampling = read_sampling(sampling_params, self._response_length)
-        answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
-        return make_output(answer, self.global_steps)
+        async with self._gate.answer():
+            answer = await self._get_engine().generate(prompt_ids, sampling, request_id=request_id)
+            return make_output(replace(answer, version=self.version))
 
     async def get_cache_tokens(self) -> int | None:
         """Say how many tokens the key-value cache holds."""
         return self._get_engine().cache_tokens
 
-    async def update_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights, and forget the prefix cache.
+    async def update_weights(self, state: Mapping[str, torch.Tensor], version: int | None) -> None:
+        """Replace the weights when the responses under way have ended, and forget the prefix cache.
 
         Raises:
             SpearError: they do not fit, vLLM did not take them, or it has died.
         """
-        try:
-            await asyncio.to_thread(self._get_engine().load_state, state)
-        except EngineFault as fault:
-            stop_if_dead(fault)
-            raise
+        async with self._gate.change():
+            try:
+                await asyncio.to_thread(self._get_engine().load_state, state)
+            except EngineFault as fault:
+                stop_if_dead(fault)
+                raise
+            self.version = version
 
     async def close(self) -> None:
         """End vLLM's processes."""

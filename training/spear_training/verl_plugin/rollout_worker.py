@@ -72,16 +72,16 @@ class EpisodeOrder:
 
 
 class CountingEngine:
-    """Passes calls on to an engine and counts them.
+    """Passes the calls of a batch on to an engine and counts them.
 
     Attributes:
         cache_tokens: of the engine's key-value cache that these calls may fill together; None where that is not known.
         calls: so far.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, cache_tokens: int | None) -> None:
         self._engine = engine
-        self.cache_tokens: int | None = None
+        self.cache_tokens = cache_tokens
         self.calls = 0
 
     def session(self) -> AbstractContextManager[None]:
@@ -164,7 +164,9 @@ class ServerEngine:
         elif StopFinder(self._tokenizer, sampling.stop_strings).is_reached(output.token_ids):
             finish = Finish.STRING
         cached = output.extra_fields.get("cached_tokens")
-        return Generation(tuple(output.token_ids), tuple(output.log_probs or ()), finish, cached_tokens=cached)
+        version = output.extra_fields.get("global_steps")
+        log_probs = tuple(output.log_probs or ())
+        return Generation(tuple(output.token_ids), log_probs, finish, cached_tokens=cached, version=version)
 
 
 class RolloutWorker(AgentLoopWorker):
@@ -179,8 +181,9 @@ class RolloutWorker(AgentLoopWorker):
         self._reward = read_custom_reward(config)
         self._agent, self._agent_timeout = run.agent, run.agent_timeout
         self._tries = run.tries
-        self._play: Retrying | None = None
+        self._player: Play | None = None
         self._programs = AsyncExitStack()
+        self._opening = asyncio.Lock()
         self._idle: dict[str, list[gym.Env]] = {}
         self._prompts: PromptBuilder | None = None
         path = self.model_config.local_path
@@ -191,8 +194,7 @@ class RolloutWorker(AgentLoopWorker):
             engine = MicroBatcher(
                 self._generate_batch,
                 max_batch=config.actor_rollout_ref.rollout.max_num_seqs,
-                # A program calls when it likes: nobody can wait until all have.
-                deterministic=run.deterministic and run.agent is None,
+                deterministic=run.repeats,
             )
         else:
             engine = ServerEngine(
@@ -202,7 +204,10 @@ class RolloutWorker(AgentLoopWorker):
                 seeded=run.deterministic,
                 image_token_id=self._reader.image_token_id if self._reader is not None else None,
             )
-        self._engine = CountingEngine(engine)
+        self._engine = engine
+        self._cache_tokens: int | None = None
+        self._batches = 1 + run.rollout.staleness
+        """That are played at a time."""
         self._shares_cache = config.actor_rollout_ref.rollout.name == VLLM_CPU
         self._workers = config.actor_rollout_ref.rollout.agent.num_workers
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -222,13 +227,13 @@ class RolloutWorker(AgentLoopWorker):
             self.llm_client._release_server(server_id, request_id=requests[0].request_id)
 
     async def _ask_cache(self) -> int | None:
-        """This worker's share of the tokens that the servers' caches hold."""
+        """The tokens of the servers' caches that a batch of this worker may fill."""
         server_id, server = await self.llm_client._acquire_server("cache")
         try:
             tokens: int | None = await server.get_cache_tokens.remote()
         finally:
             self.llm_client._release_server(server_id, request_id="cache")
-        return None if tokens is None else tokens * self._replicas // self._workers
+        return None if tokens is None else tokens * self._replicas // (self._workers * self._batches)
 
     def _build_prompts(self, env: gym.Env) -> PromptBuilder:
         core: Any = env.unwrapped
@@ -255,29 +260,36 @@ class RolloutWorker(AgentLoopWorker):
         idle = self._idle.setdefault(split, [])
         return idle.pop() if idle else make_environment(self._settings, split=split)
 
+    async def _open(self, split: str) -> tuple[Play, PromptBuilder]:
+        """What all batches share, made by the first of them."""
+        async with self._opening:
+            if self._shares_cache and self._cache_tokens is None:
+                self._cache_tokens = await self._ask_cache()
+            if self._player is None:
+                self._player = await self._open_player()
+            if self._prompts is None:
+                env = self._take_environment(split)
+                self._prompts = self._build_prompts(env)
+                self._idle[split].append(env)
+            return self._player, self._prompts
+
     async def play(self, orders: list[EpisodeOrder], sampling: Sampling, split: str, keep: bool) -> Rollout:
-        """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``."""
-        engine = self._engine
-        before = engine.calls
-        if self._shares_cache and engine.cache_tokens is None:
-            engine.cache_tokens = await self._ask_cache()
-        if self._play is None:
-            self._play = Retrying(await self._open_player(), self._tries)
-        retried, discarded = self._play.retried, self._play.discarded
-        if self._prompts is None:
-            env = self._take_environment(split)
-            self._prompts = self._build_prompts(env)
-            self._idle[split].append(env)
+        """Play ``orders``; write the rows to TransferQueue, under the keys in the records, if ``keep``.
+
+        Other batches may be played meanwhile; they share the engine and the environments.
+        """
+        player, prompts = await self._open(split)
+        engine, play = CountingEngine(self._engine, self._cache_tokens), Retrying(player, self._tries)
         trajectories = await play_many(
             [Job(order.task_id, order.seed) for order in orders],
             make_env=lambda: self._take_environment(split),
             release_env=self._idle.setdefault(split, []).append,
             engine_for=lambda env: engine,
-            prompts=self._prompts,
+            prompts=prompts,
             sampling=sampling,
             env_id=self._settings.id,
             concurrency=MOST_EPISODES,
-            play=self._play,
+            play=play,
         )
         if self._reward is not None:
             core: Any = self._idle[split][0].unwrapped
@@ -294,8 +306,8 @@ class RolloutWorker(AgentLoopWorker):
         return Rollout(
             tuple(records),
             rows.drop(*TOKENS),
-            engine.calls - before - (self._play.discarded - discarded),
-            self._play.retried - retried,
+            engine.calls - play.discarded,
+            play.retried,
             episodes,
             usage.prompt_tokens,
             usage.cached_tokens,

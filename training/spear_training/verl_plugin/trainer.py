@@ -27,6 +27,7 @@ from spear_training.checkpoints import check_files, describe_code, is_finished, 
 from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
+from spear_training.step.ahead import BatchesAhead, summarize_versions
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
@@ -51,7 +52,7 @@ class NoSampler:
 
 @register_trainer(NAME)
 class SpearTrainer(PPOTrainerSync):
-    """verl's synchronous trainer with SPEAR's step."""
+    """verl's synchronous trainer with SPEAR's step, and episodes that may be played before it."""
 
     def __init__(self, config) -> None:
         super().__init__(config)
@@ -69,7 +70,8 @@ class SpearTrainer(PPOTrainerSync):
         self.recorder = EpisodeRecorder(out, identity)
         self.validations = EpisodeRecorder(out, identity | {"split": self.environment.valid_split}, VALIDATIONS)
         self.state = SpearState(self.settings, self.seed)
-        self._pending: list[Any] = []
+        self.staleness = run.rollout.staleness
+        self._batches = BatchesAhead(self.staleness, self._draw_tasks, self._start_batch)
         self._train_iterator: Any = None
         self._metrics: dict[str, float] = {}
         """Those of the step under way, once it has trained."""
@@ -163,12 +165,12 @@ class SpearTrainer(PPOTrainerSync):
         )
 
     def prepare_step(self) -> dict[str, float]:
-        """Draw the step's tasks and begin to play each of them ``rollout.n`` times."""
-        self._pending = self._start_batch(0)
+        """Begin to play the tasks of this step, and of as many after it as ``spear.rollout.staleness`` says."""
+        self._batches.reach(self.global_steps, self.total_training_steps)
         return {}
 
-    def _start_batch(self, number: int) -> list[Any]:
-        """Begin to play the batch ``number`` (from 0) of this step's tasks."""
+    def _draw_tasks(self) -> list[str]:
+        """Tasks of the next batch."""
         if self._train_iterator is None:
             self._train_iterator = iter(self.train_dataloader)
         try:
@@ -176,17 +178,21 @@ class SpearTrainer(PPOTrainerSync):
         except StopIteration:  # the next epoch
             self._train_iterator = iter(self.train_dataloader)
             batch = next(self._train_iterator)
+        return list(batch["task_id"])
+
+    def _start_batch(self, step: int, tasks: list[str], number: int = 0) -> list[Any]:
+        """Begin to play each of ``tasks`` ``rollout.n`` times, as the batch ``number`` (from 0) of ``step``."""
         # Of as many tasks as there are, then further samples of the same.
-        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps) if number == 0 else 0
+        count = self.record.count(step) if number == 0 else 0
         orders = [
             EpisodeOrder(
-                f"{self.global_steps}-{group:05d}",
+                f"{step}-{group:05d}",
                 sample,
                 task_id,
-                derive_seed(self.seed, "train", self.global_steps, group, sample),
-                recorded=sample * tasks + group < count,
+                derive_seed(self.seed, "train", step, group, sample),
+                recorded=sample * len(tasks) + group < count,
             )
-            for group, task_id in enumerate(batch["task_id"], start=number * tasks)
+            for group, task_id in enumerate(tasks, start=number * len(tasks))
             for sample in range(self.config.actor_rollout_ref.rollout.n)
         ]
         return self.rollouts.start(orders, self._sampling(validate=False), self.environment.train_split, keep=True)
@@ -196,11 +202,13 @@ class SpearTrainer(PPOTrainerSync):
         """Rollouts of the batch ``number`` of this step's tasks; the first was begun in :meth:`prepare_step`."""
         if number == 0:
             self.on_sample_begin()
-        return self.rollouts.collect(self._pending if number == 0 else self._start_batch(number))
+            return self.rollouts.collect(self._batches.take())
+        return self.rollouts.collect(self._start_batch(self.global_steps, self._draw_tasks(), number))
 
     def finish(self) -> None:
-        """Let a rollout engine that shares the device give its memory back."""
-        self.on_sample_end()
+        """Let a rollout engine that shares the device give its memory back; one that plays ahead shares none."""
+        if self.staleness == 0:
+            self.on_sample_end()
 
     # ---- the step ----------------------------------------------------------------------------------------------------
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
@@ -214,6 +222,8 @@ class SpearTrainer(PPOTrainerSync):
         report = self.spear_step.run(self.global_steps, self)
         metrics.update(report.metrics)
         timing_raw.update(report.seconds)
+        if self.staleness:
+            metrics.update(summarize_versions(report.rollout, self.global_steps - 1))
         metrics["rollout/recorded"] = float(self.recorder.write(self.global_steps, report.rollout.episodes))
         keys = self.queue.take_keys(report.rollout.rows.key.tolist())
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
@@ -275,6 +285,7 @@ class SpearTrainer(PPOTrainerSync):
             "config": self._read_config(),
             "code": describe_code(),
             "metrics": self._measure_step(),
+            "ahead": self._batches.list_drawn(),
         }
         self.state.save(folder, about)
         super()._save_checkpoint()
@@ -313,6 +324,7 @@ class SpearTrainer(PPOTrainerSync):
         self.recorder.resume_after(self.global_steps)
         if self.global_steps:
             self._saved = self.state.load(self._checkpoint_folder())
+            self._batches.restore(self._saved["ahead"])
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

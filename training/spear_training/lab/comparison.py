@@ -18,9 +18,10 @@ from pydantic.dataclasses import dataclass
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_training.algorithms import SettingsError, SpearSettings
+from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.choices import check_choice, find_files, read_config
-from spear_training.lab.sources import BranchSettings, CurriculumSettings
+from spear_training.lab.sources import BranchSettings
 
 TUNING_SEED = 1000
 """First seed of the runs that learning rates are chosen by; reported seeds begin at 0."""
@@ -101,6 +102,10 @@ class Arm(Record):
     branch: BranchSettings = field(default_factory=BranchSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
 
+    def check(self) -> None:
+        if "curriculum" in self.spear:
+            raise SettingsError("arm.spear.curriculum: the curriculum is a key of the arm itself, arm.curriculum")
+
     def compose(self, settings: TrainingSettings) -> SpearSettings:
         """Settings of the algorithm: the trainer's defaults, the algorithm's file, what arms share, the arm's own.
 
@@ -110,7 +115,7 @@ class Arm(Record):
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
             made = made.override(layer)
-        return made
+        return made.override({"curriculum": self.curriculum.to_mapping()})
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:

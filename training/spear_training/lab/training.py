@@ -12,12 +12,14 @@ import torch
 
 from spear_agents.engines.base import derive_seed
 from spear_training.algorithms import SpearSettings
+from spear_training.algorithms.curriculum import TaskSource
 from spear_training.lab.actor import LabActor
 from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.playing import LabRollouts
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, TaskSource
+from spear_training.lab.sources import Archive
+from spear_training.step.curriculum import rate_difficulty
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
@@ -59,7 +61,7 @@ class Training:
         self._actor = LabActor(spear, policy, self._optimizer, epochs=arm.epochs)
         sizes = UpdateSizes(settings.minibatch, float(spear.loss.scale_factor or 1.0), arm.epochs)
         self._step = SpearStep(spear, self.state, self._actor, None, max_response_length=1, sizes=sizes)
-        self._source = TaskSource(rooms, arm.curriculum, settings.group)
+        self._source = TaskSource([rate_difficulty(task) for task in rooms.tasks], spear.curriculum, settings.group)
         self._archive = Archive(arm.branch, settings.turns)
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "lab")))
         self.steps = self.tokens = self.restored = 0

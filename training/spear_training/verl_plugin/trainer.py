@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.curriculum import Choice
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
+from spear_training.step.curriculum import Curriculum
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
@@ -69,6 +72,7 @@ class SpearTrainer(PPOTrainerSync):
         self.recorder = EpisodeRecorder(out, identity)
         self.validations = EpisodeRecorder(out, identity | {"split": self.environment.valid_split}, VALIDATIONS)
         self.state = SpearState(self.settings, self.seed)
+        self.curriculum: Curriculum | None = None
         self._pending: list[Any] = []
         self._train_iterator: Any = None
         self._metrics: dict[str, float] = {}
@@ -80,6 +84,13 @@ class SpearTrainer(PPOTrainerSync):
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
     def _build_replay_buffer(self) -> NoSampler:
         return NoSampler()
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        settings = self.settings.curriculum
+        if settings.choice is not Choice.UNIFORM:
+            group = self.config.actor_rollout_ref.rollout.n
+            self.curriculum = Curriculum(self.train_dataset.tasks, settings, group, self.seed)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -169,15 +180,9 @@ class SpearTrainer(PPOTrainerSync):
 
     def _start_batch(self, number: int) -> list[Any]:
         """Begin to play the batch ``number`` (from 0) of this step's tasks."""
-        if self._train_iterator is None:
-            self._train_iterator = iter(self.train_dataloader)
-        try:
-            batch = next(self._train_iterator)
-        except StopIteration:  # the next epoch
-            self._train_iterator = iter(self.train_dataloader)
-            batch = next(self._train_iterator)
+        drawn = self._draw_tasks()
         # Of as many tasks as there are, then further samples of the same.
-        tasks, count = len(batch["task_id"]), self.record.count(self.global_steps) if number == 0 else 0
+        tasks, count = len(drawn), self.record.count(self.global_steps) if number == 0 else 0
         orders = [
             EpisodeOrder(
                 f"{self.global_steps}-{group:05d}",
@@ -186,17 +191,34 @@ class SpearTrainer(PPOTrainerSync):
                 derive_seed(self.seed, "train", self.global_steps, group, sample),
                 recorded=sample * tasks + group < count,
             )
-            for group, task_id in enumerate(batch["task_id"], start=number * tasks)
+            for group, task_id in enumerate(drawn, start=number * tasks)
             for sample in range(self.config.actor_rollout_ref.rollout.n)
         ]
         return self.rollouts.start(orders, self._sampling(validate=False), self.environment.train_split, keep=True)
+
+    def _draw_tasks(self) -> Sequence[str]:
+        """Task ids of a batch: the curriculum's, or the next ones of verl's data loader."""
+        if self.curriculum is not None:
+            return self.curriculum.draw(self.config.data.train_batch_size)
+        if self._train_iterator is None:
+            self._train_iterator = iter(self.train_dataloader)
+        try:
+            batch = next(self._train_iterator)
+        except StopIteration:  # the next epoch
+            self._train_iterator = iter(self.train_dataloader)
+            batch = next(self._train_iterator)
+        tasks: Sequence[str] = batch["task_id"]
+        return tasks
 
     # ---- what SpearStep asks for its rollouts ------------------------------------------------------------------------
     def play(self, number: int) -> Rollout:
         """Rollouts of the batch ``number`` of this step's tasks; the first was begun in :meth:`prepare_step`."""
         if number == 0:
             self.on_sample_begin()
-        return self.rollouts.collect(self._pending if number == 0 else self._start_batch(number))
+        rollout = self.rollouts.collect(self._pending if number == 0 else self._start_batch(number))
+        if self.curriculum is not None:
+            self.curriculum.tell(rollout.records)
+        return rollout
 
     def finish(self) -> None:
         """Let a rollout engine that shares the device give its memory back."""
@@ -214,6 +236,8 @@ class SpearTrainer(PPOTrainerSync):
         report = self.spear_step.run(self.global_steps, self)
         metrics.update(report.metrics)
         timing_raw.update(report.seconds)
+        if self.curriculum is not None:
+            metrics.update(self.curriculum.summarize())
         metrics["rollout/recorded"] = float(self.recorder.write(self.global_steps, report.rollout.episodes))
         keys = self.queue.take_keys(report.rollout.rows.key.tolist())
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
@@ -275,6 +299,7 @@ class SpearTrainer(PPOTrainerSync):
             "config": self._read_config(),
             "code": describe_code(),
             "metrics": self._measure_step(),
+            "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
         }
         self.state.save(folder, about)
         super()._save_checkpoint()
@@ -313,6 +338,8 @@ class SpearTrainer(PPOTrainerSync):
         self.recorder.resume_after(self.global_steps)
         if self.global_steps:
             self._saved = self.state.load(self._checkpoint_folder())
+            if self.curriculum is not None:
+                self.curriculum.load_state_dict(self._saved["curriculum"])
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

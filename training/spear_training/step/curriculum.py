@@ -33,7 +33,7 @@ def check_tasks(count: int, split: str) -> None:
 
 def rate_difficulty(task: Task) -> Hashable:
     """Moves of the shortest solution where the task states them, else its subtask: equal ones tell of each other."""
-    return task.content["optimal"] if "optimal" in task.content else task.subtask
+    return task.content.get("optimal", task.subtask)
 
 
 class Curriculum:

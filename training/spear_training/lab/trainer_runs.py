@@ -71,7 +71,7 @@ class TrainerBench:
         self.comparison, self._out = comparison, out
         count, first = comparison.training.levels, comparison.start
         tasks = make_task_set(comparison.levels.recipe, self._split(tuning=False))
-        self.tasks = [tasks[n].id for n in range(min(count, len(tasks)) if comparison.panel is Panel.TRAIN else 256)]
+        self.tasks = [tasks[n].id for n in range(count if comparison.panel is Panel.TRAIN else len(tasks))]
         self._policy = cache / f"policy-{first.episodes}-{first.epochs}"
         if not self._policy.exists():
             recipe = replace(choose_recipe(ENV_ID), episodes=first.episodes, epochs=first.epochs, panel_tasks=0)
@@ -94,13 +94,14 @@ class TrainerBench:
         """Make a run, or go on with one; returns its result as plain values."""
         comparison, folder = self.comparison, self._out / "trainings" / plan.name
         budget = comparison.training.budget
-        if find_end(read_history(folder), budget) is None:
+        if find_policy(folder, budget) is None:
+            if find_end(read_history(folder), budget) is not None:
+                shutil.rmtree(folder)  # stopped after its checkpoints had been thrown away: it is made anew
             self._train(list_overrides(comparison, plan, self._policy), folder)
         history = [record for record in read_history(folder) if "training/global_step" in record]
-        end = find_end(history, budget)
-        if end is None:
+        end, policy = find_end(history, budget), find_policy(folder, budget)
+        if end is None or policy is None:
             raise SpearError(f"{folder} ended before it had written {budget:,} tokens: look into its train.log")
-        policy = folder / "checkpoints" / f"global_step_{end}" / "actor" / "huggingface"
         won = self._examine(policy, folder / "panel", tuning=plan.tuning)
         lines, tokens = [], 0
         history = [record for record in history if record["step"] <= end]
@@ -160,6 +161,13 @@ def find_end(history: Sequence[dict[str, Any]], budget: int) -> int | None:
         if tokens >= budget:
             return int(record["step"])
     return None
+
+
+def find_policy(folder: Path, budget: int) -> Path | None:
+    """The policy of the run in ``folder`` after the step that used up its tokens; None before that."""
+    end = find_end(read_history(folder), budget)
+    policy = folder / "checkpoints" / f"global_step_{end}" / "actor" / "huggingface"
+    return policy if policy.is_dir() else None
 
 
 def _describe_rooms(comparison: TrainerComparison) -> dict[str, Any]:

@@ -236,10 +236,8 @@ class Comparison(Record):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Comparison:
-        """The comparison that a mapping describes: the trainer's where it says ``engine: trainer``, else the lab's."""
-        return (TrainerComparison if content.get("engine") == Engine.TRAINER.value else LabComparison).from_mapping(
-            content
-        )
+        """The comparison that a mapping describes: one of the trainer where it names an engine, else one of the lab."""
+        return (TrainerComparison if "engine" in content else LabComparison).from_mapping(content)
 
     @classmethod
     def read(cls, path: Path) -> Comparison:

@@ -180,7 +180,6 @@ def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -
     """Arguments of ``spear train`` for a run that begins with ``policy``, besides the run folder."""
     arm, settings = comparison.arms[plan.arm], comparison.training
     rooms = [f"spear.env.kwargs.{name}={value}" for name, value in _describe_rooms(comparison).items()]
-    spear = {"curriculum": arm.curriculum.to_mapping()}
     return (
         *HABITS,
         f"algorithm={arm.algorithm}",
@@ -193,7 +192,7 @@ def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -
         f"actor_rollout_ref.actor.optim.lr={plan.rate}",
         f"actor_rollout_ref.model.path={quote_value(str(policy.resolve()))}",
         f"spear.seed={plan.seed}",
-        *(line for node in (settings.spear, arm.spear, spear) for line in _flatten("spear", node)),
+        *_flatten("spear", arm.compose(settings).to_mapping()),  # all: the demo has some of its own
     )
 
 

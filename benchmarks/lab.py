@@ -24,7 +24,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     seeds = MEASURED[options.size.value]
     plain = Comparison.read(FILE).to_mapping()
     arms = dict(list(plain["arms"].items())[:ARMS])
-    comparison = Comparison.from_mapping({**plain, "arms": arms, "compare": [], "rates": [0.002], "seeds": seeds})
+    comparison = Comparison.of({**plain, "arms": arms, "compare": [], "rates": [0.002], "seeds": seeds})
     registry = Registry(comparison, options.work / f"runs-{time.time_ns()}")
     moments: list[float] = []
     start = time.perf_counter()

@@ -47,6 +47,8 @@ OVERRIDES = (
     "spear.replay.capacity=64",
     "spear.sil.warmup_steps=4",
     "spear.reward.decay_steps=4",
+    "spear.curriculum.choice=thompson",
+    "data.train_max_samples=64",
 )
 
 
@@ -113,6 +115,7 @@ def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
     assert replayed["loss/sil"] != 0 and replayed["replay/n_sil"] > 0
     assert {"cov/lower", "cov/upper"} <= replayed.keys()
     assert {"val/success/all"} <= steps[2].keys()
+    assert steps[1]["curriculum/met"] == 8 / 64 < steps[STEPS]["curriculum/met"]
     first, last = steps[1], steps[STEPS]
     # The critic begins with the value 0 everywhere and moves from there; the reference is the policy of the beginning.
     assert first["critic/value_mean"] == 0 and first["critic/explained_variance"] == 0
@@ -207,7 +210,9 @@ def test_a_run_that_is_stopped_in_every_way_comes_to_the_same_end(
                for run in (whole_run, out)]  # fmt: skip
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert read_recorded(out) == read_recorded(whole_run), "episodes for people to look at, each once"
-    states = [read_state(run / "checkpoints" / f"global_step_{STEPS}")["state"] for run in (whole_run, out)]
+    saved = [read_state(run / "checkpoints" / f"global_step_{STEPS}") for run in (whole_run, out)]
+    assert saved[0]["curriculum"] == saved[1]["curriculum"] and sum(saved[0]["curriculum"]["source"]["wins"]) > 0
+    states = [one["state"] for one in saved]
     assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
 
 

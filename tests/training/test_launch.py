@@ -253,6 +253,8 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("spear.env.kwargs", {"boxen": 3}, "boxen"),
         ("spear.env.kwargs", {}, "shows a picture, which the model cannot read"),
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
+        ("data.train_max_samples", 31, "data.train_batch_size=32 exceeds the 31 tasks of the split train"),
+        ("spear.curriculum.choice", "thompson", "set data.train_max_samples to 65,536 or fewer"),
         ("spear.env", None, "spear.env must be a mapping"),
         ("spear.env.history", -1, "spear.env.history must be at least 0, not -1"),
         ("spear.record", None, "spear.record must be a mapping"),

@@ -30,6 +30,7 @@ from spear_agents.models.getting import resolve_model
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import Aggregation
+from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
 from spear_training.checkpoints import check_files, check_origin, is_finished
@@ -41,6 +42,7 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
+from spear_training.step.curriculum import check_tasks
 from spear_training.supervise import hold_lock
 from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
@@ -324,8 +326,12 @@ def check_config(config: DictConfig) -> Training:
     check_sequence_parallel(config, str(name), vision=vision)
     environment = inspect_environment(settings.env)
     size, train = config.data.train_batch_size, environment.train
-    if train.tasks < size:
-        raise SpearError(f"data.train_batch_size={size} exceeds the {train.tasks} tasks of the split {train.split}")
+    limit = config.data.train_max_samples
+    tasks = train.tasks if limit < 0 else min(limit, train.tasks)
+    if tasks < size:
+        raise SpearError(f"data.train_batch_size={size} exceeds the {tasks} tasks of the split {train.split}")
+    if settings.algorithm.curriculum.choice is not Choice.UNIFORM:
+        check_tasks(tasks, train.split)
     if environment.shows_picture and not vision:
         raise SpearError(
             f"the prompt of {environment.id} shows a picture, which the model cannot read: "

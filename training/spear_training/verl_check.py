@@ -24,6 +24,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     # overridden by SpearTrainer
     "verl.trainer.ppo.v1:PPOTrainerSync.__init__": ("config",),
     "verl.trainer.ppo.v1:PPOTrainerSync._build_replay_buffer": (),
+    "verl.trainer.ppo.v1:PPOTrainerSync._init_dataloader": (),
     "verl.trainer.ppo.v1:PPOTrainerSync._init_resource_pool_mgr": (),
     "verl.trainer.ppo.v1:PPOTrainerSync._step_once": ("metrics", "timing_raw", "sample_batch_size"),
     "verl.trainer.ppo.v1:PPOTrainerSync._compute_metrics": ("batch", "metrics", "timing_raw", "global_steps", "epoch"),
@@ -148,6 +149,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "verl.trainer.ppo.v1:PPOTrainerSync._update_critic": ("output.get()", 'output["metrics"]'),
     "verl.single_controller.base.worker_group:WorkerGroup.__init__": ("self._dispatch_info = {}",),
     "verl.single_controller.base.decorator": ("_query_dispatch_info(mesh_name)",),
+    "verl.trainer.ppo.v1:PPOTrainerSync._init_dataloader": ("self.train_dataset = ",),
     "verl.trainer.ppo.v1:PPOTrainerSync._init_resource_pool_mgr": ("self.role_worker_mapping[",),
     "verl.trainer.ppo.v1:PPOTrainerSync._save_checkpoint": (
         '"latest_checkpointed_iteration.txt"',

@@ -83,8 +83,8 @@ READERS = (
             "algorithm.rollout_correction": "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs "
             "rollout_rs_threshold bypass_mode",
             "critic": "enable",
-            "data": "train_batch_size train_max_samples val_max_samples max_prompt_length max_response_length shuffle "
-            "dataloader_num_workers custom_cls.* apply_chat_template_kwargs.*",
+            "data": "train_batch_size train_max_samples val_max_samples max_prompt_length max_response_length "
+            "custom_cls.* apply_chat_template_kwargs.*",
             "reward.custom_reward_function": "path name reward_kwargs.*",
             "trainer": "project_name experiment_name logger device nnodes n_gpus_per_node total_epochs "
             "total_training_steps save_freq test_freq val_before_train val_only log_val_generations balance_batch "
@@ -121,6 +121,11 @@ READERS = (
         dict.fromkeys((f"{_AR}.actor.fsdp_config", f"{_AR}.ref.fsdp_config", "critic.fsdp"), _FSDP1),
         f"{_STRATEGY}=fsdp",
         lambda flat: flat.get(_STRATEGY) == "fsdp",
+    ),
+    Readers(
+        {"data": "shuffle dataloader_num_workers"},
+        "spear.curriculum.choice=uniform",
+        lambda flat: flat.get("spear.curriculum.choice") == "uniform",
     ),
     Readers(
         {f"{_AR}.rollout": "trace.*"},

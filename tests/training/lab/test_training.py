@@ -16,7 +16,7 @@ from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.controls import weigh_positive
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, BranchSettings, CurriculumSettings, TaskSource
+from spear_training.lab.sources import Archive, BranchSettings
 from spear_training.lab.training import Training, train
 
 SETTINGS = TrainingSettings(
@@ -100,53 +100,17 @@ def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
     assert result["steps"] == training.steps and training.finished
 
 
+def test_a_curriculum_is_given_in_one_place(rooms: Rooms) -> None:
+    with pytest.raises(SettingsError, match=r"arm\.curriculum"):
+        make(rooms, spear={"curriculum": {"choice": "thompson"}})
+
+
 @pytest.mark.parametrize(
     "change", [{"advantage": {"estimator": "gae", "normalize_std": False}}, {"kl": {"coefficient": 0.1}}]
 )
 def test_what_the_lab_has_not_is_refused(rooms: Rooms, change: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="neither a critic nor a reference"):
         make(rooms, spear=change)
-
-
-# ---- which tasks -----------------------------------------------------------------------------------------------------
-def test_uniform_tasks_come_once_before_any_comes_again(rooms: Rooms) -> None:
-    source = TaskSource(rooms, CurriculumSettings(), 4)
-    rng = np.random.default_rng(0)
-    drawn = np.concatenate([source.draw(6, rng) for _ in range(8)])
-    assert [sorted(drawn[at : at + 16].tolist()) for at in (0, 16, 32)] == [list(range(16))] * 3
-
-
-def test_thompson_sampling_draws_what_still_differs(rooms: Rooms) -> None:
-    """Of 16 tasks four are won half of the time, the others never or always: they must soon be most of the draws."""
-    source, rng = (
-        TaskSource(rooms, CurriculumSettings.from_mapping({"choice": "thompson"}), 8),
-        np.random.default_rng(1),
-    )
-    rate = np.asarray([0.0] * 6 + [0.5] * 4 + [1.0] * 6)
-    drawn = []
-    for _ in range(60):
-        levels = source.draw(4, rng)
-        assert len(set(levels.tolist())) == 4
-        source.tell(levels, rng.binomial(8, rate[levels]), 8)
-        drawn.append(np.isin(levels, range(6, 10)).mean())
-    assert np.mean(drawn[:3]) < 0.6 < 0.9 < np.mean(drawn[-20:])
-
-
-def test_tasks_of_one_difficulty_tell_of_each_other(rooms: Rooms) -> None:
-    source, rng = (
-        TaskSource(rooms, CurriculumSettings.from_mapping({"choice": "thompson"}), 8),
-        np.random.default_rng(1),
-    )
-    difficulty = np.asarray([task.content["optimal"] for task in rooms.tasks])
-    often = int(np.bincount(difficulty).argmax())
-    known = np.flatnonzero(difficulty == often)
-    assert len(known) >= 3
-    for _ in range(10):
-        source.tell(known[:1], np.asarray([0]), 8)
-    drawn = np.concatenate([source.draw(4, rng) for _ in range(200)])
-    rest = np.flatnonzero(difficulty != often)
-    counts = np.bincount(drawn, minlength=16)
-    assert counts[known[1:]].mean() < 0.5 * counts[rest].mean(), "never played, but of a band that is never won"
 
 
 # ---- where a group begins --------------------------------------------------------------------------------------------

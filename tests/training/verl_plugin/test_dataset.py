@@ -32,6 +32,8 @@ def test_an_item_names_a_task_and_satisfies_verls_collator() -> None:
 
 
 def test_a_split_without_end_is_not_built_to_be_counted() -> None:
+    tasks = open_tasks("train", max_samples=5)
+    assert [task.id for task in tasks.tasks] == [item["task_id"] for item in tasks]
     tasks = open_tasks("train")
     assert len(tasks) == 1_000_000
     assert tasks[999_999]["task_id"] == "sokoban-v1/6x6-1/train/00999999"

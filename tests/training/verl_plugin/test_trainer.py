@@ -17,11 +17,18 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
+from spear_envs.sokoban.generate import Recipe
+from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
+from spear_training.lab.comparison import Arm, TrainingSettings
+from spear_training.lab.policy import BoardPolicy
+from spear_training.lab.rooms import Rooms
+from spear_training.lab.training import Training
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.step.ahead import BatchesAhead
+from spear_training.step.curriculum import Curriculum
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
@@ -84,6 +91,7 @@ def open_trainer(tmp_path: Path, staleness: int = 0, **nodes: Any) -> SpearTrain
     trainer.staleness, trainer.total_training_steps = staleness, 9
     trainer._batches = BatchesAhead(staleness, trainer._draw_tasks, trainer._start_batch)
     trainer._train_iterator, trainer.train_dataloader = None, [{"task_id": ["t"]}]
+    trainer.curriculum = None
     trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
     trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(
@@ -231,6 +239,102 @@ def test_the_age_of_weights_is_told_where_they_may_be_old(tmp_path: Path) -> Non
         found.append({name: value for name, value in metrics.items() if name.startswith("staleness/")})
     assert found[0] == {}
     assert found[1] == {"staleness/mean": 1.25, "staleness/max": 2.0, "staleness/crossed_push": 0.5}
+
+
+# ---- a curriculum ----------------------------------------------------------------------------------------------------
+TASKS = make_task_set(Recipe(shortest=2, longest=7), "train")[:12]
+THOMPSON = {"choice": "thompson"}
+
+
+def open_with_curriculum(tmp_path: Path) -> SpearTrainer:
+    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
+    trainer.config.data.train_batch_size, trainer.config.actor_rollout_ref.rollout.n = 4, 4
+    trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 4, trainer.seed)
+    return trainer
+
+
+def play_orders(trainer: Any, wins: Sequence[int]) -> list[Episode]:
+    """Episodes as they were ordered, of which so many of each group won."""
+    groups = sorted({order.group for order in trainer.rollouts.orders})
+    return [
+        make_episode(o.group, o.sample, won=o.sample < wins[groups.index(o.group)], task_id=o.task_id, tool_calls=2)
+        for o in trainer.rollouts.orders
+    ]
+
+
+def test_the_trainer_draws_what_the_lab_draws(tmp_path: Path) -> None:
+    """The same outcomes and the same state of the random stream, which the lab's moves are drawn from too."""
+    settings = TrainingSettings(levels=12, tasks=4, group=4, turns=8, minibatch=64)
+    rooms = Rooms.build(TASKS)
+    arm = Arm.from_mapping({"curriculum": THOMPSON, "spear": {"sampling": {"enabled": True, "max_rounds": 2}}})
+    lab = Training(rooms, BoardPolicy(rooms.cells, 16), arm, settings, rate=2e-3, seed=0)
+    source, seen = lab._source, []
+
+    class Watched:
+        def draw(self, count: int, rng: Any) -> Any:
+            state = rng.bit_generator.state
+            seen.append([state, source.draw(count, rng), None])
+            return seen[-1][1]
+
+        def tell(self, levels: Any, wins: Any, episodes: int) -> None:
+            assert levels.tolist() == seen[-1][1].tolist()
+            seen[-1][2] = wins.tolist()
+            source.tell(levels, wins, episodes)
+
+    lab._source = Watched()  # type: ignore[assignment]
+    for _ in range(6):
+        lab.step()
+    assert len(seen) > 6 and {won for _, _, wins in seen for won in wins} - {0, 4}, "rounds of sampling, and wins"
+    trainer: Any = open_with_curriculum(tmp_path)
+    for state, drawn, wins in seen:
+        trainer.curriculum._rng.bit_generator.state = state
+        trainer.prepare_step()
+        names = [order.task_id for order in trainer.rollouts.orders if order.sample == 0]
+        assert names == [TASKS[number].id for number in drawn]
+        trainer.rollouts.played = play_orders(trainer, wins)
+        trainer.play(0)
+    assert trainer.curriculum.state_dict()["source"] == source.state_dict()
+
+
+def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+
+    def go_on(trainer: Any, steps: range) -> list[Any]:
+        found = []
+        for t in steps:
+            trainer.global_steps = t
+            trainer.prepare_step()
+            metrics, _ = take_step(trainer, play_orders(trainer, (0, 1, 2, 4)), t)
+            if t == 3:
+                trainer._save_checkpoint()
+            shown = {name: value for name, value in metrics.items() if name.startswith("curriculum/")}
+            found.append(([order.task_id for order in trainer.rollouts.orders], shown))
+        return found
+
+    whole = open_with_curriculum(tmp_path)
+    first, rest = go_on(whole, range(1, 4)), go_on(whole, range(4, 8))
+    assert 0 < first[0][1]["curriculum/met"] <= rest[-1][1]["curriculum/met"] <= 1
+    assert set(first[0][1]) == {"curriculum/met", "curriculum/success", "curriculum/differing"}
+    resumed: Any = open_with_curriculum(tmp_path)
+    resumed._load_checkpoint()
+    assert go_on(resumed, range(4, 8)) == rest
+    uniform: Any = open_trainer(tmp_path)
+    uniform._load_checkpoint()
+    assert uniform.curriculum is None and uniform._saved["curriculum"] is not None
+
+
+def test_the_tasks_of_a_curriculum_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Any) -> None:
+        self.train_dataset = SimpleNamespace(tasks=TASKS)
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", load)
+    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
+    trainer._init_dataloader()
+    assert set(trainer.curriculum.draw(12)) == {task.id for task in TASKS}
+    uniform: Any = open_trainer(tmp_path)
+    uniform._init_dataloader()
+    assert uniform.curriculum is None
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from spear_training.algorithms.choices import (
     ToolShape,
     VoidFilter,
 )
+from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.errors import SettingsError
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.algorithms.registry import ESTIMATORS, FILTERS, GAMMA, MU, POLICY_LOSSES, Registry
@@ -299,6 +300,7 @@ class SpearSettings(Record):
     critic: CriticSettings = field(default_factory=CriticSettings)
     filter: FilterSettings = field(default_factory=FilterSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
         """A copy in which the settings of a nested mapping replace these.

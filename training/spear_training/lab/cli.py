@@ -17,7 +17,8 @@ def lab() -> None:
 
     The step, its advantages, buffers and loss are the trainer's; the policy is a small network in this process that
     plays rooms of Sokoban, a token a turn, and its success is computed, not sampled. What is compared stands in a YAML
-    file, which is registered before the first run: benchmarks/lab has those of docs/results.md.
+    file, which is registered before the first run: benchmarks/lab has those of docs/results.md. With `engine: trainer`
+    it is run by `spear train` with the demo's policy: minutes a run.
 
     \b
       spear lab run benchmarks/lab/fresh_03.yaml --out runs/lab/fresh_03
@@ -28,7 +29,9 @@ def lab() -> None:
 @lab.command("run")
 @FILE
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
-@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time, a core each.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time; the trainer's take turns."
+)
 def run(file: Path, out: Path, jobs: int) -> None:
     """Make the runs of FILE that are missing in --out; stopped anywhere, the same command goes on.
 

@@ -18,12 +18,20 @@ from pydantic.dataclasses import dataclass
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_training.algorithms import SettingsError, SpearSettings
+from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.choices import check_choice, find_files, read_config
-from spear_training.lab.sources import BranchSettings, CurriculumSettings
+from spear_training.lab.sources import BranchSettings
 
 TUNING_SEED = 1000
 """First seed of the runs that learning rates are chosen by; reported seeds begin at 0."""
+
+
+class Engine(str, Enum):
+    """Who trains, where it is not the lab."""
+
+    TRAINER = "trainer"
+    """``spear train``, with the tiny policy of the demo."""
 
 
 class Panel(str, Enum):
@@ -101,6 +109,10 @@ class Arm(Record):
     branch: BranchSettings = field(default_factory=BranchSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
 
+    def check(self) -> None:
+        if "curriculum" in self.spear:
+            raise SettingsError("arm.spear.curriculum: the curriculum is a key of the arm itself, arm.curriculum")
+
     def compose(self, settings: TrainingSettings) -> SpearSettings:
         """Settings of the algorithm: the trainer's defaults, the algorithm's file, what arms share, the arm's own.
 
@@ -110,7 +122,7 @@ class Arm(Record):
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
             made = made.override(layer)
-        return made
+        return made.override({"curriculum": self.curriculum.to_mapping()})
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:
@@ -130,8 +142,40 @@ def read_algorithm(name: str) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, config=STRICT)
+class TrainerStart(Record):
+    """The policy that all trainings begin with: the demo's warm start, shown so little that it hardly wins."""
+
+    PATH: ClassVar[str] = "start"
+
+    episodes: int = number(800, at_least=1)
+    """Of the expert, on levels of 3 to 12 moves."""
+    epochs: int = number(2, at_least=1)
+    most: float = number(0.03, above=0, below=1)
+    """Success on the panel above which the comparison is not run."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One training: an arm, a learning rate, a seed; ``tuning`` runs only choose the rate."""
+
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def tuning(self) -> bool:
+        """Whether it is not reported."""
+        return self.seed >= TUNING_SEED
+
+    @property
+    def name(self) -> str:
+        """Stem of its file."""
+        return f"{self.arm}-{self.rate:g}-{self.seed}"
+
+
+@dataclass(frozen=True, config=STRICT)
 class Comparison(Record):
-    """What is compared, and how. The primary measure is the exact success on ``panel`` when the budget is used up.
+    """What is compared, and how. The primary measure is the success on ``panel`` when the budget is used up.
 
     Attributes:
         arms: ways to train by name.
@@ -139,7 +183,6 @@ class Comparison(Record):
         tuning_seeds: runs of each rate of each arm that it is chosen by.
         seeds: reported runs of each arm.
         compare: pairs ``[arm, base]`` whose difference is reported.
-        looks: how often a run is examined on the panel.
     """
 
     PATH: ClassVar[str] = "comparison"
@@ -151,9 +194,7 @@ class Comparison(Record):
     seeds: int = number(10, at_least=2)
     tuning_seeds: int = number(2, at_least=1)
     panel: Panel = Panel.TEST
-    looks: int = number(8, at_least=1)
     levels: LevelSettings = field(default_factory=LevelSettings)
-    start: StartSettings = field(default_factory=StartSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def check(self) -> None:
@@ -162,11 +203,21 @@ class Comparison(Record):
         for name, arm in self.arms.items():
             if not re.fullmatch(r"[a-z0-9_]+", name):
                 raise SettingsError(f"comparison.arms: {name!r} cannot name a file: use a-z, 0-9 and _")
-            spear = arm.compose(self.training)
-            if spear.advantage.needs_critic or spear.kl.coefficient > 0:
-                raise SettingsError(f"arm {name}: the lab has neither a critic nor a reference policy")
+            self.check_arm(name, arm)
         for pair in self.compare:
             self.check_pair(pair)
+
+    def check_arm(self, name: str, arm: Arm) -> None:
+        """Do nothing if the arm can be run.
+
+        Raises:
+            SpearError: it cannot.
+        """
+        raise NotImplementedError
+
+    def describe_measure(self) -> str:
+        """How success is measured, for the report."""
+        raise NotImplementedError
 
     def check_pair(self, pair: tuple[str, str]) -> None:
         """Do nothing if both are arms.
@@ -184,6 +235,11 @@ class Comparison(Record):
         return hashlib.sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Comparison:
+        """The comparison that a mapping describes: one of the trainer where it names an engine, else one of the lab."""
+        return (TrainerComparison if "engine" in content else LabComparison).from_mapping(content)
+
+    @classmethod
     def read(cls, path: Path) -> Comparison:
         """The comparison of a YAML file.
 
@@ -199,6 +255,54 @@ class Comparison(Record):
         if not isinstance(content, dict):
             raise SpearError(f"{path} is no mapping of settings")
         try:
-            return cls.from_mapping(content)
+            return cls.of(content)
         except SettingsError as error:
             raise SpearError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, config=STRICT)
+class LabComparison(Comparison):
+    """Over the lab's policy, whose success is computed.
+
+    Attributes:
+        looks: how often a run is examined on the panel.
+        start: where all runs begin.
+    """
+
+    looks: int = number(8, at_least=1)
+    start: StartSettings = field(default_factory=StartSettings)
+
+    def check_arm(self, name: str, arm: Arm) -> None:
+        spear = arm.compose(self.training)
+        if spear.advantage.needs_critic or spear.kl.coefficient > 0:
+            raise SettingsError(f"arm {name}: the lab has neither a critic nor a reference policy")
+
+    def describe_measure(self) -> str:
+        return "success is exact"
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainerComparison(Comparison):
+    """Over trainings of ``spear train``, whose success is sampled.
+
+    Attributes:
+        engine: says that it is one.
+        samples: episodes of each level of the panel, at temperature 1.
+        start: where all trainings begin.
+    """
+
+    engine: Engine = Engine.TRAINER
+    samples: int = number(16, at_least=1)
+    start: TrainerStart = field(default_factory=TrainerStart)
+
+    def check_arm(self, name: str, arm: Arm) -> None:
+        arm.compose(self.training)
+        if arm.branch.share:
+            raise SettingsError(f"arm {name}: the trainer does not branch; leave out branch, or engine: trainer")
+        if self.training.minibatch % self.training.group:
+            raise SettingsError(
+                "training.minibatch: the trainer counts it in groups; take a multiple of training.group"
+            )
+
+    def describe_measure(self) -> str:
+        return f"success is of {self.samples} episodes a level"

@@ -10,11 +10,12 @@ from spear_agents.trajectory import StopReason
 from spear_envs.core.rewards import FORMAT_BONUS, tool_call_reward
 from spear_envs.sokoban.levels import find_band
 from spear_training.algorithms import RowTable
+from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
 from spear_training.lab.policy import BoardPolicy
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, Beginning, TaskSource
+from spear_training.lab.sources import Archive, Beginning
 from spear_training.step.records import EpisodeRecord, Rollout
 
 

@@ -95,7 +95,7 @@ class Findings:
         levels, start = len(self.content["tasks"]), 100 * self.content["start"]
         lines = [
             f"{comparison.title}. {comparison.seeds} seeds an arm, {settings.budget:,} tokens a run, "
-            f"{settings.tasks} × {settings.group} episodes a step; success is exact, on {levels} levels "
+            f"{settings.tasks} × {settings.group} episodes a step; {comparison.describe_measure()}, on {levels} levels "
             f"({comparison.panel.value}); start {start:.1f} %. "
             f"Registered {comparison.digest[:12]}, code {self._name_code()}.",
             "",

@@ -8,10 +8,9 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
-from spear_training.lab.comparison import TUNING_SEED, Comparison, Panel
+from spear_training.lab.comparison import TUNING_SEED, Comparison, LabComparison, Panel, RunPlan, TrainerComparison
 from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
 from spear_training.lab.rooms import Rooms
 from spear_training.lab.training import Training, train
@@ -31,25 +30,6 @@ DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "train
 PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
 """Modules that decide what a run does."""
 REGISTERED, RESULT = "registered.json", "result.json"
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """One training: an arm, a learning rate, a seed; ``tuning`` runs only choose the rate."""
-
-    arm: str
-    rate: float
-    seed: int
-
-    @property
-    def tuning(self) -> bool:
-        """Whether it is not reported."""
-        return self.seed >= TUNING_SEED
-
-    @property
-    def name(self) -> str:
-        """Stem of its file."""
-        return f"{self.arm}-{self.rate:g}-{self.seed}"
 
 
 def digest_code() -> str:
@@ -80,7 +60,10 @@ class Bench:
         folder: keeps levels and the first policy.
     """
 
-    def __init__(self, comparison: Comparison, folder: Path) -> None:
+    alone = False
+    """Runs may go on beside each other."""
+
+    def __init__(self, comparison: LabComparison, folder: Path) -> None:
         torch.set_num_threads(1)
         self.comparison, turns = comparison, comparison.training.turns
         recipe, first = comparison.levels.recipe, comparison.start
@@ -101,6 +84,12 @@ class Bench:
             with draft_file(folder / name) as draft:
                 save_file(made.state_dict(), draft)
         self.policy.load_state_dict(load_file(folder / name))
+        self.tasks = [task.id for task in self.panel.tasks]
+
+    @property
+    def start(self) -> float:
+        """Success of the first policy on the panel."""
+        return float(self.examiner.examine(self.policy).mean())
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
         """Make a run; returns its result as plain values."""
@@ -121,8 +110,26 @@ _BENCHES: dict[str, Bench] = {}
 def _run_here(written: str, folder: Path, plan: RunPlan) -> dict[str, Any]:
     """A run in a process of the pool."""
     if written not in _BENCHES:
-        _BENCHES[written] = Bench(Comparison.from_mapping(json.loads(written)), folder)
+        _BENCHES[written] = Bench(LabComparison.from_mapping(json.loads(written)), folder)
     return _BENCHES[written].run(plan)
+
+
+class AnyBench(Protocol):
+    """Makes runs: :class:`Bench` in this process, or the trainer."""
+
+    alone: bool
+    tasks: list[str]
+
+    @property
+    def comparison(self) -> Comparison:
+        """What is run."""
+
+    @property
+    def start(self) -> float:
+        """Success of the first policy on the panel."""
+
+    def run(self, plan: RunPlan) -> dict[str, Any]:
+        """Make a run; returns its result as plain values."""
 
 
 class Registry:
@@ -189,16 +196,15 @@ class Registry:
         made = len(list((self.out / "runs").glob("*.json")))
         return made, len(self.comparison.arms) * (len(self.list_tuning("")) + self.comparison.seeds)
 
-    def gather(self, bench: Bench) -> None:
+    def gather(self, bench: AnyBench) -> None:
         """Write :data:`RESULT`: all runs in one file, with what they were runs of."""
         runs = [self.read(plan) for arm in self.comparison.arms for plan in self.list_reported(arm)]
         tuned = [self.read(plan) for arm in self.comparison.arms for plan in self.list_tuning(arm)]
-        start = bench.examiner.examine(bench.policy)
         content = {
             "digest": self.comparison.digest,
             "comparison": self.comparison.to_mapping(),
-            "tasks": [task.id for task in bench.panel.tasks],
-            "start": float(start.mean()),
+            "tasks": bench.tasks,
+            "start": bench.start,
             "tuning": [{name: run[name] for name in ("arm", "rate", "seed", "success")} for run in tuned if run],
             "runs": runs,
         }
@@ -213,17 +219,28 @@ class Registry:
         yield [plan for seed in zip(*reported, strict=True) for plan in seed if self.read(plan) is None]
 
 
+def open_bench(registry: Registry, cache: Path) -> AnyBench:
+    """Who makes the runs of a comparison."""
+    comparison = registry.comparison
+    if isinstance(comparison, TrainerComparison):
+        from spear_training.lab.trainer_runs import TrainerBench  # brings transformers
+
+        return TrainerBench(comparison, cache, registry.out)
+    assert isinstance(comparison, LabComparison)
+    return Bench(comparison, cache)
+
+
 def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     """Make all runs that are missing, then the file with all of them.
 
     Args:
         registry: of the comparison.
-        jobs: processes.
+        jobs: processes; trainings of the trainer take turns.
         on_run: called after each run.
     """
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    bench = Bench(registry.comparison, cache)  # makes what all processes then read
+    bench = open_bench(registry, cache)  # makes what all processes then read
     for plans in registry.list_missing():
         for plan, result in _make(bench, cache, plans, jobs):
             registry.keep(plan, result)
@@ -231,9 +248,9 @@ def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
     registry.gather(bench)
 
 
-def _make(bench: Bench, cache: Path, plans: list[RunPlan], jobs: int) -> Iterator[tuple[RunPlan, dict[str, Any]]]:
+def _make(bench: AnyBench, cache: Path, plans: list[RunPlan], jobs: int) -> Iterator[tuple[RunPlan, dict[str, Any]]]:
     """Results of runs as they come, from this process or from several."""
-    if jobs == 1:
+    if jobs == 1 or bench.alone:
         yield from ((plan, bench.run(plan)) for plan in plans)
         return
     written = json.dumps(bench.comparison.to_mapping())

@@ -1,4 +1,4 @@
-"""Where the groups of a step begin: which levels, and in which of their states."""
+"""In which states the groups of a step begin."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from pydantic.dataclasses import dataclass as checked
 
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.algorithms.rows import Array
-from spear_training.lab.rooms import Rooms
-
-
-class Choice(str, Enum):
-    """How the tasks of a step are drawn."""
-
-    UNIFORM = "uniform"
-    """Each once, in random order, then all again."""
-    THOMPSON = "thompson"
-    """Those whose groups are likely to differ, by draws from the posterior of each task's success."""
 
 
 class BranchMode(str, Enum):
@@ -49,19 +39,6 @@ class BranchSettings(Record):
     """Success at which a reverse curriculum goes one move further back."""
 
 
-@checked(frozen=True, config=STRICT)
-class CurriculumSettings(Record):
-    """Which tasks are drawn."""
-
-    PATH: ClassVar[str] = "curriculum"
-
-    choice: Choice = Choice.UNIFORM
-    forget: float = number(0.9, above=0, at_most=1)
-    """What is left of a task's counts when new ones are added: the policy has moved since."""
-    prior: float = number(4.0, above=0)
-    """Episodes that the success of the tasks of equal difficulty counts as."""
-
-
 @dataclass(frozen=True)
 class Beginning:
     """Where the G groups of a batch begin.
@@ -76,60 +53,6 @@ class Beginning:
     states: Array
     turns: Array
     branch: Array
-
-
-class TaskSource:
-    """Draws tasks, and learns from how they went.
-
-    Thompson sampling: of each task a success rate is drawn from its Beta posterior, and the tasks with the highest
-    chance that a group of ``group`` episodes differs are taken. What is not known of a task comes from those of its
-    difficulty (``info["difficulty"]``, moves of the shortest solution).
-
-    Args:
-        rooms: the tasks.
-        settings: of the curriculum.
-        group: episodes of a group.
-    """
-
-    def __init__(self, rooms: Rooms, settings: CurriculumSettings, group: int) -> None:
-        self._settings, self._group = settings, group
-        self._difficulty = np.asarray([int(task.content["optimal"]) for task in rooms.tasks])
-        self._wins, self._losses = np.zeros((2, len(rooms)))
-        self._order: list[int] = []
-
-    def draw(self, count: int, rng: np.random.Generator) -> Array:
-        """Numbers of ``count`` different tasks [count]; different as far as there are as many."""
-        size = len(self._difficulty)
-        if self._settings.choice is Choice.UNIFORM:
-            while len(self._order) < count:
-                self._order += rng.permutation(size).tolist()
-            drawn, self._order = self._order[:count], self._order[count:]
-            return np.asarray(drawn)
-        bands = self._difficulty
-        wins, losses = (np.bincount(bands, weights=counts) for counts in (self._wins, self._losses))
-        # A band of which nothing is known starts at one half, and so is looked at.
-        mean = ((wins + 0.5) / (wins + losses + 1.0))[bands]
-        prior = self._settings.prior
-        rate = rng.beta(self._wins + prior * mean, self._losses + prior * (1.0 - mean))
-        differs = 1.0 - rate**self._group - (1.0 - rate) ** self._group
-        best = np.argsort(-(differs + 1e-9 * rng.random(size)), kind="stable")
-        return np.resize(best[:count], count)
-
-    def tell(self, levels: Array, wins: Array, episodes: int) -> None:
-        """Take in how groups of ``episodes`` went from the tasks' own starts: ``wins`` [G]."""
-        keep = self._settings.forget
-        for level, won in zip(levels.tolist(), wins.tolist(), strict=True):
-            self._wins[level] = keep * self._wins[level] + won
-            self._losses[level] = keep * self._losses[level] + episodes - won
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has been learnt and is still to be drawn."""
-        return {"wins": self._wins.tolist(), "losses": self._losses.tolist(), "order": list(self._order)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state."""
-        self._wins, self._losses = np.asarray(state["wins"]), np.asarray(state["losses"])
-        self._order = list(state["order"])
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,15 @@ import torch
 
 from spear_agents.engines.base import derive_seed
 from spear_training.algorithms import SpearSettings
+from spear_training.algorithms.curriculum import TaskSource
+from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
 from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.playing import LabRollouts
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, TaskSource
+from spear_training.lab.sources import Archive
+from spear_training.step.curriculum import rate_difficulty
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
@@ -59,7 +62,7 @@ class Training:
         self._actor = LabActor(spear, policy, self._optimizer, epochs=arm.epochs)
         sizes = UpdateSizes(settings.minibatch, float(spear.loss.scale_factor or 1.0), arm.epochs)
         self._step = SpearStep(spear, self.state, self._actor, None, max_response_length=1, sizes=sizes)
-        self._source = TaskSource(rooms, arm.curriculum, settings.group)
+        self._source = TaskSource([rate_difficulty(task) for task in rooms.tasks], spear.curriculum, settings.group)
         self._archive = Archive(arm.branch, settings.turns)
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "lab")))
         self.steps = self.tokens = self.restored = 0
@@ -129,21 +132,33 @@ def train(training: Training, examiner: Examiner, *, looks: int, budget: int) ->
             curve += [(training.tokens, value)] * (passed - len(curve))
     won = examiner.examine(training.policy)
     curve.append((training.tokens, float(won.mean())))
+    return summarize_run(lines, won, curve) | {"restored_groups": training.restored}
+
+
+def summarize_run(
+    lines: Sequence[StepLine], won: Sequence[float] | Array, curve: Sequence[tuple[int, float]]
+) -> dict[str, Any]:
+    """The result of a run as plain values.
+
+    Args:
+        lines: of its steps.
+        won: success on each level of the panel when the budget is used up.
+        curve: tokens and success on the panel, at its looks.
+    """
     tenths = np.array_split(np.arange(len(lines)), min(10, len(lines)))
     return {
-        "success": float(won.mean()),
+        "success": float(np.mean(won)),
         "won": [round(1000 * float(value)) for value in won],
         "curve": [[tokens, round(value, 5)] for tokens, value in curve],
         "rollouts": [round(float(np.mean([lines[n].success for n in part])), 4) for part in tenths],
         "entropy": [_average(lines, part, "entropy/token-mean") for part in (tenths[0], tenths[-1])],
         "equal_groups": [_average(lines, part, "groups/equal") for part in (tenths[0], tenths[-1])],
         "replayed": int(sum(line.metrics.get("replay/drawn", 0.0) for line in lines)),
-        "steps": training.steps,
-        "tokens": training.tokens,
-        "restored_groups": training.restored,
+        "steps": len(lines),
+        "tokens": lines[-1].tokens,
     }
 
 
-def _average(lines: list[StepLine], part: Any, name: str) -> float:
+def _average(lines: Sequence[StepLine], part: Any, name: str) -> float:
     values = [lines[n].metrics[name] for n in part if name in lines[n].metrics]
     return round(float(np.mean(values)), 4) if values else 0.0

@@ -16,6 +16,7 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_creator
 from spear_envs.core.prompts import DefaultTemplate
+from spear_training.algorithms.curriculum import Choice
 from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
 from spear_training.planning.architecture import find_architecture, find_folder
@@ -40,6 +41,7 @@ class Plan:
     device_bytes: float
     choice: str = ""
     """What the launcher would choose so that an update fits, or why it would refuse."""
+    curriculum: Choice = Choice.UNIFORM
     rewrites: bool | None = None
     """Whether the chat template makes a row of each turn of a conversation; None where no tokenizer is at hand."""
     ahead: str = ""
@@ -74,6 +76,7 @@ def make_plan(
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
+    curriculum = settings.algorithm.curriculum.choice
     shape = RunShape.of_config(config, count_turns(settings.env))
     most = Texts(shape.max_turns, data.max_prompt_length, data.max_response_length, data.max_response_length)
     known = asdict(measured or most) | given
@@ -86,7 +89,7 @@ def make_plan(
     rewrites = None if shape.per_turn or path is None else find_rewriting(config, settings, str(path))
     step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass, rewrites=bool(rewrites))
     if path is None:
-        return Plan(shape, texts, step, None, None, device_bytes, rewrites=rewrites, ahead=ahead)
+        return Plan(shape, texts, step, None, None, device_bytes, curriculum=curriculum, rewrites=rewrites, ahead=ahead)
     model = find_architecture(str(path))
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
@@ -97,7 +100,7 @@ def make_plan(
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
     memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
-    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites, ahead)
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, curriculum, rewrites, ahead)
 
 
 def _describe_ahead(config: DictConfig) -> str:
@@ -137,12 +140,13 @@ def _explain_rows(plan: Plan) -> str:
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan with its formulas."""
     shape, texts, step = plan.shape, plan.texts, plan.step
+    drawn = "" if plan.curriculum is Choice.UNIFORM else ", drawn by Thompson sampling"
     trained = f"rows × {step.trained / step.rows:g}, the share of groups that are kept" if step.rows else ""
     _print_table(
         console,
         "A step",
         [
-            ("episodes", _count(step.episodes), f"{shape.tasks} tasks × {shape.group_size}"),
+            ("episodes", _count(step.episodes), f"{shape.tasks} tasks{drawn} × {shape.group_size}"),
             (
                 "rows",
                 _count(step.rows),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from spear_envs.core.tasks import Task
 from spear_training.environments import EnvironmentSettings, make_environment
 
 
@@ -31,6 +33,12 @@ class TaskDataset(Dataset):
         self._tasks = env.unwrapped.tasks
         env.close()
         self._length = len(self._tasks) if max_samples < 0 else min(max_samples, len(self._tasks))
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """What is drawn from; those of a generated set are made."""
+        found: Sequence[Task] = self._tasks[: self._length]
+        return found
 
     def __len__(self) -> int:
         return self._length

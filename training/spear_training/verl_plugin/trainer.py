@@ -23,11 +23,13 @@ from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.metrics import read_history
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.curriculum import Choice
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
 from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
 from spear_training.step.ahead import BatchesAhead, summarize_versions
+from spear_training.step.curriculum import Curriculum
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
@@ -72,6 +74,7 @@ class SpearTrainer(PPOTrainerSync):
         self.state = SpearState(self.settings, self.seed)
         self.staleness = run.rollout.staleness
         self._batches = BatchesAhead(self.staleness, self._draw_tasks, self._start_batch)
+        self.curriculum: Curriculum | None = None
         self._train_iterator: Any = None
         self._metrics: dict[str, float] = {}
         """Those of the step under way, once it has trained."""
@@ -82,6 +85,13 @@ class SpearTrainer(PPOTrainerSync):
     # ---- set-up: verl's hooks ----------------------------------------------------------------------------------------
     def _build_replay_buffer(self) -> NoSampler:
         return NoSampler()
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        settings = self.settings.curriculum
+        if settings.choice is not Choice.UNIFORM:
+            group = self.config.actor_rollout_ref.rollout.n
+            self.curriculum = Curriculum(self.train_dataset.tasks, settings, group, self.seed)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -170,7 +180,9 @@ class SpearTrainer(PPOTrainerSync):
         return {}
 
     def _draw_tasks(self) -> list[str]:
-        """Tasks of the next batch."""
+        """Task ids of the next batch: the curriculum's, or the next ones of verl's data loader."""
+        if self.curriculum is not None:
+            return list(self.curriculum.draw(self.config.data.train_batch_size))
         if self._train_iterator is None:
             self._train_iterator = iter(self.train_dataloader)
         try:
@@ -202,8 +214,13 @@ class SpearTrainer(PPOTrainerSync):
         """Rollouts of the batch ``number`` of this step's tasks; the first was begun in :meth:`prepare_step`."""
         if number == 0:
             self.on_sample_begin()
-            return self.rollouts.collect(self._batches.take())
-        return self.rollouts.collect(self._start_batch(self.global_steps, self._draw_tasks(), number))
+            playing = self._batches.take()
+        else:
+            playing = self._start_batch(self.global_steps, self._draw_tasks(), number)
+        rollout = self.rollouts.collect(playing)
+        if self.curriculum is not None:
+            self.curriculum.tell(rollout.records)
+        return rollout
 
     def finish(self) -> None:
         """Let a rollout engine that shares the device give its memory back; one that plays ahead shares none."""
@@ -224,6 +241,8 @@ class SpearTrainer(PPOTrainerSync):
         timing_raw.update(report.seconds)
         if self.staleness:
             metrics.update(summarize_versions(report.rollout, self.global_steps - 1))
+        if self.curriculum is not None:
+            metrics.update(self.curriculum.summarize())
         metrics["rollout/recorded"] = float(self.recorder.write(self.global_steps, report.rollout.episodes))
         keys = self.queue.take_keys(report.rollout.rows.key.tolist())
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
@@ -286,6 +305,7 @@ class SpearTrainer(PPOTrainerSync):
             "code": describe_code(),
             "metrics": self._measure_step(),
             "ahead": self._batches.list_drawn(),
+            "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
         }
         self.state.save(folder, about)
         super()._save_checkpoint()
@@ -325,6 +345,8 @@ class SpearTrainer(PPOTrainerSync):
         if self.global_steps:
             self._saved = self.state.load(self._checkpoint_folder())
             self._batches.restore(self._saved["ahead"])
+            if self.curriculum is not None:
+                self.curriculum.load_state_dict(self._saved["curriculum"])
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

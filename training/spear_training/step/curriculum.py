@@ -1,0 +1,95 @@
+"""The tasks of a training's steps, where a curriculum draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spear_agents.engines.base import derive_seed
+from spear_envs.core.errors import SpearError
+from spear_envs.core.tasks import Task
+from spear_training.algorithms.curriculum import CurriculumSettings, TaskSource
+from spear_training.algorithms.rows import Array
+from spear_training.step.records import EpisodeRecord
+
+MOST_TASKS = 2**16
+"""Tasks that a curriculum keeps a posterior of at most."""
+
+
+def check_tasks(count: int, split: str) -> None:
+    """Do nothing if a curriculum can keep a posterior of ``count`` tasks.
+
+    Raises:
+        SpearError: there are too many.
+    """
+    if count > MOST_TASKS:
+        raise SpearError(
+            f"spear.curriculum keeps a posterior of every task, and the split {split} has {count:,}: set "
+            f"data.train_max_samples to {MOST_TASKS:,} or fewer"
+        )
+
+
+def rate_difficulty(task: Task) -> Hashable:
+    """Moves of the shortest solution where the task states them, else its subtask: equal ones tell of each other."""
+    return task.content.get("optimal", task.subtask)
+
+
+class Curriculum:
+    """Draws the tasks of a training's batches, and learns from the episodes that were played of them.
+
+    Args:
+        tasks: of the training.
+        settings: of the curriculum.
+        group: episodes of a group.
+        seed: of the run.
+    """
+
+    def __init__(self, tasks: Sequence[Task], settings: CurriculumSettings, group: int, seed: int) -> None:
+        self._ids = [task.id for task in tasks]
+        self._place = {name: number for number, name in enumerate(self._ids)}
+        self._source = TaskSource([rate_difficulty(task) for task in tasks], settings, group)
+        self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "curriculum")))
+
+    def draw(self, count: int) -> list[str]:
+        """Ids of ``count`` different tasks; different as far as there are as many."""
+        return [self._ids[number] for number in self._source.draw(count, self._rng)]
+
+    def tell(self, records: Iterable[EpisodeRecord]) -> None:
+        """Take in episodes of groups; those with a fault say nothing of their task."""
+        groups: dict[str, list[EpisodeRecord]] = {}
+        for record in records:
+            if record.fault is None:
+                groups.setdefault(record.group, []).append(record)
+        found = list(groups.values())
+        tasks = np.asarray([self._place[group[0].task_id] for group in found], dtype=np.int64)
+        wins = np.asarray([sum(record.won for record in group) for group in found], dtype=np.int64)
+        self._source.tell(tasks, wins, [len(group) for group in found])
+
+    def summarize(self) -> dict[str, float]:
+        """Metrics: what the curriculum thinks of its tasks, played or not."""
+        rate, differ = self._source.estimate()
+        known: Array = self._source.known
+        return {
+            "curriculum/success": float(rate.mean()),
+            "curriculum/differing": float(differ.mean()),
+            "curriculum/met": float(known.mean()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs to draw what this one would have drawn."""
+        return {"source": self._source.state_dict(), "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            SpearError: nothing was saved, or of other tasks.
+        """
+        if state is None or len(state["source"]["wins"]) != len(self._ids):
+            raise SpearError(
+                "the checkpoint was written without this curriculum or with other tasks: start a new run folder"
+            )
+        self._source.load_state_dict(state["source"])
+        self._rng.bit_generator.state = state["rng"]

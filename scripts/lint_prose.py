@@ -19,9 +19,9 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs")
 # Quoted prompts and made-up texts are data, and the lab book is history.
 LEFT_OUT = ("docs/log.md", "/mini_kb/", "/code/problems/", "/webshop/mini/")
 
+_GOOD = "longer|more|other|less|better|smaller|larger|shorter|matter|need|way|later|earlier|such|fewer|reason"
 PHRASES = {
-    r"(?<!here )\b(?:is|are|was|were) no (?!longer\b|more\b|other\b|less\b|better\b|smaller\b|larger\b|shorter\b|matter\b"
-    r"|need\b|way\b|later\b|earlier\b|such\b|fewer\b|[({`'\"])(?=\w)": "write 'is not a …'",
+    rf"(?<!here )\b(?:is|are|was|were) no (?!(?:{_GOOD})\b|[({{`'\"])(?=\w)": "write 'is not a …'",
     r"\bin (?:the )?place of\b": "write 'instead of'",
     r"\bgo(?:es)? on where\b": "write 'resumes'",
     r"\bcommand (?:then )?goes on\b": "write 'the same command resumes'",

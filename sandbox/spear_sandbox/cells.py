@@ -261,7 +261,7 @@ def _find(service: CellService, name: str) -> LocalSession:
     try:
         return service.table.find(name)
     except LookupError:
-        raise HTTPException(404, "this is no name of a session: POST /sessions gives one.") from None
+        raise HTTPException(404, "this is not a name of a session: POST /sessions gives one.") from None
     except SandboxFault as fault:
         raise HTTPException(410, str(fault)) from None
 
@@ -279,7 +279,7 @@ async def _answer(work: Awaitable[Any], status: int = 200, request: Request | No
     try:
         content = await (work if request is None else work_for(request, work))
     except LookupError:
-        raise HTTPException(404, "this is no name of a session: POST /sessions gives one.") from None
+        raise HTTPException(404, "this is not a name of a session: POST /sessions gives one.") from None
     except NoPlaceError as error:
         raise turn_away(error, "no place for this cell") from None
     except TooManySessionsError as error:

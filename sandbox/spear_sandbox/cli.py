@@ -389,7 +389,7 @@ def run_file(
 @sandbox.command(name="mcp")
 @_take_isolation
 @click.option("--url", help="Run on this service instead of on this machine.")
-@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, in place of stdin and stdout.")
+@click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8082)
 @take_hosts
 @click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
@@ -449,7 +449,7 @@ def serve_mcp(
 
 
 def _read_text(file: BinaryIO) -> str:
-    # Bytes that are no UTF-8 are the program's own mistake: Python will say so of them, or of these.
+    # Bytes that are not UTF-8 are the program's own mistake: Python will say so of them, or of these.
     return file.read().decode("utf-8", "replace")
 
 

@@ -26,7 +26,7 @@ def collect_metrics(tally: Tally, admission: Admission, health: Health) -> Itera
     yield make.count("gateway_timeouts", "Requests for which no place became free in time.", tally.gateway_timeouts)
     yield make.count("gone", "Requests whose sender did not wait for the answer.", tally.gone)
     yield make.count("run_cpu_seconds", "CPU time of all runs.", tally.cpu_seconds)
-    yield make.count("zygote_restarts", "Zygotes started in the place of dead ones.", health.restarts)
+    yield make.count("zygote_restarts", "Zygotes started to replace dead ones.", health.restarts)
     yield make.gauge("zygotes", "Zygotes that live.", health.zygotes)
     yield make.gauge("running", "Runs under way.", tally.running)
     yield make.gauge("queued", "Requests that wait for a place.", admission.queued)

@@ -76,7 +76,7 @@ class FaultKind(Enum):
     TIMEOUT = "sandbox_timeout"
     """No free slot came in time."""
     BAD_REPLY = "sandbox_bad_reply"
-    """The sandbox answered something that is no outcome."""
+    """The sandbox answered something that is not an outcome."""
     MEMORY = "sandbox_memory"
     """The kernel killed the run because others had taken the memory that it still might have used."""
     SESSION_ENDED = "sandbox_session_ended"
@@ -179,7 +179,7 @@ class Health:
     zygotes: int
     """Warm interpreters that live."""
     restarts: int
-    """Warm interpreters started in the place of dead ones."""
+    """Warm interpreters started to replace dead ones."""
     ok: bool
     """Whether runs can be started."""
 

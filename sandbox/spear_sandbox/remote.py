@@ -93,4 +93,4 @@ def _read_cell(body: bytes) -> CellOutcome:
             reason=KillReason(said["reason"]),
         )
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SandboxFault(FaultKind.BAD_REPLY, f"the answer is no outcome of a cell: {error!r}") from None
+        raise SandboxFault(FaultKind.BAD_REPLY, f"the answer is not an outcome of a cell: {error!r}") from None

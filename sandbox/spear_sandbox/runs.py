@@ -106,7 +106,7 @@ class Stream:
         self.count = 0
 
     def text(self) -> str:
-        """Bytes that are no UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
+        """Bytes that are not UTF-8 become U+FFFD, each of them; a character cut at the bound is left out."""
         data = bytes(self.data)
         if self.count > len(data):
             # Up to three bytes of a character that has one more.

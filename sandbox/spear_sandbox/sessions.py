@@ -134,13 +134,13 @@ class LocalSession:
         try:
             return base64.b64decode(str(answer["content"]), validate=True)
         except (KeyError, ValueError) as error:
-            raise SandboxFault(FaultKind.BAD_REPLY, f"the session's answer is no file: {error!r}") from None
+            raise SandboxFault(FaultKind.BAD_REPLY, f"the session's answer is not a file: {error!r}") from None
 
     async def list_files(self) -> dict[str, int]:
         """See :meth:`spear_sandbox.protocol.Session.list_files`."""
         files = (await self._do("list")).get("files")
         if not isinstance(files, dict) or not all(isinstance(size, int) for size in files.values()):
-            raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is no list of files")
+            raise SandboxFault(FaultKind.BAD_REPLY, "the session's answer is not a list of files")
         return files
 
     async def interrupt(self) -> None:

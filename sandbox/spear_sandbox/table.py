@@ -85,7 +85,7 @@ class SessionTable:
 
         Raises:
             SandboxFault: it has ended, or is of a server that has.
-            LookupError: this is no name of a session.
+            LookupError: this is not a name of a session.
         """
         if name in self._sessions:
             return self._sessions[name][0]

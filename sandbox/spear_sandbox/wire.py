@@ -70,7 +70,7 @@ def read_request(body: bytes) -> RunRequest:
     """
     content = _read_json(body)
     if not isinstance(content, dict):
-        raise BadRequestError("the body is no JSON object: send one with the field 'code'.")
+        raise BadRequestError("the body is not a JSON object: send one with the field 'code'.")
     if "code" not in content:
         raise BadRequestError("the field 'code' is missing: it holds the source to run.")
     files = read_files(content.get("files", {}))
@@ -93,7 +93,7 @@ def _read_json(body: bytes) -> Any:
     except RecursionError:
         raise BadRequestError("the body is nested too deeply: 'code' holds text, 'files' holds base64.") from None
     except ValueError as error:
-        raise BadRequestError(f"the body is no JSON ({error}): send an object in UTF-8.") from None
+        raise BadRequestError(f"the body is not JSON ({error}): send an object in UTF-8.") from None
 
 
 def _read_text(content: dict[str, Any], name: str) -> str:
@@ -137,7 +137,7 @@ def read_files(value: Any) -> dict[str, bytes]:
         try:
             files[name] = base64.b64decode(content, validate=True)
         except (binascii.Error, ValueError):
-            raise BadRequestError(f"the content of the file {_show(name)} is no base64.") from None
+            raise BadRequestError(f"the content of the file {_show(name)} is not base64.") from None
     if len(files) > MAX_FILES:
         raise BadRequestError(f"there are {len(files)} files: send at most {MAX_FILES}.")
     folders = {"/".join(parts[:end]) for parts in map(_split_name, files) for end in range(1, len(parts))}
@@ -182,7 +182,9 @@ def check_name(name: str) -> None:
         )
     too_long = len(_encode(name)) > MAX_PATH_BYTES or any(len(_encode(part)) > MAX_NAME_BYTES for part in parts)
     if not parts or too_long or name.endswith(("/", "/.")) or "\0" in name:
-        raise BadRequestError(f"{_show(name)} is no file name: give one of at most {MAX_NAME_BYTES} bytes without NUL.")
+        raise BadRequestError(
+            f"{_show(name)} is not a file name: give one of at most {MAX_NAME_BYTES} bytes without NUL."
+        )
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -295,14 +297,14 @@ def read_reply(body: bytes) -> Outcome:
 
     Raises:
         SandboxFault: the run was not carried out.
-        BadReplyError: the body is no answer.
+        BadReplyError: the body is not an answer.
     """
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadReplyError(f"the answer is no JSON ({error})") from None
+        raise BadReplyError(f"the answer is not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise BadReplyError("the answer is no JSON object")
+        raise BadReplyError("the answer is not a JSON object")
     run = content.get("run_result")
     status = content.get("status")
     if status == "SandboxError":

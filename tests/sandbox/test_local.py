@@ -301,7 +301,7 @@ def run_async(pool: BlockingExecutor, test) -> None:  # type: ignore[no-untyped-
 
 
 def find_marked(token: str) -> list[int]:
-    """Processes whose name is the token and that are no zombies."""
+    """Processes whose name is the token and that are not zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -201,8 +201,8 @@ def test_commands_list_what_is_ones_own(own: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("# @package _global_\nspear: {clip: [\n", "mine.yaml is no YAML: while parsing"),
-        ("# @package _global_\n- spear\n", "mine.yaml is no mapping"),
+        ("# @package _global_\nspear: {clip: [\n", "mine.yaml is not YAML: while parsing"),
+        ("# @package _global_\n- spear\n", "mine.yaml is not a mapping"),
         (MINE.partition("\n")[2], "mine.yaml must begin with the line '# @package _global_'"),
         (MINE.replace("- grpo", "- grppo"), "Could not load 'algorithm/grppo'"),
         (MINE.replace("high", "hihg"), "hihg"),

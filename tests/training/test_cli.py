@@ -60,7 +60,7 @@ def test_the_choices_are_listed_with_what_they_are(capsys: pytest.CaptureFixture
         ),
         ((), "no model: pass actor_rollout_ref.model.path=FOLDER"),
         ((f"{MODEL}=/no/such",), "the model folder /no/such does not exist"),
-        (("--overwrite",), "'--overwrite' is no override: write key=value"),
+        (("--overwrite",), "'--overwrite' is not an override: write key=value"),
         (("spear.sil.gamma=cosin", f"{MODEL}=MODEL"), "did you mean cosine?"),
         (("trainer.total_training_steps=ten", f"{MODEL}=MODEL"), "must be a whole number"),
     ],
@@ -112,7 +112,7 @@ Training = Callable[[Path, str, Any], None]
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Callable[[Training], list[Path]]:
-    """Puts a function in the place of the supervised process; returns the run folders it was called with."""
+    """Replaces the supervised process by a function; returns the run folders it was called with."""
 
     def install(function: Training) -> list[Path]:
         calls: list[Path] = []

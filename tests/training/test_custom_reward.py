@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_custom_reward(configure(name="compute_score")) is None
-    with pytest.raises(SpearError, match=r"x\.py is no file: name a Python file"):
+    with pytest.raises(SpearError, match=r"x\.py is not a file: name a Python file"):
         resolve_custom_reward(configure("x.py"))
     with pytest.raises(SpearError, match="takes a path: name the Python file"):
         read_custom_reward(configure(reward_kwargs={"a": 1}))
@@ -151,5 +151,5 @@ def test_a_composed_training_knows_the_function(tmp_path: Path, model_folder: Pa
     )
     reward = read_custom_reward(compose_config(overrides, tmp_path / "run"))
     assert reward is not None and (reward.name, reward.kwargs) == ("mine", {"bonus": 3})
-    with pytest.raises(SpearError, match="is no file"):
+    with pytest.raises(SpearError, match="is not a file"):
         compose_config((*overrides[:2], "reward.custom_reward_function.path=missing.py"), tmp_path / "run")

@@ -151,7 +151,7 @@ def test_the_home_folder_may_be_abbreviated(
         ("xyzzy=1", "`spear train --print-config` lists all keys"),
         ("trainer.total_training_steps.more=1", "did you mean trainer.total_training_steps?"),
         ("data.spear_env.id=x", "did you mean data.spear_env?"),
-        ("total", "'total' is no override: write key=value"),
+        ("total", "'total' is not an override: write key=value"),
         ("--ouput=x", "has no key '--ouput'"),
         ("=3", "`spear train --print-config` lists all keys"),
         ("trainer.logger=[console", "overrides do not fit the configuration"),

@@ -1,4 +1,4 @@
-"""The supervisor, with a script in the place of the training: what it watches, what it reports, and what it ends."""
+"""The supervisor, with a script instead of the training: what it watches, what it reports, and what it ends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def tokenizer() -> Any:
 
 
 class Script:
-    """verl's client of model servers, whose model says what stands in a list."""
+    """verl's client of model servers, whose model says what is in a list."""
 
     def __init__(self, tokenizer: Any, *responses: str) -> None:
         self.tokenizer = tokenizer

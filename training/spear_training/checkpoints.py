@@ -90,7 +90,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         SpearError: a file is missing, torn or of another format.
     """
     if not (folder / STATE).is_file():
-        raise SpearError(f"{folder} has no {STATE}: it is no checkpoint of this trainer; name another run folder")
+        raise SpearError(f"{folder} has no {STATE}: it is not a checkpoint of this trainer; name another run folder")
     try:
         plain = json.loads((folder / STATE).read_text("utf-8"))
         found = plain["format"] if isinstance(plain, dict) else None
@@ -110,7 +110,7 @@ _REFERENCE = "$tensor"
 
 
 def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` with references in place of tensors and arrays, which go into ``tensors``."""
+    """``value`` with references instead of tensors and arrays, which go into ``tensors``."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         name = f"{len(tensors):06d}"
         # A copy: safetensors takes no two names for the same memory.

@@ -68,7 +68,7 @@ def read_comment(file: Path) -> list[str]:
     """Lines of the comment a file begins with, up to an empty one.
 
     Raises:
-        SpearError: the file is no text.
+        SpearError: the file is not text.
     """
     lines = []
     for line in _read_text(file).splitlines():
@@ -106,14 +106,14 @@ def read_config(file: Path) -> dict[str, Any]:
     """A file as it stands, without what it is based on.
 
     Raises:
-        SpearError: it is no YAML or no mapping.
+        SpearError: it is not YAML or no mapping.
     """
     try:
         content = yaml.safe_load(_read_text(file))
     except yaml.YAMLError as error:
-        raise SpearError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+        raise SpearError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise SpearError(f"{file} is no mapping of settings")
+        raise SpearError(f"{file} is not a mapping of settings")
     return content
 
 

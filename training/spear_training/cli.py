@@ -71,7 +71,7 @@ def demo(out: Path, steps: int, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 
     Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel,
-    curves and an animated level. Stopped anywhere, the same command goes on.
+    curves and an animated level. Stopped anywhere, the same command resumes.
 
     \b
       spear demo

@@ -1,4 +1,4 @@
-"""A user's own reward function in place of the environment's outcome, called as verl calls it.
+"""A user's own reward function instead of the environment's outcome, called as verl calls it.
 
 ``reward.custom_reward_function`` has the ``path`` of a Python file, the ``name`` of a function in it, and
 ``reward_kwargs``, further keywords::
@@ -112,7 +112,7 @@ def resolve_custom_reward(config: DictConfig) -> None:
 
 
 def read_custom_reward(config: DictConfig) -> CustomReward | None:
-    """The function that a training's configuration names, or None.  Raises SpearError as above."""
+    """The function that a training's configuration names, or None. Raises SpearError as above."""
     node = OmegaConf.to_container(config.reward.custom_reward_function, resolve=True)
     if not isinstance(node, dict) or not node.get("path"):
         if node and (set(node) - {"path", "name"}):
@@ -123,14 +123,14 @@ def read_custom_reward(config: DictConfig) -> CustomReward | None:
         raise SpearError(f"reward.custom_reward_function has no key {unknown[0]!r}; there are {', '.join(KEYS)}")
     path, name = Path(node["path"]), str(node.get("name") or "compute_score")
     if not path.is_file():
-        raise SpearError(f"reward.custom_reward_function.path={path} is no file: name a Python file")
+        raise SpearError(f"reward.custom_reward_function.path={path} is not a file: name a Python file")
     return CustomReward(path, name, _load_function(path, name), node.get("reward_kwargs") or {})
 
 
 def _load_function(path: Path, name: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"custom_reward_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise SpearError(f"reward.custom_reward_function.path={path} is no Python file")
+        raise SpearError(f"reward.custom_reward_function.path={path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -28,7 +28,7 @@ from spear_training.runs import make_policy, run_training
 ENV_ID = "spear/Sokoban-v1"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
 TEMPERATURES = (1.0, 0.4)
-"""The first is the one the result is stated at; the second, the paper's, stands beside it."""
+"""The first is the one the result is stated at; the second, the paper's, is next to it."""
 SAMPLES = 4
 RESULTS = "results.json"
 

@@ -195,7 +195,7 @@ def _compose_ours(choices: tuple[str, ...]) -> DictConfig:
 
 
 def _check_changes(base: DictConfig, config: DictConfig) -> None:
-    """:func:`check_keys`, where writing out what an interpolation gives anyway is no change."""
+    """:func:`check_keys`, where writing out what an interpolation gives anyway is not a change."""
     before, after = flatten_config(base), flatten_config(config)
     for key in before.keys() & after.keys():
         is_reference = isinstance(before[key], str) and "${" in before[key]
@@ -246,7 +246,7 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     if key == "trainer.default_local_dir":
         raise SpearError("trainer.default_local_dir is set by --out")
     if "=" not in override and not override.startswith("~"):
-        raise SpearError(f"{override!r} is no override: write key=value")
+        raise SpearError(f"{override!r} is not an override: write key=value")
     # Hydra reads a bare ~ in a value as the deletion of a key.
     override = override.replace("=~/", f"={Path.home()}/", 1)
     if any(f"{key}.".startswith(f"{node}.") for node in OPEN_NODES) and not override.startswith(("+", "~")):

@@ -39,7 +39,7 @@ class RecordSettings(Record):
 
 
 class EpisodeRecorder:
-    """Appends episodes to ``episodes.jsonl`` in a folder of a run.  Nothing that goes wrong here stops a training.
+    """Appends episodes to ``episodes.jsonl`` in a folder of a run. Nothing that goes wrong here stops a training.
 
     Args:
         out: run folder.
@@ -64,7 +64,7 @@ class EpisodeRecorder:
             _log.warning("recorded episodes of steps after %d stay in %s: %s", step, self._path, error)
 
     def write(self, step: int, episodes: Sequence[Trajectory]) -> int:
-        """Keeps the episodes of a step; returns how many.  A disk that is full is a warning, and 0."""
+        """Keeps the episodes of a step; returns how many. A disk that is full is a warning, and 0."""
         if not episodes:
             return 0
         try:

@@ -76,7 +76,7 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
-    """Make a tiny policy with a progress bar, in the place of what ``folder`` holds.
+    """Make a tiny policy with a progress bar; it replaces what ``folder`` holds.
 
     Raises:
         SpearError: a setting without a valid value, or ``folder`` cannot be written.

@@ -43,7 +43,7 @@ def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options
     """Fine-tune a model on what `spear collect` wrote, through verl: the cold start before `spear train`.
 
     The loss falls on the policy's tokens alone: on the recorded ids where the data has them, else on what the model's
-    chat template makes of the responses.  KEY=VALUE changes any key of verl's supervised trainer:
+    chat template makes of the responses. KEY=VALUE changes any key of verl's supervised trainer:
 
       spear sft --model DIR --data alfworld.jsonl --out runs/sft trainer.n_gpus_per_node=8
 

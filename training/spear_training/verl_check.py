@@ -56,7 +56,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     # called by it
     "verl.utils.fsdp_utils:merged_lora_context": ("actor", "backup_adapters"),
     "verl.utils.fsdp_utils:normalize_peft_param_name": ("params",),
-    # called in the place of a worker's own call
+    # called instead of a worker's own call
     "verl.utils.distributed:initialize_global_process_group_ray": ("timeout_second", "backend"),
     # the critic and the reference policy
     "verl.workers.engine_workers:ActorRolloutRefWorker.compute_ref_log_prob": ("data",),

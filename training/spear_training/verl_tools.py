@@ -198,5 +198,5 @@ def _read(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            raise SpearError(f"{key!r} is no setting: choose of {', '.join(names)}.{suggest_name(str(key), names)}")
+            raise SpearError(f"{key!r} is not a setting: choose of {', '.join(names)}.{suggest_name(str(key), names)}")
     return kind(**values)

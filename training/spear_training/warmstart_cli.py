@@ -50,7 +50,7 @@ def warmstart(
 
     The result, a Qwen3 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
     What is not given is what the environment's own recipe has (training/spear_training/warmstart/recipes.py): the one
-    that `spear train preset=demo`, `alfworld_tiny`, `code_tiny`, `search_tiny` or `webshop_tiny` goes on from.
+    that `spear train preset=demo`, `alfworld_tiny`, `code_tiny`, `search_tiny` or `webshop_tiny` continues from.
 
     \b
       spear warmstart spear/Sokoban-v1 --out runs/warmstart

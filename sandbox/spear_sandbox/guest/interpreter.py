@@ -1,6 +1,6 @@
 """The program of a session, which plays cells as a notebook does. It imports nothing of the sandbox.
 
-Requests and replies are JSON after their length, over the socket that it finds in the place of standard input.
+Requests and replies are JSON after their length, over a socket that takes the place of standard input.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def serve() -> None:
             data = json.dumps({**reply, "number": asked["number"]}).encode()
             assert len(data) <= MAX_REPLY
         except Exception:
-            failure = {"failure": "what it showed is too large or is no text", "number": asked["number"]}
+            failure = {"failure": "what it showed is too large or is not text", "number": asked["number"]}
             data = json.dumps(failure).encode()
         line.sendall(len(data).to_bytes(4, "big") + data)
 

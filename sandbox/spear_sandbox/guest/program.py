@@ -105,7 +105,7 @@ def hand_over(job: Job, folder: str) -> Callable[[], None]:
     path = os.path.join(folder, MAIN)
     sys.argv = [path]
     sys.orig_argv = [sys.executable, path]
-    sys.path[0] = folder  # in the place of the folder of these modules
+    sys.path[0] = folder  # instead of the folder of these modules
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=sys.modules["builtins"], __cached__=None)
     former = sys.modules["__main__"]

@@ -114,7 +114,7 @@ def _stream_pairs(otherwise: int) -> Program:
 
 
 def _no_namespaces_nor_shared_tables(denied: int) -> Program:
-    """Of clone: processes that share descriptors and are no threads of each other could deceive the supervisor."""
+    """Of clone: processes that share descriptors and are not threads of each other could deceive the supervisor."""
     return [
         _load_argument(0),
         _Step(_ANY_BIT, 4, 0, ALL_NAMESPACES | NEW_CONTROL_GROUPS),

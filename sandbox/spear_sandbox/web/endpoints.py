@@ -106,7 +106,7 @@ def read_urls(urls: str | Sequence[str], service: Service) -> tuple[str, ...]:
     """Base URLs, or those of the service's path itself, without a slash at the end and each once.
 
     Raises:
-        SpearError: there is none, or one is no HTTP address.
+        SpearError: there is none, or one is not an HTTP address.
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
@@ -128,6 +128,6 @@ def _read_url(url: str, service: Service) -> str:
         )
     is_whole = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", parts.netloc + parts.path)
     if not is_whole or port == 0 or parts.query or parts.fragment:
-        raise SpearError(f"{url!r} is no address of {service.name}: {service.mend}")
+        raise SpearError(f"{url!r} is not an address of {service.name}: {service.mend}")
     path = parts.path.rstrip("/").removesuffix(service.path).rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"

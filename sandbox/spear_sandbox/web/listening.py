@@ -31,7 +31,9 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SpearError(f"{host!r} is no address of this machine ({error}): give, for instance, 127.0.0.1.") from None
+        raise SpearError(
+            f"{host!r} is not an address of this machine ({error}): give, for instance, 127.0.0.1."
+        ) from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -207,7 +207,7 @@ def ignore_signals_at_the_end() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def on_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Call ``act`` at SIGINT and SIGTERM, in place of what was done at them before."""
+    """Call ``act`` at SIGINT and SIGTERM, instead of what was done at them before."""
     old = {number: signal.signal(number, lambda *_: act()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

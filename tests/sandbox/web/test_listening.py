@@ -50,7 +50,7 @@ def test_ports() -> None:
         assert port > 0
         with pytest.raises(SpearError, match=r"another program listens there.*choose another --port"):
             bind_socket("localhost", port)
-    with pytest.raises(SpearError, match="no address of this machine"):
+    with pytest.raises(SpearError, match="not an address of this machine"):
         bind_socket("no-such-host.invalid", 0)
     with pytest.raises(SpearError, match="choose another --port"):
         bind_socket("192.0.2.1", 8000)

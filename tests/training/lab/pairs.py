@@ -109,7 +109,7 @@ def run_both(
 
 
 def measure_differences(trainer: Side, own: Side) -> dict[str, float]:
-    """The largest difference of each column of the rows, and of each metric; what is no number must be equal."""
+    """The largest difference of each column of the rows, and of each metric; what is not a number must be equal."""
     found: dict[str, float] = {}
     assert len(trainer.passes) == len(own.passes) > 0
     for one, other in zip(trainer.passes, own.passes, strict=True):

@@ -132,7 +132,7 @@ def test_results_of_another_file_are_refused(made: Path) -> None:
         invoke("report", str(made / "trial.yaml"), str(made / "short.json")).exception
     )
     (made / "broken.json").write_text("{}")
-    assert "is no result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
+    assert "is not a result" in str(invoke("report", str(made / "trial.yaml"), str(made / "broken.json")).exception)
 
 
 def test_a_page_gets_its_tables(made: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, change: dict
 
 
 def test_what_is_no_file_of_settings_is_refused(tmp_path: Path) -> None:
-    for text, message in (("[1]", "no mapping"), ("a: [", "no YAML"), ("seeds: 3", r"comparison\.\w+ is missing")):
+    for text, message in (("[1]", "not a mapping"), ("a: [", "not YAML"), ("seeds: 3", r"comparison\.\w+ is missing")):
         (tmp_path / "a.yaml").write_text(text)
         with pytest.raises(SpearError, match=message):
             Comparison.read(tmp_path / "a.yaml")

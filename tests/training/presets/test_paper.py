@@ -56,7 +56,7 @@ FIXED = {
     "rollout_filter_type": "std.",
     "training strategy": "FSDP",
 }
-"""Rows that are no choice here, with the only value they have: no KL, groups by deviation, and FSDP."""
+"""Rows that are not a choice here, with the only value they have: no KL, groups by deviation, and FSDP."""
 
 ABSENT = {"sequence_parallel_size": 1}
 """What a dash stands for, where it is not null."""

@@ -110,9 +110,9 @@ def test_the_digest_is_that_of_the_samples(reader: SampleReader, tmp_path: Path)
     ("text", "expected"),
     [
         ("", r"data.jsonl is empty: `spear collect ENV --out .*` fills it"),
-        ("{\n", "data.jsonl, line 1 is no JSON"),
-        ("\xff\n", "line 1 is no JSON"),
-        ("[1]\n", "data.jsonl, line 1 is no sample: give files that `spear collect` wrote"),
+        ("{\n", "data.jsonl, line 1 is not JSON"),
+        ("\xff\n", "line 1 is not JSON"),
+        ("[1]\n", "data.jsonl, line 1 is not a sample: give files that `spear collect` wrote"),
         ('{"won": true}\n', "data.jsonl, line 1: it has neither input_ids nor messages"),
         (
             '{"input_ids": [1, 2], "loss_mask": [0, 1]}\n{"input_ids": [1, 151645], "loss_mask": [0, 1]}\n',

@@ -62,10 +62,10 @@ def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"vocab_size": null}'])
 def test_a_folder_that_is_no_model_is_said(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SpearError, match=r"no folder of a language model .*`hf download"):
+    with pytest.raises(SpearError, match=r"not a folder of a language model .*`hf download"):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(SpearError, match="no folder of a language model"):
+    with pytest.raises(SpearError, match="not a folder of a language model"):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 9}')
     with pytest.raises(SpearError, match="holds no weights"):
@@ -88,7 +88,7 @@ def test_the_configuration_is_verls_with_the_papers_numbers(settings: SftSetting
     [
         ("optim.lrr=1", "did you mean optim.lr?"),
         ("xyzzy=1", "no key 'xyzzy'; sft_trainer_engine.yaml in .* lists all keys"),
-        ("fast", "'fast' is no override"),
+        ("fast", "'fast' is not an override"),
         ("trainer.nnodes=2", "trainer.nnodes can only be 1 here"),
         ("data.val_files=x", "data.val_files can only be None here"),
         ("engine.strategy=megatron", "engine.strategy can only be fsdp2 or fsdp here, not 'megatron'"),

@@ -80,6 +80,6 @@ def test_masks_are_shares_of_the_rows_of_valid_episodes() -> None:
 
 def test_groups_whose_episodes_earned_the_same_are_counted() -> None:
     records = [make_episode(group, n, won=group == "a" and n == 0) for group in "abcd" for n in range(3)]
-    records.append(make_episode("e", 0, won=True, fault="timeout"))  # a group of a fault alone is no group
+    records.append(make_episode("e", 0, won=True, fault="timeout"))  # a group of a fault alone is not a group
     plan = plan_rows(play(records), SpearSettings(), mu=0.0, max_response_length=8)
     assert summarize_plan(plan)["groups/equal"] == 0.75

@@ -1,4 +1,4 @@
-"""Dictionaries in the place of TransferQueue."""
+"""Dictionaries instead of TransferQueue."""
 
 from __future__ import annotations
 

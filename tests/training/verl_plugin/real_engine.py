@@ -144,7 +144,7 @@ def compare_rollout(folder: str, dtype: str) -> dict[str, Any]:
 
 
 def emulate_flash() -> None:
-    """Put rows attended one by one in the place of flash-attention, behind the name that verl wraps."""
+    """Replace flash-attention by rows attended one by one, behind the name that verl wraps."""
     import torch
     from transformers import PreTrainedModel, modeling_utils
     from verl.models.transformers import monkey_patch

@@ -25,7 +25,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def launch(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Calls ``main`` on a run folder with a function in the place of verl's runner; returns what was called."""
+    """Calls ``main`` on a run folder with a function instead of verl's runner; returns what was called."""
 
     def call(run: Run, overrides: tuple[str, ...] = (), calls: list[str] | None = None) -> list[str]:
         calls = [] if calls is None else calls

@@ -119,7 +119,7 @@ def test_a_response_names_the_weights_that_wrote_it_though_others_wait_for_its_e
 
 
 def test_the_trainer_has_the_device_while_the_server_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a device of torch that has no numbers, in the place of a GPU."""
+    """With a device of torch that has no numbers, instead of a GPU."""
     model = FakeModel()
     server, moved = open_server(model), list[str]()
     server._device = torch.device("meta")

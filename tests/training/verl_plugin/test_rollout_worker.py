@@ -458,7 +458,7 @@ def test_a_worker_has_its_share_of_the_caches(queue: FakeQueue) -> None:
     worker._cache_tokens, worker._batches = None, 3  # two are played ahead
     asyncio.run(worker.play(order_episodes("train"), Sampling(), "train", keep=True))
     assert worker._cache_tokens == 200
-    assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are no tokens"
+    assert rollout.prompt_tokens == rollout.cached_tokens == rollout.cacheable_tokens == 0, "bytes are not tokens"
 
 
 def test_whichever_end_token_was_sampled_is_not_read_as_text(queue: FakeQueue) -> None:

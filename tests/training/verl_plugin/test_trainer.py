@@ -487,7 +487,7 @@ def test_the_best_checkpoint_of_the_panel_is_kept(tmp_path: Path, monkeypatch: p
     assert read_best(checkpoints) == {"step": 2, "metric": "success/all", "value": 0.75}
     assert (checkpoints / BEST / "actor" / "weights").read_text() == "2"
     trainer.config.spear.keep_best = "success/al"
-    with pytest.raises(SpearError, match=r"keep_best=success/al is no metric.*val/success/all"):
+    with pytest.raises(SpearError, match=r"keep_best=success/al is not a metric.*val/success/all"):
         trainer._validate()
 
 
@@ -588,3 +588,33 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     assert trainer.trainer_mode == "sync"
     assert trainer.record == RecordSettings(every=7)
     assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"
+
+
+def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
+
+    def open_ahead() -> Any:
+        trainer: Any = open_trainer(tmp_path, staleness=2, curriculum=THOMPSON)
+        trainer.config.data.train_batch_size = 3
+        trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 2, trainer.seed)
+        return trainer
+
+    def go_on(trainer: Any, steps: Sequence[int]) -> list[list[str]]:
+        drawn = []
+        for t in steps:
+            trainer.global_steps = t
+            trainer.prepare_step()
+            trainer.rollouts.played = play_orders(trainer, [t % 3, 1, 2])
+            trainer.play(0)
+            drawn = [[order.task_id for order in call["orders"]] for call in trainer.rollouts.calls]
+        return drawn
+
+    trainer = open_ahead()
+    trainer.rollouts.versions = []
+    go_on(trainer, [1])
+    trainer._measure_step = dict
+    trainer._save_checkpoint()
+    resumed = open_ahead()
+    resumed._load_checkpoint()
+    assert go_on(resumed, [2, 3, 4]) == go_on(trainer, [2, 3, 4])[1:], "two batches again, then what was to come"

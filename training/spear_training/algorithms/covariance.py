@@ -60,7 +60,7 @@ def covariance_clip_mask(
     Args:
         log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].
         ratio: lambda, the share of the N valid tokens that may be taken out; 0 takes out none.
-        exclude: [B, T], on for tokens that are no candidates, such as those the ratio clip already silenced.
+        exclude: [B, T], on for tokens that are not candidates, such as those the ratio clip already silenced.
         scope: of the means, as in :func:`covariance`.
         budget: N counts the valid tokens of the batch (``"batch"``) or of each sequence (``"trajectory"``).
         floor_one: raise a budget of 0 to 1, as the authors' code does.
@@ -149,7 +149,7 @@ def find_covariance_quantiles(
     """Bounds between which the (``lower_top`` - ``upper_top``) share of tokens with large covariances lies.
 
     Each is the ceil(share n)-th largest covariance of the n valid tokens. A token that does not go together with its
-    advantage is no candidate, so neither bound falls below a small positive number.
+    advantage is not a candidate, so neither bound falls below a small positive number.
 
     Args:
         log_probs: [B, T] float; advantages: [B] or [B, T]; mask: [B, T].

@@ -140,7 +140,7 @@ def estimate(rows: RowTable, settings: SpearSettings) -> Array:
     try:
         values = np.asarray(found.detach().cpu() if isinstance(found, Tensor) else found, dtype=np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"spear.advantage.estimator={name} gave {found!r:.80}, which are no numbers") from None
+        raise SettingsError(f"spear.advantage.estimator={name} gave {found!r:.80}, which are not numbers") from None
     tokens = int(rows.response_length.sum())
     if values.shape not in ((len(rows),), (tokens,)):
         raise SettingsError(

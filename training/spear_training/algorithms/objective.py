@@ -235,7 +235,7 @@ def spear_loss(
         gamma: weight of the self-imitation term.
         policy: token losses of both terms (:func:`~spear_training.algorithms.losses.bind_policy_loss`).
         cov_ratio: lambda of the replayed rows' covariance clip, its other options at their defaults; or
-        cov: that clip with all its options. Tokens that the ratio clip silenced are no candidates.
+        cov: that clip with all its options. Tokens that the ratio clip silenced are not candidates.
         on_policy_cov: a covariance clip of the on-policy rows.
         mode, loss_scale_factor: as in :func:`aggregate_loss`, of this batch as one mini-batch (:func:`weigh_rows`); or
         weights: [B], of the rows in the mini-batch that this is a part of.

@@ -46,7 +46,7 @@ def tabulate_entries(entries: Sequence[ReplayEntry]) -> RowTable:
     """Single rows as a table.
 
     Raises:
-        ValueError: lengths differ, or ids are no whole numbers of 32 bits.
+        ValueError: lengths differ, or ids are not whole numbers of 32 bits.
     """
     prompts = [_read_ids(entry.prompt_ids, "prompt_ids") for entry in entries]
     responses = [_read_ids(entry.response_ids, "response_ids") for entry in entries]

@@ -147,7 +147,7 @@ class RowTable:
         return np.split(self._columns[name], ends[:-1]) if self._length else []
 
     def add(self, **columns: Any) -> RowTable:
-        """The same rows with these columns besides, or in the place of those they have."""
+        """The same rows with these columns besides, or instead of those they have."""
         return RowTable(**{**self._columns, **columns})
 
     def select(self, names: Iterable[str]) -> RowTable:

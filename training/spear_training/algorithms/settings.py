@@ -318,7 +318,7 @@ def _read_weight(registry: Registry[Any], name: str, value: Any) -> float:
     """What a schedule gave, as a weight.
 
     Raises:
-        SettingsError: it is no finite number of 0 or more.
+        SettingsError: it is not a finite number of 0 or more.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise SettingsError(f"{registry.setting}={name} gave {value!r}: a weight is a finite number of 0 or more")

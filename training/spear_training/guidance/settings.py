@@ -133,7 +133,7 @@ def _check_scale_factor(settings: SpearSettings, shape: RunShape) -> Advice | No
     loss, limit = settings.loss, shape.response_limit
     if loss.aggregation is not Aggregation.SEQ_MEAN_TOKEN_SUM_NORM or loss.scale_factor is None:
         return None
-    # A conversation's limit counts what the environment says too, and that is no part of the loss.
+    # A conversation's limit counts what the environment says too, and that is not a part of the loss.
     least = 0.25 if shape.per_turn else 0.05
     if least <= loss.scale_factor / limit <= 4.0:
         return None

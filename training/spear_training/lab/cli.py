@@ -33,7 +33,7 @@ def lab() -> None:
     "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time; the trainer's take turns."
 )
 def run(file: Path, out: Path, jobs: int) -> None:
-    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command goes on.
+    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command resumes.
 
     \b
       spear lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03

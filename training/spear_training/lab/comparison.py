@@ -244,16 +244,16 @@ class Comparison(Record):
         """The comparison of a YAML file.
 
         Raises:
-            SpearError: the file cannot be read, is no YAML, or a setting in it is wrong.
+            SpearError: the file cannot be read, is not YAML, or a setting in it is wrong.
         """
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeError) as error:
             raise SpearError(f"{path} cannot be read: {error}") from None
         except yaml.YAMLError as error:
-            raise SpearError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+            raise SpearError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
-            raise SpearError(f"{path} is no mapping of settings")
+            raise SpearError(f"{path} is not a mapping of settings")
         try:
             return cls.of(content)
         except SettingsError as error:

@@ -44,7 +44,7 @@ class Findings:
     """Results of a comparison, held against its file.
 
     Args:
-        comparison: as it stands in its file.
+        comparison: as it is in its file.
         path: what ``spear lab run`` gathered.
 
     Raises:
@@ -56,7 +56,7 @@ class Findings:
             content = json.loads(path.read_text(encoding="utf-8"))
             digests = {content["digest"], *(run["digest"] for run in content["runs"])}
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-            raise SpearError(f"{path} is no result of spear lab run: {error}") from None
+            raise SpearError(f"{path} is not a result of spear lab run: {error}") from None
         if digests != {comparison.digest}:
             raise SpearError(
                 f"{path} was not made by this file: it is registered as {comparison.digest[:12]}, the results say "

@@ -182,7 +182,7 @@ class Registry:
         for plan in self.list_tuning(arm):
             result = self.read(plan)
             if result is None:
-                raise SpearError(f"{self.out} lacks {plan.name}: spear lab run goes on where it stopped")
+                raise SpearError(f"{self.out} lacks {plan.name}: spear lab run resumes where it stopped")
             found.setdefault(plan.rate, []).append(result["success"])
         return max(sorted(found), key=lambda rate: float(np.mean(found[rate])))
 

@@ -105,7 +105,7 @@ def find_architecture(name: str) -> Architecture:
         except (OSError, ValueError, RecursionError) as error:
             raise SpearError(f"{path} cannot be read ({error}): copy or fetch the model again") from error
         if not isinstance(config, dict):
-            raise SpearError(f"{path} is no mapping: copy or fetch the model again")
+            raise SpearError(f"{path} is not a mapping: copy or fetch the model again")
         return Architecture.from_config(config)
     known = read_known()
     if name not in known:

@@ -64,7 +64,7 @@ def prepare_samples(
     """Reads ``files`` of JSON lines and stores their samples in ``folder``.
 
     Raises:
-        SpearError: a file cannot be read or is empty, a line is no sample or not for this model, nothing is left.
+        SpearError: a file cannot be read or is empty, a line is not a sample or not for this model, nothing is left.
     """
     sifter = _Sifter(files, reader, max_length, overlong, keep_lost, observer)
     write_store(folder, sifter.sift())
@@ -167,7 +167,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise SpearError(f"{where} is no JSON: give files that `spear collect` wrote") from error
+        raise SpearError(f"{where} is not JSON: give files that `spear collect` wrote") from error
     if not isinstance(record, dict):
-        raise SpearError(f"{where} is no sample: give files that `spear collect` wrote")
+        raise SpearError(f"{where} is not a sample: give files that `spear collect` wrote")
     return record

@@ -93,7 +93,7 @@ class ModelFacts:
 
 
 def read_model(folder: Path) -> ModelFacts:
-    """The facts of a Hugging Face folder.  Raises SpearError where it is none."""
+    """The facts of a Hugging Face folder. Raises SpearError where it is none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config | config.get("text_config", {})
@@ -101,7 +101,7 @@ def read_model(folder: Path) -> ModelFacts:
         context = int(text.get("max_position_embeddings") or 2**31)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise SpearError(
-            f"{folder} is no folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
+            f"{folder} is not a folder of a language model (config.json: {error}): make one with `spear warmstart`, or "
             "download one with `hf download NAME --local-dir DIR`"
         ) from error
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):

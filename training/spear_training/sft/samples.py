@@ -24,7 +24,7 @@ class Overlong(str, Enum):
 class Sample:
     """One sequence: ``ids`` and, of equal length, ``mask``, which is 1 on tokens of the policy.
 
-    The last token is one of the policy's, the first never is: nothing stands before it to predict it from.
+    The last token is one of the policy's, the first never is: nothing comes before it to predict it from.
     """
 
     ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class SampleReader:
         None where it holds no token of the policy's.
 
         Raises:
-            SpearError: the line is no sample, or none for this model.
+            SpearError: the line is not a sample, or none for this model.
         """
         if "input_ids" in record or "loss_mask" in record:
             sample = _read_tokens(record.get("input_ids"), record.get("loss_mask"))
@@ -112,7 +112,7 @@ class SampleReader:
             prompt, whole = self._render(messages[:number], True), self._render(messages[: number + 1], False)
             if not prompt.startswith(shown) or not whole.startswith(prompt):
                 raise SpearError(
-                    "the chat template of this model rewrites responses or what stands before them, so that nobody "
+                    "the chat template of this model rewrites responses or what comes before them, so that nobody "
                     "can say which tokens are the policy's: run `spear collect --tokenizer MODEL`"
                 )
             read = self._tokenizer.encode(prompt[len(shown) :], add_special_tokens=False)

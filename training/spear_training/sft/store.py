@@ -37,7 +37,7 @@ class SampleStore:
 
 
 def write_store(folder: Path, samples: Iterable[Sample]) -> None:
-    """Writes the samples to a folder that is whole or absent.  Raises SpearError where it cannot be written."""
+    """Writes the samples to a folder that is whole or absent. Raises SpearError where it cannot be written."""
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tokens, mask, offsets = array("i"), array("B"), array("q", [0])
     for sample in samples:
@@ -58,7 +58,7 @@ def write_store(folder: Path, samples: Iterable[Sample]) -> None:
 
 
 def open_store(folder: Path) -> SampleStore:
-    """The samples of a folder.  Raises SpearError where they cannot be read."""
+    """The samples of a folder. Raises SpearError where they cannot be read."""
     try:
         return SampleStore(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ vision tower, and then in every row.
 
 
 def add_vision_inputs(micro_batch: TensorDict, reader: ImageReader) -> TensorDict:
-    """``micro_batch`` with patches (``multi_modal_inputs``) and positions [N, 4, *] in place of its pictures.
+    """``micro_batch`` with patches (``multi_modal_inputs``) and positions [N, 4, *] instead of its pictures.
 
     The positions are those of the text and those in time, height and width, in the order that verl's patch of
     Qwen2.5-VL reads.

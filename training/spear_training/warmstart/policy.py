@@ -41,7 +41,7 @@ RARE = 0.1
 
 @checked(frozen=True, config=STRICT)
 class PolicyShape(Record):
-    """Size of the model (tied embeddings, no grouped heads).  The default has 0.45 M parameters.
+    """Size of the model (tied embeddings, no grouped heads). The default has 0.45 M parameters.
 
     The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
     """
@@ -68,7 +68,7 @@ class WarmStartSettings(Record):
             policy with a large vocabulary which words belong together.
         renamed: share of rows, drawn anew each time, in which rare words change places with other rare words: there
             they can only be copied and compared, and no task can be learnt by heart.
-        short_epochs: epochs over the rows no longer than the mean, before all others.  Copying is learnt there too,
+        short_epochs: epochs over the rows no longer than the mean, before all others. Copying is learnt there too,
             and a step costs a fraction.
         long_epochs: epochs over the rows longer than the mean, after ``short_epochs`` and before ``epochs`` over all:
             for what only they teach.
@@ -77,7 +77,7 @@ class WarmStartSettings(Record):
         valid_split: where the result is measured; None for the second of the environment's splits.
         panel_tasks: leading tasks of that split, on which the result is measured; 0 for none.
         target: while the success on the panel is below it, one more epoch follows at half the learning rate, at most
-            ``extra_epochs``.  The same recipe ends anywhere between 16 and 36 % depending on the seed; this evens it
+            ``extra_epochs``. The same recipe ends anywhere between 16 and 36 % depending on the seed; this evens it
             out.
     """
 
@@ -303,7 +303,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
 def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
     """A new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
 
-    ``longest`` is an expert's; a conversation of a policy that is lost goes on to the last turn.  Room costs nothing:
+    ``longest`` is an expert's; a conversation of a policy that is lost goes on to the last turn. Room costs nothing:
     positions are rotary.
     """
     config = Qwen3Config(

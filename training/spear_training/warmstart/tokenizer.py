@@ -23,7 +23,7 @@ def make_tokenizer(template: PromptTemplate, texts: Iterable[str]) -> PreTrained
     """A tokenizer whose words are the pieces of ``texts``, cut by ``template.token_pattern``.
 
     What lies between two matches (blanks, say) is a word of its own, so that decoding gives back exactly the text as
-    long as all its pieces are known; an unknown piece becomes ``<unk>``.  Ids do not depend on the order of ``texts``.
+    long as all its pieces are known; an unknown piece becomes ``<unk>``. Ids do not depend on the order of ``texts``.
 
     Raises:
         SpearError: the template is not meant for tiny models.

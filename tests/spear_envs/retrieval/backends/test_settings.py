@@ -85,7 +85,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         ("indexes: {a: {kind: bm25, replay: r.sqlite}}", r"there is no recording .*r.sqlite"),
         ("indexes: {a: {kind: brave, results: 21}}", "brave gives at most 20"),
         ("indexes: {a: {kind: milvus, uri: x, encoder: y}}", "give http://host:19530, or a path that ends in .db"),
-        ("indexes: {a: {kind: opensearch, urls: ['x'], index_name: y}}", "'x' is no address of an OpenSearch"),
+        ("indexes: {a: {kind: opensearch, urls: ['x'], index_name: y}}", "'x' is not an address of an OpenSearch"),
     ):
         with pytest.raises(SpearError, match=told):
             ConfigSource(write(tmp_path, text)).open()

@@ -15,7 +15,7 @@ FROM ${BASE} AS build
 ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN apt-get update && apt-get install -y --no-install-recommends ${BUILD_PACKAGES} && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY constraints/cpu.txt ./constraints/
+COPY constraints/cpu.txt constraints/build.txt ./constraints/
 # pip would compile on one core, and what is left out as well; compileall below does it on all, though not every file
 # of a package that ends in .py can be compiled.
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1 \
@@ -23,7 +23,14 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_U
 # The index that pip asks, if not the public one; what has a password goes into a configuration: --secret id=pip.
 ARG PIP_INDEX_URL=
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 -m venv /opt/spear && pip install -q -c constraints/cpu.txt pip setuptools
+    python3 -m venv /opt/spear && pip install -q --no-deps --require-hashes -r constraints/build.txt
+
+# What writes an image's list of parts (CycloneDX), in an environment of its own.
+FROM build AS sbom
+COPY constraints/sbom.txt ./constraints/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m venv --without-pip /opt/sbom \
+    && pip --python /opt/sbom/bin/python install -q --no-deps --require-hashes -r constraints/sbom.txt
 
 # The four distributions, each a wheel.
 FROM build AS wheel
@@ -61,17 +68,21 @@ LABEL org.opencontainers.image.revision="${COMMIT}"
 WORKDIR /runs
 ENTRYPOINT ["spear"]
 
-# The sandbox, with libraries for the programs.
+# The sandbox, with libraries for the programs; each file that comes from the index has a digest.
 FROM packages AS sandbox-packages
+COPY constraints/sandbox.txt ./constraints/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install -q -c constraints/cpu.txt './sandbox[server]' numpy scipy sympy \
+    pip install -q --no-deps --require-hashes -r constraints/sandbox.txt \
+    && pip install -q --no-deps --no-build-isolation -c constraints/cpu.txt './sandbox[server]' \
     && find /opt/spear -regex '.*/\(scipy\|sympy\)/.*tests' -type d -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 /opt/spear/lib || true; }
 
 FROM sandbox-packages AS sandbox-environment
 COPY --from=wheel /wheel /wheel
+COPY --from=sbom /opt/sbom /opt/sbom
 RUN pip install -q --compile --no-deps --force-reinstall /wheel/spear_sandbox-*.whl \
-    && pip uninstall -q -y setuptools pip
+    && pip uninstall -q -y setuptools pip \
+    && /opt/sbom/bin/cyclonedx-py environment -o /opt/spear/sbom.cdx.json /opt/spear/bin/python
 
 FROM runtime AS sandbox
 COPY --from=sandbox-environment /opt/spear /opt/spear
@@ -93,9 +104,11 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 FROM envs-packages AS envs-environment
 COPY --from=wheel /wheel /wheel
+COPY --from=sbom /opt/sbom /opt/sbom
 RUN rm /wheel/spear_training-*.whl \
     && pip install -q --compile --no-deps --force-reinstall /wheel/*.whl \
-    && pip uninstall -q -y setuptools pip
+    && pip uninstall -q -y setuptools pip \
+    && /opt/sbom/bin/cyclonedx-py environment -o /opt/spear/sbom.cdx.json /opt/spear/bin/python
 
 FROM runtime AS envs
 COPY --from=envs-environment /opt/spear /opt/spear
@@ -114,7 +127,9 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 FROM train-packages AS train-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+COPY --from=sbom /opt/sbom /opt/sbom
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip \
+    && /opt/sbom/bin/cyclonedx-py environment -o /opt/spear/sbom.cdx.json /opt/spear/bin/python
 
 FROM runtime AS train-cpu
 COPY --from=train-environment /opt/spear /opt/spear
@@ -148,7 +163,9 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 FROM gpu-packages AS gpu-environment
 COPY --from=wheel /wheel /wheel
-RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip
+COPY --from=sbom /opt/sbom /opt/sbom
+RUN pip install -q --compile --no-deps --force-reinstall /wheel/*.whl && pip uninstall -q -y pip \
+    && /opt/sbom/bin/cyclonedx-py environment -o /opt/spear/sbom.cdx.json /opt/spear/bin/python
 
 FROM runtime AS gpu
 # Triton compiles its launchers when a kernel is first used, so this image keeps a C compiler.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from importlib.metadata import distribution
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -64,7 +65,7 @@ def read_installs() -> dict[str, list[str]]:
     """By stage, what each `pip install` of requirements is given."""
     found: dict[str, list[str]] = {}
     for name, stage in read_stages().items():
-        for command in re.findall(r"pip install ([^&]*)", "\n".join(stage)):
+        for command in re.findall(r"pip (?:--python \S+ )?install ([^&]*)", "\n".join(stage)):
             if "/wheel/" not in command:
                 found.setdefault(name, []).append(command)
     return found
@@ -94,9 +95,46 @@ class TestDockerfile:
     def test_everything_that_is_installed_is_pinned(self) -> None:
         installs = [(name, command) for name, commands in read_installs().items() for command in commands]
         for name, command in installs:
+            if "--require-hashes" in command:
+                continue
             pins = re.search(r"-c constraints/(\w+)\.txt", command)
             assert pins and pins[1] == ("gpu" if name.startswith("gpu") else "cpu"), f"{name}: {command}"
         assert len(installs) >= 6
+
+    def test_the_sandboxs_image_installs_nothing_without_a_digest(self) -> None:
+        """The tools of all builds neither: pip itself, setuptools, and what lists an image's parts."""
+        found = {name: commands for name, commands in read_installs().items() if "--require-hashes" in commands[0]}
+        assert set(found) == {"build", "sbom", "sandbox-packages"}
+        for first, *others in found.values():
+            assert re.search(r"--no-deps --require-hashes -r constraints/(build|sbom|sandbox)\.txt$", first.strip())
+            assert all("--no-deps --no-build-isolation" in other for other in others)
+        pins = read_pins("cpu.txt")
+        for name in ("build.txt", "sandbox.txt", "sbom.txt"):
+            text = (ROOT / "constraints" / name).read_text("utf-8").replace("\\\n", " ")
+            lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+            assert all(
+                line[1:] and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", part) for part in line[1:])
+                for line in lines
+            )
+            for requirement in (Requirement(line[0]) for line in lines):
+                ours = pins.get(canonicalize_name(requirement.name))
+                assert ours is None or requirement.specifier in [pin.specifier for pin in ours], requirement
+                assert ours is not None or name == "sbom.txt", f"{requirement} is not in constraints/cpu.txt"
+
+    def test_the_lock_of_the_sandbox_is_complete(self) -> None:
+        """What its extra `server` needs, and what these need, as far as this environment has it."""
+        text = (ROOT / "constraints" / "sandbox.txt").read_text("utf-8")
+        locked = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", text, re.M)}
+        wanted, seen = {"numpy", "scipy", "sympy", "spear-sandbox"}, set[str]()
+        while wanted:
+            name = wanted.pop()
+            seen.add(name)
+            for line in distribution(name).requires or []:
+                requirement = Requirement(line)
+                extra = "server" if name == "spear-sandbox" else ""
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    wanted |= {canonicalize_name(requirement.name)} - seen
+        assert locked == seen - {"spear-sandbox"}
 
     def test_a_distribution_comes_with_those_that_it_needs(self, projects: dict[str, dict[str, Any]]) -> None:
         """In one call of pip, which has no index to take them from; and the extras that it is asked for are there."""

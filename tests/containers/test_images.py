@@ -91,6 +91,17 @@ def test_an_image_has_the_pinned_packages_and_no_tools_to_build_more(engine: Eng
     assert unpinned == image.ours and len(installed) > 20
 
 
+def test_an_image_lists_its_parts(engine: Engine, image: Image) -> None:
+    """As CycloneDX, which scanners of known faults read."""
+    done = engine.run(f"{HARDENED} --entrypoint cat", image.name, "/opt/spear/sbom.cdx.json")
+    listed = json.loads(done.stdout)
+    assert listed["bomFormat"] == "CycloneDX"
+    found = {(canonicalize_name(part["name"]), part["version"]) for part in listed["components"]}
+    done = engine.run(f"{HARDENED} --entrypoint python3", image.name, "-c", PACKAGES)
+    installed = {(canonicalize_name(name), version) for name, version in json.loads(done.stdout)["packages"].items()}
+    assert found == installed
+
+
 def test_the_sandboxs_image_has_what_its_programs_may_import_and_no_environment(
     engine: Engine, sandbox_image: str
 ) -> None:

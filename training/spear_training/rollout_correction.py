@@ -102,7 +102,11 @@ def describe_staleness(config: DictConfig) -> str:
     rejected = f"rejection by {node.rollout_rs}" if node.rollout_rs else None
     chosen = ["the clipped ratio to the policy that played"] if node.bypass_mode else [cut, rejected]
     how = " and ".join(filter(None, chosen))
-    return f"episodes are begun up to {ahead} steps ahead, by weights up to {ahead} versions old; corrected by {how}"
+    plural = "s" if ahead > 1 else ""
+    return (
+        f"episodes are begun up to {ahead} step{plural} ahead, by weights up to {ahead} version{plural} old; "
+        f"corrected by {how}"
+    )
 
 
 def _check_bounds(key: str, given: str | float, *, both: bool = True) -> None:

@@ -138,7 +138,7 @@ def test_a_mistake_is_told_as_by_the_training() -> None:
 def test_a_plan_says_how_far_ahead_episodes_are_played_or_why_they_cannot_be() -> None:
     assert ask("preset=demo")["ahead"] == ""
     ahead = ask("preset=demo", "spear.rollout.staleness=1")["ahead"]
-    assert ahead.startswith("Ahead: episodes are begun up to 1 steps ahead") and "weights of each token" in ahead
+    assert ahead.startswith("Ahead: episodes are begun up to 1 step ahead") and "weights of each token" in ahead
     chosen = ["preset=demo", "cluster=1gpu", "spear.rollout.staleness=1"]
     result = CliRunner().invoke(plan, chosen, catch_exceptions=False)
     assert "The launcher would refuse: spear.rollout.staleness=1" in result.output

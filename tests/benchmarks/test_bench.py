@@ -151,7 +151,7 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
             time.sleep(0.1)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-        assert process.returncode != 0 and "the same command goes on" in error, error
+        assert process.returncode != 0 and "the same command resumes" in error, error
         assert read_result(tmp_path / "out" / "a_good.json").status is Status.FINISHED  # type: ignore[union-attr]
         os.unlink(waits)
     Path(waits).touch()
@@ -206,7 +206,7 @@ def test_what_a_user_can_mend_is_one_line(
     assert run(command="show") == 1 and "remove it" in capsys.readouterr().err
     broken = tmp_path / "broken.json"
     broken.write_text("[]")
-    with pytest.raises(SpearError, match="no result of spear bench"):
+    with pytest.raises(SpearError, match="not a result of spear bench"):
         read_summary(broken)
 
 

@@ -93,6 +93,7 @@ def run_both(
                 "rollout": {"temperature": 1.0, "log_prob_max_token_len_per_gpu": 10_000},
             },
             "data": {"max_response_length": SCALE},
+            "spear": {"rollout": {"staleness": 0}},
             "algorithm": {"rollout_correction": {"bypass_mode": True}},
         }
     )

@@ -17,18 +17,11 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 
 from spear_agents.trajectory import read_trajectories
 from spear_envs.core.errors import SpearError
-from spear_envs.sokoban.generate import Recipe
-from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import SpearSettings
 from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
-from spear_training.lab.comparison import Arm, TrainingSettings
-from spear_training.lab.policy import BoardPolicy
-from spear_training.lab.rooms import Rooms
-from spear_training.lab.training import Training
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.step.ahead import BatchesAhead
-from spear_training.step.curriculum import Curriculum
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
@@ -180,161 +173,6 @@ def test_further_batches_of_a_step_are_of_further_tasks(tmp_path: Path) -> None:
     orders = trainer.rollouts.orders
     assert [(o.group, o.task_id) for o in orders if o.sample == 0] == [("1-00002", "c"), ("1-00003", "d")]
     assert not any(order.recorded for order in orders), "the first batch has as many as are asked for"
-
-
-# ---- episodes ahead of their step ------------------------------------------------------------------------------------
-def list_begun(trainer: Any) -> list[str]:
-    """Steps whose batches were begun, and a task of each."""
-    return [call["begun"] for call in trainer.rollouts.calls]
-
-
-def test_batches_are_begun_ahead_of_their_steps_and_none_beyond_the_last(tmp_path: Path) -> None:
-    trainer: Any = open_trainer(tmp_path, staleness=2)
-    trainer.train_dataloader = [{"task_id": [name]} for name in "abcdefghi"]
-    trainer.total_training_steps = 4
-    begun = []
-    for t in (1, 2, 3, 4):
-        trainer.global_steps = t
-        trainer.prepare_step()
-        begun.append(list_begun(trainer))
-        trainer.play(0)
-    assert begun[0] == ["1 a", "2 b", "3 c"] and begun[1] == [*begun[0], "4 d"]
-    assert begun[2] == begun[3] == begun[1], "nobody would learn from a fifth"
-    assert trainer.rollouts.collected == [1, 2, 3, 4], "each step takes its own"
-    assert trainer.asleep == 0
-    trainer.finish()
-    assert trainer.asleep == 0, "the engine plays on"
-
-
-def test_what_is_under_way_at_a_checkpoint_is_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    trainer: Any = open_trainer(tmp_path, staleness=2)
-    loader = [{"task_id": [name]} for name in "abcdefghi"]
-    trainer.train_dataloader, trainer.rollouts.versions = loader, [0] * 4
-    take_step(trainer, make_group(), 1)
-    trainer._save_checkpoint()
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
-    resumed: Any = open_trainer(tmp_path, staleness=2)
-    resumed.train_dataloader = loader[3:]  # verl has the loader go on behind what was drawn
-    resumed._load_checkpoint()
-    for t in (2, 3):
-        resumed.global_steps = t
-        resumed.prepare_step()
-        resumed.play(0)
-    assert list_begun(resumed) == ["2 b", "3 c", "4 d", "5 e"], "no task is left out, and none comes twice"
-    trainer.global_steps = 2
-    trainer.prepare_step()
-    assert resumed.rollouts.calls[0]["orders"] == trainer.rollouts.calls[1]["orders"], "with the seeds of before"
-
-
-def test_the_age_of_weights_is_told_where_they_may_be_old(tmp_path: Path) -> None:
-    old = make_group()
-    old[0] = replace(old[0], record=replace(old[0].record, versions=(1, 2)))
-    old[1] = replace(old[1], record=replace(old[1].record, versions=(2,)))
-    found = []
-    for staleness in (0, 2):
-        trainer: Any = open_trainer(tmp_path, staleness=staleness)
-        trainer.rollouts.versions = [1, 2, 2, 2]
-        metrics, _ = take_step(trainer, old, 4)
-        found.append({name: value for name, value in metrics.items() if name.startswith("staleness/")})
-    assert found[0] == {}
-    assert found[1] == {"staleness/mean": 1.25, "staleness/max": 2.0, "staleness/crossed_push": 0.5}
-
-
-# ---- a curriculum ----------------------------------------------------------------------------------------------------
-TASKS = make_task_set(Recipe(shortest=2, longest=7), "train")[:12]
-THOMPSON = {"choice": "thompson"}
-
-
-def open_with_curriculum(tmp_path: Path) -> SpearTrainer:
-    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
-    trainer.config.data.train_batch_size, trainer.config.actor_rollout_ref.rollout.n = 4, 4
-    trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 4, trainer.seed)
-    return trainer
-
-
-def play_orders(trainer: Any, wins: Sequence[int]) -> list[Episode]:
-    """Episodes as they were ordered, of which so many of each group won."""
-    groups = sorted({order.group for order in trainer.rollouts.orders})
-    return [
-        make_episode(o.group, o.sample, won=o.sample < wins[groups.index(o.group)], task_id=o.task_id, tool_calls=2)
-        for o in trainer.rollouts.orders
-    ]
-
-
-def test_the_trainer_draws_what_the_lab_draws(tmp_path: Path) -> None:
-    """The same outcomes and the same state of the random stream, which the lab's moves are drawn from too."""
-    settings = TrainingSettings(levels=12, tasks=4, group=4, turns=8, minibatch=64)
-    rooms = Rooms.build(TASKS)
-    arm = Arm.from_mapping({"curriculum": THOMPSON, "spear": {"sampling": {"enabled": True, "max_rounds": 2}}})
-    lab = Training(rooms, BoardPolicy(rooms.cells, 16), arm, settings, rate=2e-3, seed=0)
-    source, seen = lab._source, []
-
-    class Watched:
-        def draw(self, count: int, rng: Any) -> Any:
-            state = rng.bit_generator.state
-            seen.append([state, source.draw(count, rng), None])
-            return seen[-1][1]
-
-        def tell(self, levels: Any, wins: Any, episodes: int) -> None:
-            assert levels.tolist() == seen[-1][1].tolist()
-            seen[-1][2] = wins.tolist()
-            source.tell(levels, wins, episodes)
-
-    lab._source = Watched()  # type: ignore[assignment]
-    for _ in range(6):
-        lab.step()
-    assert len(seen) > 6 and {won for _, _, wins in seen for won in wins} - {0, 4}, "rounds of sampling, and wins"
-    trainer: Any = open_with_curriculum(tmp_path)
-    for state, drawn, wins in seen:
-        trainer.curriculum._rng.bit_generator.state = state
-        trainer.prepare_step()
-        names = [order.task_id for order in trainer.rollouts.orders if order.sample == 0]
-        assert names == [TASKS[number].id for number in drawn]
-        trainer.rollouts.played = play_orders(trainer, wins)
-        trainer.play(0)
-    assert trainer.curriculum.state_dict()["source"] == source.state_dict()
-
-
-def test_a_resumed_trainer_draws_the_same_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
-
-    def go_on(trainer: Any, steps: range) -> list[Any]:
-        found = []
-        for t in steps:
-            trainer.global_steps = t
-            trainer.prepare_step()
-            metrics, _ = take_step(trainer, play_orders(trainer, (0, 1, 2, 4)), t)
-            if t == 3:
-                trainer._save_checkpoint()
-            shown = {name: value for name, value in metrics.items() if name.startswith("curriculum/")}
-            found.append(([order.task_id for order in trainer.rollouts.orders], shown))
-        return found
-
-    whole = open_with_curriculum(tmp_path)
-    first, rest = go_on(whole, range(1, 4)), go_on(whole, range(4, 8))
-    assert 0 < first[0][1]["curriculum/met"] <= rest[-1][1]["curriculum/met"] <= 1
-    assert set(first[0][1]) == {"curriculum/met", "curriculum/success", "curriculum/differing"}
-    resumed: Any = open_with_curriculum(tmp_path)
-    resumed._load_checkpoint()
-    assert go_on(resumed, range(4, 8)) == rest
-    uniform: Any = open_trainer(tmp_path)
-    uniform._load_checkpoint()
-    assert uniform.curriculum is None and uniform._saved["curriculum"] is not None
-
-
-def test_the_tasks_of_a_curriculum_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: Any) -> None:
-        self.train_dataset = SimpleNamespace(tasks=TASKS)
-
-    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", load)
-    trainer: Any = open_trainer(tmp_path, curriculum=THOMPSON)
-    trainer._init_dataloader()
-    assert set(trainer.curriculum.draw(12)) == {task.id for task in TASKS}
-    uniform: Any = open_trainer(tmp_path)
-    uniform._init_dataloader()
-    assert uniform.curriculum is None
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -588,33 +426,3 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
     assert trainer.trainer_mode == "sync"
     assert trainer.record == RecordSettings(every=7)
     assert trainer.seed == 5 and trainer.settings.sil.warmup_steps == 9 and trainer.environment.valid_split == "valid"
-
-
-def test_a_curriculum_that_draws_ahead_is_resumed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: (self._checkpoint_folder() / "actor").mkdir())
-    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
-
-    def open_ahead() -> Any:
-        trainer: Any = open_trainer(tmp_path, staleness=2, curriculum=THOMPSON)
-        trainer.config.data.train_batch_size = 3
-        trainer.curriculum = Curriculum(TASKS, trainer.settings.curriculum, 2, trainer.seed)
-        return trainer
-
-    def go_on(trainer: Any, steps: Sequence[int]) -> list[list[str]]:
-        drawn = []
-        for t in steps:
-            trainer.global_steps = t
-            trainer.prepare_step()
-            trainer.rollouts.played = play_orders(trainer, [t % 3, 1, 2])
-            trainer.play(0)
-            drawn = [[order.task_id for order in call["orders"]] for call in trainer.rollouts.calls]
-        return drawn
-
-    trainer = open_ahead()
-    trainer.rollouts.versions = []
-    go_on(trainer, [1])
-    trainer._measure_step = dict
-    trainer._save_checkpoint()
-    resumed = open_ahead()
-    resumed._load_checkpoint()
-    assert go_on(resumed, [2, 3, 4]) == go_on(trainer, [2, 3, 4])[1:], "two batches again, then what was to come"

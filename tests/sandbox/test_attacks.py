@@ -65,7 +65,7 @@ ATTACKS = [
     ),
     Attack(
         "ended_first_thread",
-        {"CHILDREN": 4, "MB": 100, "SECONDS": 3, "EXIT": EXIT},
+        {"CHILDREN": 4, "MB": 50, "SECONDS": 3, "EXIT": EXIT},
         {"CHILDREN": 2, "MB": 16, "SECONDS": 0.2, "EXIT": EXIT},
         limits=Limits(memory_mb=128, wall_s=10.0),
         reason=KillReason.MEMORY,

@@ -333,8 +333,9 @@ def test_a_killed_download_goes_on(site: Site, tmp_path: Path, root: Path) -> No
         time.sleep(0.05)
     process.kill()
     process.wait()
+    size = part.stat().st_size  # the end of what came may still have been on its way to the file
     assert get(describe(url), tmp_path) == BODY
-    assert site.ranges()[-1] == "bytes=100000-"
+    assert size > 90_000 and site.ranges()[-1] == f"bytes={size}-"
 
 
 def test_without_httpx(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

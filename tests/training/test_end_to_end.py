@@ -75,6 +75,15 @@ def read_recorded(out: Path) -> list[Trajectory]:
     return sorted(episodes, key=lambda episode: (episode.step or 0, episode.task_id, episode.seed))
 
 
+def kill_everything(process: subprocess.Popen[str]) -> None:
+    """Kill a training and all that it started, Ray included, at once."""
+    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for item in victims:
+        item.kill()
+    process.wait()
+    psutil.wait_procs(victims, timeout=30)
+
+
 def find_marks(process: subprocess.Popen[str]) -> set[str]:
     """Marks of the trainings under way that ``process`` supervises."""
     return {item.environ().get(MARK) for item in psutil.Process(process.pid).children(recursive=True)} - {None}
@@ -191,11 +200,7 @@ def test_a_run_that_is_stopped_in_every_way_comes_to_the_same_end(
     process = start(sokoban_policy, out)
     saved = read_saved(out)
     wait_for(lambda: read_saved(out) > saved, process)
-    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for item in victims:
-        item.kill()
-    process.wait()
-    psutil.wait_procs(victims, timeout=30)
+    kill_everything(process)
     resumed_after = read_saved(out)
     assert 3 <= resumed_after < STEPS, "the run was over before it could be killed"
 

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("verl", reason="needs the extra 'train'")
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("psutil")
 
-from spear_agents.engines.base import derive_seed  # noqa: E402
-from tests.training.test_end_to_end import find_marked, find_marks, read_recorded, read_saved, wait_for  # noqa: E402
-from tests.training.trainings import finish, get_steps, start_training  # noqa: E402
+from spear_agents.engines.base import derive_seed
+from tests.training.test_end_to_end import (
+    find_marked,
+    find_marks,
+    kill_everything,
+    read_recorded,
+    read_saved,
+    wait_for,
+)
+from tests.training.trainings import finish, get_steps, start_training
 
 pytestmark = pytest.mark.nightly
 
@@ -35,11 +42,7 @@ def test_episodes_go_on_across_pushes_dead_workers_and_kills(sokoban_policy: Pat
     wait_for(lambda: read_saved(out) >= 1, process)
     find_marked(find_marks(process), "RolloutWorker")[0].kill()
     wait_for(lambda: read_saved(out) >= 3, process)
-    victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for item in victims:
-        item.kill()
-    process.wait()
-    psutil.wait_procs(victims, timeout=30)
+    kill_everything(process)
     resumed_after = read_saved(out)
     assert 3 <= resumed_after < STEPS, "the run was over before it could be killed"
     text = " ".join(finish(start_training("demo", sokoban_policy, out, *OVERRIDES), out).split())

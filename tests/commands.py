@@ -31,9 +31,9 @@ class RunningCommand:
 
 @contextmanager
 def run_command(group: str, *args: str, verb: str = "serve", **variables: str) -> Iterator[RunningCommand]:
-    """``spear GROUP serve``, another verb of it, or ``spear serve`` itself, on a free port unless told otherwise."""
+    """``spear GROUP serve``, another verb of it, or a command that itself serves, on a free port by default."""
     port = () if "--port" in args else ("--port", "0")
-    command = (group,) if group == "serve" else (group, verb)
+    command = (group,) if group in {"gateway", "serve"} else (group, verb)
     process = subprocess.Popen(
         [sys.executable, "-m", "spear_envs.cli", *command, *port, *args],
         stdout=subprocess.PIPE,

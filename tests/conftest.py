@@ -37,6 +37,17 @@ settings.register_profile("thorough", deadline=None, max_examples=500, print_blo
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
 
 
+# Seconds until a test that hangs fails; the fast ones have theirs in pyproject.toml.
+_PATIENCE_S = {"slow": 1500, "nightly": 7200, "container": 3600}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        seconds = [_PATIENCE_S[mark.name] for mark in item.iter_markers() if mark.name in _PATIENCE_S]
+        if seconds:
+            item.add_marker(pytest.mark.timeout(max(seconds)))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -301,5 +301,8 @@ def test_control_signals_to_a_shared_process_group(killer: str) -> None:
     script = '"$1" -c "$2" & sleep 0.5; trap "" KILL TERM; "$1" -c "$3"; wait'
     command = ["/bin/sh", "-c", script, "sh", sys.executable, VICTIM, KILLERS[killer]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        printed = process.communicate(timeout=CONTROL_S)[0]
+        try:
+            printed = process.communicate(timeout=CONTROL_S)[0]
+        finally:
+            process.kill()
     assert "READY" in printed and "ALIVE" not in printed

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,17 +17,14 @@ from spear_agents.cli import evaluate
 from spear_agents.records import EPISODES, read_last
 from spear_agents.trajectory import StopReason
 from tests.agents.chat_server import Script
+from tests.commands import run_command
 
 
 def test_a_program_of_another_process_plays(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from spear_agents.gateway.cli import gateway; gateway()", "spear/Sokoban-v1"]
-    command += ["--engine", "expert"]
-    command += ["--env", "modality=text", "--tasks", "2", "--port", "0", "--out", str(tmp_path), "--concurrency", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        url = ready.split()[-1]
-        assert ready.startswith("ready: spear/Sokoban-v1, 2 episodes at a time, at http://127.0.0.1:")
+    arguments = ["spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--tasks", "2"]
+    with run_command("gateway", *arguments, "--out", str(tmp_path), "--concurrency", "2") as running:
+        url, process = running.url, running.process
+        assert running.line.startswith("ready: spear/Sokoban-v1, 2 episodes at a time, at http://127.0.0.1:")
         with httpx.Client(verify=False, timeout=20) as client:
             opened = [client.post(f"{url}/episodes", json={"seed": 7}).json()]
             again = {"task": opened[0]["task"], "seed": 7}

@@ -97,7 +97,7 @@ def test_compiled_loop_passes_errors_on() -> None:
 
     with pytest.raises(KeyError, match="red"):
         compiled(iter(["red dress"]), fail)
-    with pytest.raises(TypeError, match="no str"):
+    with pytest.raises(TypeError, match="a text is not a str"):
         compiled([b"red"], fail)  # type: ignore[list-item]
     with pytest.raises(RuntimeError, match="reader"):
         compiled(_fail_after_one(), lambda word: ())

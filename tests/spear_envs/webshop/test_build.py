@@ -4,7 +4,6 @@ import fcntl
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -143,9 +142,11 @@ def test_a_killed_build_leaves_no_store_and_no_processes(tmp_path: Path) -> None
     with subprocess.Popen(
         [*command, "stop"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3], text=True
     ) as run:
-        assert run.stdout is not None and run.stdout.readline() == "half\n"
-        workers = list(children_of(run.pid))
-        run.send_signal(signal.SIGKILL)
+        try:
+            assert run.stdout is not None and run.stdout.readline() == "half\n"
+            workers = list(children_of(run.pid))
+        finally:
+            run.kill()
     assert workers
     deadline = time.monotonic() + 30
     while any(map(is_running, workers)) and time.monotonic() < deadline:

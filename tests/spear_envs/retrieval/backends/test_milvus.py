@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,9 +106,11 @@ milvus.fill_collection(place, Corpus.open(Path(sys.argv[3])), lambda what, done,
 def test_a_fill_that_is_killed_goes_on(place: MilvusPlace, corpus: Corpus) -> None:
     command = [sys.executable, "-c", FILL, place.uri, place.encoder, str(corpus.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as filling:
-        assert filling.stdout is not None
-        done = [int(filling.stdout.readline()) for _ in range(7)][-1]
-        filling.send_signal(signal.SIGKILL)
+        try:
+            assert filling.stdout is not None
+            done = [int(filling.stdout.readline()) for _ in range(7)][-1]
+        finally:
+            filling.kill()
     added = fill_collection(place, corpus)
     assert 0 < added <= 300 - done, "what was stored before the kill is lost"
     backend = MilvusBackend(place, ef_search=128, deadline_s=30)

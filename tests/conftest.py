@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = [_PATIENCE_S[mark.name] for mark in item.iter_markers() if mark.name in _PATIENCE_S]
         if seconds:
             item.add_marker(pytest.mark.timeout(max(seconds)))
+
+
+def pytest_collection_finish() -> None:
+    # Torch, verl and Ray have made a million objects that stay; a collection need not walk them every time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,7 @@ def test_what_is_cut_down_is_said(tmp_path: Path) -> None:
     assert "every other setting is the preset's" in text and "data.train_batch_size" in text
 
 
+@pytest.mark.slow
 def test_rows_of_one_experiment_have_the_same_dry_run() -> None:
     """So that one run speaks for all of them: they differ in the model alone, and in lengths that are cut anyway."""
     runs: dict[str, dict[str, Any]] = {}

@@ -52,6 +52,7 @@ def test_a_step_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert report["a"]["verdict"] == "failed" and report["b"]["verdict"] == "ok" and "torch" in report["packages"]
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(prove_gpu, ["--out", str(tmp_path), "--only", "loss", "--only", "training"])
     assert result.exit_code == 1

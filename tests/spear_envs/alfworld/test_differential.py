@@ -73,6 +73,7 @@ def test_synthetic_games(peer: TextWorldPlay, task_type: TaskType, tmp_path: Pat
     check(compare_play(peer, data, follow_oracle, random.Random(task_type.value), 40, task_type.value), 3)
 
 
+@pytest.mark.slow
 def test_an_official_game(peer: TextWorldPlay, official_games: Path) -> None:
     path = sorted(official_games.rglob("game.tw-pddl"))[77]
     data = json.loads(path.read_text("utf-8"))

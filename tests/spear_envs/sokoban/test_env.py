@@ -36,16 +36,21 @@ def make(**keywords: Any) -> SokobanEnv:
     return env
 
 
+TEXT = {"modality": "text", "response_format": "plain", "reward": "native"}
+IMAGE = {"modality": "image", "moves_per_turn": 3, "diagnostics": True}
+ROOM = {"room": "7x8", "boxes": 2, "shortest": 4, "longest": 14, "text_format": "spaced", "on_malformed": "peer"}
+
+
 @pytest.mark.parametrize(
     "keywords",
     [
         {},
-        {"modality": "text", "response_format": "plain", "reward": "native"},
-        {"modality": "image", "moves_per_turn": 3, "diagnostics": True},
-        {"room": "7x8", "boxes": 2, "shortest": 4, "longest": 14, "text_format": "spaced", "on_malformed": "peer"},
-        {"level": LEVEL, "max_turns": 20},
+        pytest.param(TEXT, marks=pytest.mark.slow),
+        pytest.param(IMAGE, marks=pytest.mark.slow),
+        pytest.param(ROOM, marks=pytest.mark.slow),
+        pytest.param({"level": LEVEL, "max_turns": 20}, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=["plain", "text", "image", "room", "level"],
 )
 def test_the_contract_holds(keywords: dict[str, Any]) -> None:
     report = check_spear_env(ID, train_tasks=16, resets=200, **keywords)

@@ -50,6 +50,7 @@ def test_contract() -> None:
     ],
     ids=["rich", "human", "peer"],
 )
+@pytest.mark.slow
 def test_contract_with_other_keywords(kwargs: dict[str, Any]) -> None:
     check_spear_env("spear/WebShop-v0", **kwargs).raise_on_failure()
 

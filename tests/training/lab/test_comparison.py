@@ -75,7 +75,7 @@ def test_a_stopped_comparison_goes_on_and_ends_the_same(made: Path) -> None:
     assert read_result(made / "parted") == read_result(made / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_processes_make_the_same_runs(made: Path) -> None:
     run_all(Registry(Comparison.read(made / "trial.yaml"), made / "shared"), 2, lambda: None)
     assert read_result(made / "shared") == read_result(made / "whole")

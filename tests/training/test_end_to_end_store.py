@@ -1,4 +1,4 @@
-"""A real training whose disk is lost: it goes on from an S3 server exactly as it would have from its own folder."""
+"""A real training whose disk is lost: it goes on from an S3 server exactly as from its own folder, then on more ranks."""
 
 from __future__ import annotations
 
@@ -58,3 +58,10 @@ def test_a_training_goes_on_from_the_store_where_the_disk_is_empty(
         assert again.keys() == weights.keys()
         assert all(torch.equal(again[name], weights[name]) for name in weights)
         assert is_finished(stored / "global_step_3")
+
+        shutil.rmtree(out)
+        more = ("trainer.n_gpus_per_node=2", "spear.resume=changed", "trainer.total_training_steps=4")
+        text = finish(start_training("demo", sokoban_policy, out, *overrides, *more), out)
+        assert "fetched the checkpoint of step 3" in text
+        assert sorted(get_steps(out)) == [1, 2, 3, 4]
+        assert (stored / "global_step_4" / "actor" / "model_world_size_2_rank_1.pt").is_file()

@@ -40,7 +40,9 @@ class ReshardingManager(FSDPCheckpointManager):
     optimizer: Any
     lr_scheduler: Any
 
-    def load_checkpoint(self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False) -> None:
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = False
+    ) -> None:
         """Load weights, optimiser, schedule and, where this rank has a counterpart, its random state.
 
         Raises:

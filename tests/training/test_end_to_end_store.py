@@ -1,4 +1,4 @@
-"""A real training whose disk is lost: it goes on from an S3 server exactly as from its own folder, then on more ranks."""
+"""A real training whose disk is lost goes on from an S3 server exactly as from its own folder, then on more ranks."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
+from spear_training.sizing import WORKERS, check_queue, size_workers
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
 from spear_training.supervise import hold_lock
@@ -86,6 +87,7 @@ WHOLE_NUMBERS = (
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
+    WORKERS,
 )
 """Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
 MAY_BE_ZERO = ("trainer.log_val_generations",)
@@ -170,6 +172,7 @@ def compose_config(
         if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
             # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
+    size_workers(config)
     return config
 
 
@@ -331,6 +334,7 @@ def check_config(config: DictConfig) -> Training:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     check_sequence_parallel(config, str(name), vision=vision)
     environment = inspect_environment(settings.env)
+    check_queue(config, settings.algorithm, environment.max_turns)
     size, train = config.data.train_batch_size, environment.train
     limit = config.data.train_max_samples
     tasks = train.tasks if limit < 0 else min(limit, train.tasks)
@@ -391,8 +395,11 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
     url = training.settings.checkpoint_store
     store = CheckpointStore(url) if url is not None else None
 
+    # A machine with other cores may have another number of workers; runs with GPUs do not repeat bit by bit anyway.
+    changeable = CHANGEABLE if config.trainer.device == "cpu" else (*CHANGEABLE, WORKERS)
+
     def verify(folder: Path) -> None:
-        check_origin(folder, flatten_config(config), training.settings.resume, changeable=CHANGEABLE)
+        check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
     with hold_lock(out):  # nor may the files of a training under way change
         fetched = fetch_newer(store, out, verify) if store is not None else None

@@ -18,6 +18,7 @@ from spear_training.guidance import RunShape
 from spear_training.launch import POLICY, compose_training, prepare_run, publish_run
 from spear_training.plots import plot_curves
 from spear_training.rollout_correction import describe_staleness
+from spear_training.sizing import describe_workers
 from spear_training.supervise import Observer, supervise_training
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(settings), out / POLICY, console)
+        console.print(describe_workers(config), soft_wrap=True, highlight=False)
         if settings.rollout.staleness:
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
         if training.fit is not None and training.fit.describe():

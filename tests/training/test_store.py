@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +17,8 @@ import pytest
 pytest.importorskip("fsspec", reason="needs the extra 'store'")
 pytest.importorskip("obstore", reason="needs the extra 'store'")
 pytest.importorskip("torch", reason="needs the extra 'train'")
+
+from rich.console import Console
 
 from spear_envs.core.errors import SpearError
 from spear_training.checkpoints import (
@@ -203,3 +207,37 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("spear_training.store.find_spec", lambda name: None if name == "obstore" else os)
     with pytest.raises(SpearError, match=r"pip install 'spear-training\[store\]'"):
         CheckpointStore("s3://bucket/run")
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_another_run(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    from spear_training.launch import compose_training, prepare_run
+
+    out, store = tmp_path / "run", CheckpointStore(f"file://{tmp_path}/store")
+    model, text = f"actor_rollout_ref.model.path={model_folder}", "spear.env.kwargs.modality=text"
+
+    def launch(*overrides: str) -> tuple[int | None, str]:
+        console = Console(file=io.StringIO(), width=400)
+        given = (model, text, f"spear.checkpoint_store={store.url}", *overrides)
+        step = prepare_run(compose_training(given, out), out, console)
+        return step, console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert launch() == (None, "")
+    save_small_checkpoint(out, 3)
+    assert launch() == (3, f"brought the checkpoint of step 3 to {store.url}\n")
+    assert launch() == (3, "") and store.list_whole() == [3]
+
+    shutil.rmtree(out)
+    with pytest.raises(SpearError, match=r"another configuration: spear\.seed was 0, is now 5"):
+        launch("spear.seed=5")
+    shutil.rmtree(out)
+    assert launch() == (3, f"fetched the checkpoint of step 3 from {store.url}\n")
+    assert launch("trainer.total_training_steps=7") == (3, "")
+
+    # Before a model is looked for, which might be a download.
+    unwritable = "spear.checkpoint_store=file:///proc/nowhere"
+    with pytest.raises(SpearError, match="file:///proc/nowhere: cannot be written"):
+        compose_training(("actor_rollout_ref.model.path=no/folder/here", text, unwritable), out)

@@ -34,16 +34,18 @@ def compose(*overrides: str) -> Any:
         (128, ("cluster=1gpu", "data.train_batch_size=512"), 8),  # 4,096 episodes
         (4, ("cluster=1gpu", "data.train_batch_size=512"), 3),  # one core drives the engine
         (1, ("cluster=1gpu",), 1),
+        (0, ("cluster=8gpu",), 8),  # a head node without a GPU says nothing of the others' cores
         (16, ("cluster=1gpu", f"{WORKERS}=5"), 5),
     ],
 )
 def test_workers_follow_from_gpus_episodes_and_cores(
     cores: int, overrides: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sizing.shutil, "which", lambda name: name if cores else None)
     monkeypatch.setattr(sizing.os, "sched_getaffinity", lambda pid: range(cores))
     config = compose(*overrides)
     assert config.actor_rollout_ref.rollout.agent.num_workers == workers
-    size_workers(config, 1000)  # what is set stays
+    size_workers(config)  # what is set stays
     assert config.actor_rollout_ref.rollout.agent.num_workers == workers
 
 

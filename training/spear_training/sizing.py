@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 
 from omegaconf import DictConfig, open_dict
 
@@ -11,6 +12,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.algorithms.choices import ReplayUnit
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance import RunShape
+from spear_training.planning.fitting import CARDS
 
 WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
@@ -24,16 +26,13 @@ HEADROOM = 2
 """A worker that computes half of the time answers at once when many responses come together."""
 
 
-def size_workers(config: DictConfig, cores: int | None = None) -> None:
+def size_workers(config: DictConfig) -> None:
     """Write the number of rollout workers into a configuration that leaves it open.
 
     On a CPU it is one: its requests are batched in a canonical order, and the engine takes the cores. With GPUs it is
     what drives them at twice the need, enough for all episodes to be under way, two at least so that one may die, and
-    no more than the cores of the machines besides one for each GPU's engine.
-
-    Args:
-        config: composed.
-        cores: of each machine; None for those of this one, which the others are taken to be like.
+    no more than the cores of the machines besides one for each GPU's engine. The machines are taken to be like this one,
+    unless it has no GPU.
     """
     agent, trainer = config.actor_rollout_ref.rollout.agent, config.trainer
     if agent.num_workers is not None:
@@ -41,9 +40,10 @@ def size_workers(config: DictConfig, cores: int | None = None) -> None:
     count = 1
     if trainer.device != "cpu":
         gpus = trainer.nnodes * trainer.n_gpus_per_node
-        room = (cores or len(os.sched_getaffinity(0))) * trainer.nnodes - gpus
+        room = len(os.sched_getaffinity(0)) * trainer.nnodes - gpus if shutil.which(CARDS[0]) else math.inf
         driven = math.ceil(HEADROOM * gpus * TURNS_OF_A_GPU / TURNS_OF_A_WORKER)
-        count = max(1, min(room, max(2, driven, math.ceil(_count_episodes(config) / MOST_EPISODES))))
+        wanted = max(2, driven, math.ceil(_count_episodes(config) / MOST_EPISODES))
+        count = max(1, int(min(room, wanted)))
     with open_dict(config):
         agent.num_workers = count
 

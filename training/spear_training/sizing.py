@@ -31,8 +31,8 @@ def size_workers(config: DictConfig) -> None:
 
     On a CPU it is one: its requests are batched in a canonical order, and the engine takes the cores. With GPUs it is
     what drives them at twice the need, enough for all episodes to be under way, two at least so that one may die, and
-    no more than the cores of the machines besides one for each GPU's engine. The machines are taken to be like this one,
-    unless it has no GPU.
+    no more than the cores of the machines besides one for each GPU's engine. The machines are taken to be like this
+    one, unless it has no GPU.
     """
     agent, trainer = config.actor_rollout_ref.rollout.agent, config.trainer
     if agent.num_workers is not None:

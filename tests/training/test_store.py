@@ -98,6 +98,10 @@ def test_a_run_comes_back_on_an_empty_disk_with_its_best_and_its_metrics(url: st
     assert list_whole(second / "checkpoints") == [30]
     assert read_files(second / "metrics") == read_files(first / "metrics")
 
+    third = start_run(tmp_path / "third", 10)  # which has the best one, and loses nothing by what is fetched
+    assert fetch_newer(store, tmp_path / "third", trust) == 30
+    assert list_whole(third) == [10, 30] and read_best(third) == read_best(checkpoints)
+
     # The run goes on there; the step that was the best gives way to a better one, and older ones go.
     start_run(second, 40)
     keep_best(second / "checkpoints" / "global_step_40", "success/all", 0.5)
@@ -233,6 +237,13 @@ def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_ano
     shutil.rmtree(out)
     with pytest.raises(SpearError, match=r"another configuration: spear\.seed was 0, is now 5"):
         launch("spear.seed=5")
+    shutil.rmtree(out)
+    # Nor may a run that is further on push out the checkpoints of another.
+    (out / "config.yaml").parent.mkdir()
+    save_small_checkpoint(out, 30)
+    with pytest.raises(SpearError, match=r"/store holds a run of another configuration: .* spear\.checkpoint_store"):
+        launch("spear.seed=5")
+    assert store.list_whole() == [3]
     shutil.rmtree(out)
     assert launch() == (3, f"fetched the checkpoint of step 3 from {store.url}\n")
     assert launch("trainer.total_training_steps=7") == (3, "")

@@ -154,7 +154,7 @@ def describe_code() -> dict[str, str]:
 
 
 def compare_configs(
-    run: Path, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
+    run: Path | str, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
 ) -> None:
     """Whether the run in the folder ``run`` stays the same one.
 

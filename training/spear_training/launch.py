@@ -33,7 +33,14 @@ from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
-from spear_training.checkpoints import check_files, check_origin, repair_tracker
+from spear_training.checkpoints import (
+    OVERRIDE,
+    Resume,
+    check_files,
+    check_origin,
+    compare_configs,
+    repair_tracker,
+)
 from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
@@ -402,6 +409,8 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
     with hold_lock(out):  # nor may the files of a training under way change
+        if store is not None and training.settings.resume is not Resume.CHANGED:
+            _check_stored_run(store, config, changeable)
         fetched = fetch_newer(store, out, verify) if store is not None else None
         if fetched is not None and console is not None:
             console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
@@ -415,6 +424,19 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
         if store is not None and checkpoint is not None and fetched is None:
             publish_run(training, out, console)
     return checkpoint
+
+
+def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Sequence[str]) -> None:
+    """Whether the store is of this run, whose checkpoints would else push out those of another."""
+    content = store.read(CONFIG_FILE)
+    if content is not None:
+        compare_configs(
+            store.url,
+            flatten_config(OmegaConf.create(content.decode("utf-8", "replace"))),
+            flatten_config(config),
+            changeable=changeable,
+            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to go on from there",
+        )
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:

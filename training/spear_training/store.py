@@ -345,6 +345,9 @@ def _fetch_best(
     best = _read_best_step(store)
     if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
         return
+    if best["step"] in list_whole(checkpoints):
+        keep_best(checkpoints / f"{PREFIX}{best['step']}", best["metric"], best["value"])
+        return
     folder = store.download(best["step"], checkpoints, verify)
     keep_best(folder, best["metric"], best["value"])
     shutil.rmtree(folder)

@@ -22,6 +22,7 @@ from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.stops import StopFinder
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, play_many
+from spear_training.sizing import MOST_EPISODES
 
 BARS = (
     Bar("ALFWorld", "turns per CPU-second", at_least=1400.0),
@@ -91,11 +92,41 @@ def make_tokenizer(texts: Sequence[str]) -> Any:
     return wrapped
 
 
-def measure_load(load: Load, episodes: int) -> tuple[float, int]:
-    """Turns per CPU-second, and how many turns were played."""
+@dataclass
+class Stage:
+    """All that episodes of a load need: prompts, responses that a policy might have given, and environments."""
+
+    load: Load
+    settings: Any
+    tokenizer: Any
+    prompts: PromptBuilder
+    responses: list[tuple[int, ...]]
+    tasks: list[str]
+    idle: list[Any]
+    """Environments that nobody plays in."""
+
+    def play(self, engine: Any, episodes: int, concurrency: int) -> list[Any]:
+        """Episodes to their ends, so many at a time."""
+        from spear_training.environments import make_environment
+
+        jobs = [Job(self.tasks[number % len(self.tasks)], number) for number in range(episodes)]
+        return asyncio.run(
+            play_many(
+                jobs,
+                make_env=lambda: self.idle.pop() if self.idle else make_environment(self.settings, split="train"),
+                release_env=self.idle.append,
+                engine_for=lambda env: engine,
+                prompts=self.prompts,
+                sampling=Sampling(max_tokens=512),
+                env_id=self.load.env_id,
+                concurrency=concurrency,
+            )
+        )
+
+
+def open_load(load: Load, tasks: int) -> Stage:
+    """The stage of a load, with one environment; a tokenizer is learnt for it."""
     from spear_training.environments import EnvironmentSettings, make_environment
-    from spear_training.step.records import record_episode, tabulate
-    from spear_training.verl_plugin.columns import build_columns
 
     settings = EnvironmentSettings.from_mapping({"id": load.env_id, "kwargs": load.kwargs, "layout": load.layout})
     env = make_environment(settings, split="train")
@@ -111,32 +142,28 @@ def measure_load(load: Load, episodes: int) -> tuple[float, int]:
         tokenizer, core.templates["default"], layout=settings.layout, history=2, max_prompt_tokens=4096,
         stop_token_ids=[tokenizer.eos_token_id],
     )  # fmt: skip
-    tasks = [core.tasks[number].id for number in range(max(1, episodes // 8))]
-    jobs = [Job(tasks[number % len(tasks)], number) for number in range(episodes)]
-    idle = [env]
+    return Stage(load, settings, tokenizer, prompts, responses, [core.tasks[i].id for i in range(tasks)], [env])
 
-    def play(engine: Instant) -> list[Any]:
-        return asyncio.run(
-            play_many(
-                jobs,
-                make_env=lambda: idle.pop() if idle else make_environment(settings, split="train"),
-                release_env=idle.append,
-                engine_for=lambda env: engine,
-                prompts=prompts,
-                sampling=Sampling(max_tokens=512),
-                env_id=load.env_id,
-                concurrency=512,
-            )
-        )
 
-    play(Instant(tokenizer, responses))  # makes the environments, as a training's first step does
-    engine = Instant(tokenizer, responses[::-1])
-    start = time.process_time()
-    trajectories = play(engine)
+def make_rows(trajectories: Sequence[Any]) -> None:
+    """What a worker makes of its episodes: records, and the columns of their rows."""
+    from spear_training.step.records import record_episode, tabulate
+    from spear_training.verl_plugin.columns import build_columns
+
     records = [record_episode(episode, "g", number) for number, episode in enumerate(trajectories)]
     build_columns(tabulate(trajectories, records))
+
+
+def measure_load(load: Load, episodes: int) -> tuple[float, int]:
+    """Turns per CPU-second, and how many turns were played."""
+    stage = open_load(load, max(1, episodes // 8))
+    # Makes the environments, as a training's first step does.
+    stage.play(Instant(stage.tokenizer, stage.responses), episodes, MOST_EPISODES)
+    engine = Instant(stage.tokenizer, stage.responses[::-1])
+    start = time.process_time()
+    make_rows(stage.play(engine, episodes, MOST_EPISODES))
     spent = time.process_time() - start
-    for one in idle:
+    for one in stage.idle:
         one.close()
     return engine.turns / spent, engine.turns
 

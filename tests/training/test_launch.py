@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms import SpearSettings
-from spear_training.checkpoints import MANIFEST
+from spear_training.checkpoints import MANIFEST, repair_tracker
 from spear_training.launch import (
     CHANGEABLE,
     CONFIG_FILE,
@@ -24,7 +24,6 @@ from spear_training.launch import (
     compose_config,
     compose_training,
     prepare_run,
-    repair_tracker,
 )
 from spear_training.settings import RunSettings
 from spear_training.supervise import LOCK_FILE, hold_lock

@@ -28,12 +28,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from spear_agents.files import write_json
+from spear_agents.files import write_json, write_text
 from spear_envs.core.errors import SpearError
 
 FORMAT = 4
 STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
 BEST = "best"
+TRACKER = "latest_checkpointed_iteration.txt"
 HASHED_BYTES = 2**26
 """Files up to this size are compared by content at each resume, larger ones (weights) by size alone."""
 ROOMS = ("spear_agents", "spear_envs", "spear_sandbox", "spear_training")
@@ -153,7 +154,7 @@ def describe_code() -> dict[str, str]:
 
 
 def compare_configs(
-    run: Path, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
+    run: Path | str, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
 ) -> None:
     """Whether the run in the folder ``run`` stays the same one.
 
@@ -229,6 +230,41 @@ def write_manifest(folder: Path) -> None:
 def is_finished(folder: Path) -> bool:
     """Whether the checkpoint was written to its end."""
     return (folder / MANIFEST).is_file()
+
+
+def list_whole(checkpoints: Path) -> list[int]:
+    """Steps that a run can be resumed from, in ascending order."""
+    return sorted(
+        int(folder.name.removeprefix("global_step_"))
+        for folder in checkpoints.glob("global_step_*")
+        if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
+        and is_finished(folder)
+        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
+    )
+
+
+def write_tracker(checkpoints: Path, step: int) -> None:
+    """Have verl resume after ``step``."""
+    write_text(checkpoints / TRACKER, str(step))
+
+
+def repair_tracker(checkpoints: Path) -> int | None:
+    """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
+
+    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
+    """
+    tracker, whole = checkpoints / TRACKER, list_whole(checkpoints)
+    try:
+        tracked = int(tracker.read_text().strip())
+    except (OSError, ValueError):
+        tracked = -1
+    if tracked in whole:
+        return tracked
+    if not whole:
+        tracker.unlink(missing_ok=True)
+        return None
+    write_tracker(checkpoints, whole[-1])
+    return whole[-1]
 
 
 def check_files(folder: Path) -> None:

@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from spear_agents.files import explain_unwritable, write_json
 from spear_envs.core.errors import SpearError
-from spear_training.checkpoints import BEST, check_files, is_finished, read_best
-from spear_training.launch import repair_tracker
+from spear_training.checkpoints import BEST, check_files, is_finished, read_best, repair_tracker
 
 WEIGHTS = "*.safetensors"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -33,7 +33,14 @@ from spear_training.algorithms.choices import Aggregation
 from spear_training.algorithms.curriculum import Choice
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.attention import check_sequence_parallel, resolve_attention
-from spear_training.checkpoints import check_files, check_origin, is_finished
+from spear_training.checkpoints import (
+    OVERRIDE,
+    Resume,
+    check_files,
+    check_origin,
+    compare_configs,
+    repair_tracker,
+)
 from spear_training.choices import GROUPS, check_choice, find_user_folder
 from spear_training.custom_reward import resolve_custom_reward
 from spear_training.environments import EnvironmentFacts, inspect_environment
@@ -42,7 +49,9 @@ from spear_training.precision import check_precision, measure_weights, resolve_d
 from spear_training.rollout_correction import RolloutCorrection, resolve_correction
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
+from spear_training.sizing import WORKERS, check_queue, size_workers
 from spear_training.step.curriculum import check_tasks
+from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
 from spear_training.supervise import hold_lock
 from spear_training.verl_aliases import translate_overrides
 from spear_training.verl_keys import check_keys
@@ -57,6 +66,7 @@ POLICY = "policy"
 CHANGEABLE = (
     "spear.resume",
     "spear.keep_best",
+    "spear.checkpoint_store",
     "trainer.total_training_steps",
     "trainer.total_epochs",
     "trainer.save_freq",
@@ -84,6 +94,7 @@ WHOLE_NUMBERS = (
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
+    WORKERS,
 )
 """Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
 MAY_BE_ZERO = ("trainer.log_val_generations",)
@@ -112,6 +123,10 @@ def compose_training(
     """
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
+    if settings.checkpoint_store is not None:  # before a model is fetched
+        store = CheckpointStore(settings.checkpoint_store)
+        store.check()
+        bring_config(store, out)
     with open_dict(config):
         config.actor_rollout_ref.model.path = model = _resolve_model(config, settings, out, console)
         resolve_dtype(config, measure_weights(Path(model)))
@@ -164,6 +179,7 @@ def compose_config(
         if config.trainer.device == "cpu" and config.ray_kwargs.ray_init.num_cpus is None:
             # Logical: three for each rank's placement group, the rest for TransferQueue and the load balancer.
             config.ray_kwargs.ray_init.num_cpus = 3 * config.trainer.n_gpus_per_node + 5
+    size_workers(config)
     return config
 
 
@@ -325,6 +341,7 @@ def check_config(config: DictConfig) -> Training:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     check_sequence_parallel(config, str(name), vision=vision)
     environment = inspect_environment(settings.env)
+    check_queue(config, settings.algorithm, environment.max_turns)
     size, train = config.data.train_batch_size, environment.train
     limit = config.data.train_max_samples
     tasks = train.tasks if limit < 0 else min(limit, train.tasks)
@@ -363,12 +380,14 @@ def _check_hardware(config: DictConfig) -> None:
             )
 
 
-def prepare_run(training: Training, out: Path) -> int | None:
+def prepare_run(training: Training, out: Path, console: Console | None = None) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
+
+    Where the run has a store, a newer checkpoint there is fetched, and one that was not brought there yet is.
 
     Raises:
         SpearError: the folder cannot be written, it holds a run of another configuration, a training is under way in
-            it, or the engine that plays the episodes is not installed.
+            it, the engine that plays the episodes is not installed, or the store fails.
     """
     config = training.config
     require_backend(config)
@@ -380,41 +399,63 @@ def prepare_run(training: Training, out: Path) -> int | None:
         probe.unlink()
     except OSError as error:
         raise explain_unwritable(out, error) from error
+    url = training.settings.checkpoint_store
+    store = CheckpointStore(url) if url is not None else None
+
+    # A machine with other cores may have another number of workers; runs with GPUs do not repeat bit by bit anyway.
+    changeable = CHANGEABLE if config.trainer.device == "cpu" else (*CHANGEABLE, WORKERS)
+
+    def verify(folder: Path) -> None:
+        check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
+
     with hold_lock(out):  # nor may the files of a training under way change
+        if store is not None and training.settings.resume is not Resume.CHANGED:
+            _check_stored_run(store, config, changeable)
+        fetched = fetch_newer(store, out, verify) if store is not None else None
+        if fetched is not None and console is not None:
+            console.print(f"fetched the checkpoint of step {fetched} from {url}", soft_wrap=True, highlight=False)
         checkpoint = repair_tracker(checkpoints)
         if checkpoint is not None:
             folder = checkpoints / f"global_step_{checkpoint}"
             check_files(folder)
-            check_origin(folder, flatten_config(config), training.settings.resume, changeable=CHANGEABLE)
+            verify(folder)
         write_text(out / CONFIG_FILE, OmegaConf.to_yaml(config))
         write_json(out / TASKS_FILE, training.environment.describe_tasks())
+        if store is not None and checkpoint is not None and fetched is None:
+            publish_run(training, out, console)
     return checkpoint
 
 
-def repair_tracker(checkpoints: Path) -> int | None:
-    """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
+def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Sequence[str]) -> None:
+    """Whether the store is of this run, whose checkpoints would else push out those of another."""
+    content = store.read(CONFIG_FILE)
+    if content is not None:
+        compare_configs(
+            store.url,
+            flatten_config(OmegaConf.create(content.decode("utf-8", "replace"))),
+            flatten_config(config),
+            changeable=changeable,
+            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to go on from there",
+        )
 
-    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
+
+def publish_run(training: Training, out: Path, console: Console | None = None) -> None:
+    """Bring the newest checkpoint of a run to its store, if it has one and lacks it.
+
+    Raises:
+        SpearError: the store fails; the checkpoint stays where it is.
     """
-    tracker = checkpoints / "latest_checkpointed_iteration.txt"
-    whole = sorted(
-        int(folder.name.removeprefix("global_step_"))
-        for folder in checkpoints.glob("global_step_*")
-        if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
-        and is_finished(folder)
-        and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
-    )
+    url, step = training.settings.checkpoint_store, repair_tracker(out / "checkpoints")
+    if url is None or step is None:
+        return
     try:
-        tracked = int(tracker.read_text().strip())
-    except (OSError, ValueError):
-        tracked = -1
-    if tracked in whole:
-        return tracked
-    if not whole:
-        tracker.unlink(missing_ok=True)
-        return None
-    write_text(tracker, str(whole[-1]))
-    return whole[-1]
+        sent = publish(CheckpointStore(url), out, step, training.config.trainer.max_actor_ckpt_to_keep)
+    except SpearError as error:
+        raise SpearError(
+            f"step {step} is saved in {out} and not in the store; the same command tries again. {error}"
+        ) from error
+    if sent and console is not None:
+        console.print(f"brought the checkpoint of step {step} to {url}", soft_wrap=True, highlight=False)
 
 
 def flatten_config(config: Any) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from spear_agents.metrics import read_history
 from spear_training.advising import Adviser
 from spear_training.dry_run import choose_warm_start, show_cuts
 from spear_training.guidance import RunShape
-from spear_training.launch import POLICY, compose_training, prepare_run
+from spear_training.launch import POLICY, compose_training, prepare_run, publish_run
 from spear_training.plots import plot_curves
 from spear_training.rollout_correction import describe_staleness
+from spear_training.sizing import describe_workers
 from spear_training.supervise import Observer, supervise_training
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
     training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
     total = int(config.trainer.total_training_steps)
-    checkpoint = prepare_run(training, out)
+    checkpoint = prepare_run(training, out, console)
     if checkpoint is not None and checkpoint >= total:
         console.print(f"{out} has its {total} steps already")
     else:
@@ -119,6 +120,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             own = (out / POLICY).resolve()
             if own == Path(config.actor_rollout_ref.model.path) and not (own / "config.json").is_file():
                 make_policy(choose_warm_start(settings), out / POLICY, console)
+        console.print(describe_workers(config), soft_wrap=True, highlight=False)
         if settings.rollout.staleness:
             console.print(describe_staleness(config), soft_wrap=True, highlight=False)
         if training.fit is not None and training.fit.describe():
@@ -129,6 +131,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
         try:
             with show_progress(console, total, "starting Ray and verl", read_progress) as observe:
                 supervise_training(out, config.trainer.device, adviser.watch(observe))
+            publish_run(training, out, console)
         except KeyboardInterrupt:
             steps = [record["step"] for record in read_history(out)]
             console.print(f"stopped after step {max(steps, default=0)}; {RESUME_HINT} from the last checkpoint")

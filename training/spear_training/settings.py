@@ -30,6 +30,8 @@ class RunSettings(Record):
     resume: Resume = Resume.EXACT
     keep_best: str | None = "success/all"
     """Metric of the validation whose best checkpoint is kept."""
+    checkpoint_store: str | None = None
+    """Address that checkpoints are brought to, of any file system of fsspec; None for the run folder alone."""
     tries: int = number(3, at_least=1)
     """Of an episode that a fault cuts short, before it is left out of the loss."""
     agent: str | None = None

@@ -15,7 +15,20 @@ from pathlib import Path
 
 from spear_envs.core.errors import SpearError
 
-PREFIXES = ("SPEAR_", "HF_", "HUGGING_FACE_", "WANDB_", "NCCL_", "GLOO_", "VERL_", "VLLM_", "AWS_", "FSSPEC_")
+PREFIXES = (
+    "SPEAR_",
+    "HF_",
+    "HUGGING_FACE_",
+    "WANDB_",
+    "NCCL_",
+    "GLOO_",
+    "VERL_",
+    "VLLM_",
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "FSSPEC_",
+)
 NAMES = ("TENSORBOARD_DIR", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM")
 MARK = "SPEAR_RUN_MARK"
 """What a training's processes on this machine carry, and no others."""

@@ -53,7 +53,14 @@ METHODS: dict[str, tuple[str, ...]] = {
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.save_checkpoint": ("local_path",),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": (),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("module",),
-    # called by it
+    # checkpoints of another number of ranks
+    "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint": (
+        "local_path",
+        "hdfs_path",
+        "del_local_after_load",
+    ),
+    "verl.utils.fsdp_utils:fsdp_version": ("model",),
+    # called by the CPU engine
     "verl.utils.fsdp_utils:merged_lora_context": ("actor", "backup_adapters"),
     "verl.utils.fsdp_utils:normalize_peft_param_name": ("params",),
     # called instead of a worker's own call
@@ -134,6 +141,14 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "get_hf_auto_model_class(hf_config=self.model_config.hf_config)",
     ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": ("self.engine_config.forward_only",),
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.initialize": (
+        "self.checkpoint_manager = FSDPCheckpointManager(",
+    ),
+    "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint": (
+        'f"model_world_size_{self.world_size}_rank_{self.rank}.pt"',
+        'f"optim_world_size_{self.world_size}_rank_{self.rank}.pt"',
+        'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"',
+    ),
     "verl.utils.model:get_hf_auto_model_class": ("_architecture_to_auto_class", "hf_config.architectures[0]"),
     "verl.trainer.ppo.v1:PPOTrainerSync._setup": (
         "self.critic_wg.reset()",

@@ -29,7 +29,7 @@ def run_alone(*arguments: str) -> dict[str, Any]:
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith(MARK))[len(MARK) :])
 
 
-def open_engine(folder: Path, dtype: str, *, sequence: int = 1, **model: Any) -> Any:
+def open_engine(folder: Path, dtype: str, *, sequence: int = 1, shards: int = -1, **model: Any) -> Any:
     """An engine of the policy in ``folder``, on one rank unless there is a process group."""
     import torch.distributed as dist
     from verl.trainer.config import CheckpointConfig
@@ -49,6 +49,7 @@ def open_engine(folder: Path, dtype: str, *, sequence: int = 1, **model: Any) ->
             use_torch_compile=False,
             mixed_precision=precision,
             ulysses_sequence_parallel_size=sequence,
+            fsdp_size=shards,
         ),
         FSDPOptimizerConfig(lr=1e-2, total_training_steps=10),
         CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
@@ -205,48 +206,147 @@ def take_step(folder: str, attention: str, sequence: int) -> list[float]:
     return [float(metrics.get("grad_norm", 0.0)), weights, float(whole)]
 
 
-def compare_ranks() -> dict[str, Any]:
-    """The same step by several groups of ranks, each a fork of this process; what rank 0 of each says."""
-    import torch.distributed as dist
+def make_small_model() -> str:
+    """The folder of a policy for the rows of the tests of invariance."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    import spear_training.verl_plugin  # noqa: F401
     from tests.training.verl_plugin.test_invariance import VOCABULARY
 
     folder = tempfile.mkdtemp()
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     config = Qwen2Config(vocab_size=VOCABULARY, intermediate_size=48, initializer_range=0.2, **sizes)
     Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
 
-    def play(name: str, attention: str, rank: int, rows: int, sequence: int) -> None:
-        store = f"file://{folder}/store-{name}"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=rows * sequence)
+
+def run_ranks(play: Any, ranks: int, *arguments: Any) -> None:
+    """``play(rank, *arguments)`` by each rank of a group, forks of this process."""
+    import torch.distributed as dist
+
+    store = f"file://{tempfile.mkdtemp()}/store"
+    children = []
+    for rank in range(ranks):
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+                play(rank, *arguments)
+                dist.destroy_process_group()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(codes), (arguments, codes)
+
+
+def compare_ranks() -> dict[str, Any]:
+    """The same step by several groups of ranks; what rank 0 of each says."""
+    import spear_training.verl_plugin  # noqa: F401
+
+    folder = make_small_model()
+
+    def play(rank: int, name: str, attention: str, sequence: int) -> None:
         told = take_step(folder, attention, sequence)
         if not rank:
             Path(folder, name).write_text(json.dumps(told))
-        dist.destroy_process_group()
 
     plan = [("sdpa", 1, 1), ("sdpa", 2, 1), ("sdpa", 1, 2), ("sdpa", 2, 2), ("sdpa", 1, 4)]
     plan += [("flash_attention_2", 2, 2), ("alone", 1, 2)]
     found = {}
     for attention, rows, sequence in plan:
         name = f"{attention} {rows}x{sequence}"
-        children = []
-        for rank in range(rows * sequence):
-            children.append(os.fork())
-            if not children[-1]:
-                try:
-                    play(name, attention, rank, rows, sequence)
-                except BaseException:
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-        codes = [os.waitpid(child, 0)[1] for child in children]
-        assert not any(codes), (name, codes)
+        run_ranks(play, rows * sequence, name, attention, sequence)
         found[name] = json.loads(Path(folder, name).read_text())
     return found
 
 
+def train_once(engine: Any) -> None:
+    """A step on rows that all ranks share."""
+    from verl.utils import tensordict_utils as tu
+
+    from spear_training.algorithms import SpearSettings
+    from spear_training.verl_plugin.loss import actor_loss
+    from tests.training.verl_plugin.test_invariance import PADDING, ROWS, make_rows, take
+
+    settings = SpearSettings.from_mapping({"cov": {"ratio": 0.0}})
+    shares, share = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    size = (ROWS + PADDING) // shares
+    batch = take(make_rows(settings), range(share * size, (share + 1) * size), shares)
+    tu.assign_non_tensor(
+        batch, use_remove_padding=True, temperature=0.7, calculate_entropy=False, use_dynamic_bsz=True,
+        max_token_len_per_gpu=2**12, pad_token_id=0,
+    )  # fmt: skip
+    with engine.train_mode():
+        engine.train_batch(batch, loss_function=partial(actor_loss, settings))
+    engine.lr_scheduler_step()
+
+
+def read_whole(engine: Any) -> dict[str, Any]:
+    """Weights, both moments and the number of steps of each parameter, and the learning rate's schedule."""
+    from torch.distributed.tensor import DTensor
+
+    def join(value: Any) -> Any:
+        return value.full_tensor().clone() if isinstance(value, DTensor) else value
+
+    state = engine.optimizer.state_dict()
+    moments = {(number, name): join(value) for number, part in state["state"].items() for name, value in part.items()}
+    weights = {name: join(value) for name, value in engine.module.state_dict().items()}
+    return weights | moments | {"schedule": engine.lr_scheduler.state_dict()["last_epoch"]}
+
+
+def reshard() -> dict[str, Any]:
+    """Checkpoints by several groups of ranks, each loaded by others: what is the same then, and after a step more."""
+    import torch
+
+    import spear_training.verl_plugin  # noqa: F401
+
+    folder = make_small_model()
+
+    def save(rank: int, name: str, shards: int) -> None:
+        torch.manual_seed(100 + rank)
+        engine = open_engine(Path(folder), "fp32", shards=shards)
+        for _ in range(2):
+            train_once(engine)
+        engine.save_checkpoint(f"{folder}/{name}", global_step=2)
+        drawn, whole = float(torch.rand(())), read_whole(engine)
+        train_once(engine)
+        after = read_whole(engine)
+        torch.save((drawn, whole, after), f"{folder}/{name}-{rank}.result")
+
+    def load(rank: int, name: str, before: str, shards: int) -> None:
+        torch.manual_seed(500)
+        engine = open_engine(Path(folder), "fp32", shards=shards)
+        engine.load_checkpoint(f"{folder}/{before}")
+        drawn, whole = float(torch.rand(())), read_whole(engine)
+        train_once(engine)
+        torch.save((drawn, whole, read_whole(engine)), f"{folder}/{name}-{rank}.result")
+
+    def read(name: str, rank: int = 0) -> Any:
+        return torch.load(f"{folder}/{name}-{rank}.result", weights_only=False)
+
+    def measure(first: Any, second: Any) -> float:
+        assert first.keys() == second.keys()
+        return max(float((torch.as_tensor(first[key]) - torch.as_tensor(second[key])).abs().max()) for key in first)
+
+    # Ranks, and how many of them share the weights: 4 ranks that share by two have each part twice.
+    groups = {"1": (1, -1), "2": (2, -1), "2x2": (4, 2)}
+    for name, (ranks, shards) in groups.items():
+        run_ranks(save, ranks, name, shards)
+    found = {}
+    for before, after in (("1", "2"), ("2", "1"), ("2x2", "1")):
+        name = f"{before} to {after}"
+        run_ranks(load, groups[after][0], name, before, groups[after][1])
+        saved, loaded = read(before), read(name)
+        found[name] = {
+            "loaded": measure(saved[1], loaded[1]),
+            "learnt": measure(saved[1], loaded[2]),
+            "step": measure(saved[2], loaded[2]),
+            "drawn": saved[0] == loaded[0],
+        }
+    return found
+
+
 if __name__ == "__main__":
-    tasks = {"adapter": train_adapter, "rollout": compare_rollout, "ranks": compare_ranks}
+    tasks = {"reshard": reshard, "adapter": train_adapter, "rollout": compare_rollout, "ranks": compare_ranks}
     print(MARK + json.dumps(tasks[sys.argv[1]](*sys.argv[2:])))

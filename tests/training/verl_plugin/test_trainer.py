@@ -26,6 +26,7 @@ from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
+from spear_training.store import Uploads
 from spear_training.verl_plugin import trainer as trainer_module
 from spear_training.verl_plugin.queue import PARTITION
 from spear_training.verl_plugin.rollout_worker import EpisodeOrder
@@ -79,6 +80,7 @@ def open_trainer(tmp_path: Path, staleness: int = 0, **nodes: Any) -> SpearTrain
     trainer.seed = 3
     trainer.record = RecordSettings(every=2, episodes=3)
     trainer.recorder = EpisodeRecorder(tmp_path, {})
+    trainer.uploads = Uploads(None, tmp_path, None)
     trainer.validations = EpisodeRecorder(tmp_path, {}, VALIDATIONS)
     trainer.global_steps = 1
     trainer.staleness, trainer.total_training_steps = staleness, 9
@@ -419,7 +421,11 @@ def test_verl_takes_the_trainer_for_a_synchronous_one(monkeypatch: pytest.Monkey
                 "record": {"every": 7},
             },
             "actor_rollout_ref": {"model": {"path": "runs/policy"}},
-            "trainer": {"v1": {"trainer_mode": "spear"}, "default_local_dir": "runs/x/checkpoints"},
+            "trainer": {
+                "v1": {"trainer_mode": "spear"},
+                "default_local_dir": "runs/x/checkpoints",
+                "max_actor_ckpt_to_keep": 2,
+            },
         }
     )
     trainer: Any = SpearTrainer(config)

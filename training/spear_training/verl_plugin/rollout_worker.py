@@ -44,6 +44,7 @@ from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import make_environment
 from spear_training.rollouts import HF, VLLM_CPU
 from spear_training.settings import RunSettings
+from spear_training.sizing import MOST_EPISODES
 from spear_training.step.records import Rollout, record_episode, tabulate
 from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.deaths import stop_if_dead
@@ -53,8 +54,6 @@ _log = logging.getLogger(__name__)
 TOKENS = ("ids", "mask", "rollout_log_probs", "picture_bytes", "pictures")
 """Columns that stay in TransferQueue."""
 ROWS_PER_WRITE = 4096
-MOST_EPISODES = 512
-"""Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
+from spear_training.store import CheckpointStore, Uploads
 from spear_training.verl_plugin.actor import VerlActor
 from spear_training.verl_plugin.critic import VerlCritic, critic_loss
 from spear_training.verl_plugin.deaths import explain_death
@@ -72,6 +73,8 @@ class SpearTrainer(PPOTrainerSync):
         self.recorder = EpisodeRecorder(out, identity)
         self.validations = EpisodeRecorder(out, identity | {"split": self.environment.valid_split}, VALIDATIONS)
         self.state = SpearState(self.settings, self.seed)
+        store = CheckpointStore(run.checkpoint_store) if run.checkpoint_store is not None else None
+        self.uploads = Uploads(store, out, config.trainer.max_actor_ckpt_to_keep)
         self.staleness = run.rollout.staleness
         self._batches = BatchesAhead(self.staleness, self._draw_tasks, self._start_batch)
         self.curriculum: Curriculum | None = None
@@ -142,6 +145,7 @@ class SpearTrainer(PPOTrainerSync):
                 raise
             raise SpearError(explanation) from error
         finally:
+            self.uploads.wait()
             close_servers(self.llm_server_manager.get_replicas())
 
     def on_train_begin(self) -> None:
@@ -310,6 +314,7 @@ class SpearTrainer(PPOTrainerSync):
             "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
         }
         self.state.save(folder, about)
+        self.uploads.wait()  # verl may remove what is under way
         super()._save_checkpoint()
         self._complete_export(folder / "actor" / "huggingface")
         write_manifest(folder)
@@ -317,6 +322,7 @@ class SpearTrainer(PPOTrainerSync):
         for folder in Path(self.config.trainer.default_local_dir).glob("global_step_*"):
             if not (folder / "actor").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
+        self.uploads.begin(self.global_steps)
 
     def _read_config(self) -> dict[str, Any]:
         """The settings of this run as its folder states them."""

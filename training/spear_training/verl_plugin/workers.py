@@ -21,6 +21,7 @@ from spear_envs.core.errors import SpearError
 from spear_training.attention import SDPA, check_exchange
 from spear_training.verl_plugin.adapters import MergesAdapter
 from spear_training.verl_plugin.attention import PACKED
+from spear_training.verl_plugin.resharding import ReshardsCheckpoints
 from spear_training.verl_plugin.scoring import ScoresLearnt
 from spear_training.verl_plugin.vision import ReadsPictures
 
@@ -28,7 +29,7 @@ VALUE_HEADS = ("score", "classifier", "v_head")
 """What transformers and trl call the layer that turns a hidden state into a value."""
 
 
-class PacksRows(FSDPEngine):
+class PacksRows(ReshardsCheckpoints):
     """A mixin of verl's FSDP engines: rows without padding, or shared by ranks, where there is no flash-attention."""
 
     engine_config: Any

@@ -1,0 +1,254 @@
+"""Checkpoints in an object store: over HTTP, killed in the middle, damaged, unreachable."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec", reason="needs the extra 'store'")
+pytest.importorskip("obstore", reason="needs the extra 'store'")
+pytest.importorskip("torch", reason="needs the extra 'train'")
+
+from rich.console import Console
+
+from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import (
+    MANIFEST,
+    check_files,
+    keep_best,
+    list_whole,
+    read_best,
+    repair_tracker,
+    write_manifest,
+)
+from spear_training.store import CheckpointStore, Uploads, bring_config, fetch_newer, publish
+from tests.training.object_store import BUCKET, serve_s3
+from tests.training.trainings import save_small_checkpoint
+
+
+def trust(folder: Path) -> None:
+    """Take any checkpoint."""
+    assert (folder / "spear.json").is_file()
+    assert not (folder / "data.pt").exists()  # nothing large has been fetched yet
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def start_run(out: Path, *steps: int) -> Path:
+    """A run with these checkpoints, as a training leaves it."""
+    (out / "metrics").mkdir(parents=True, exist_ok=True)
+    (out / "metrics" / "0000.jsonl").write_text('{"step": 1}\n')
+    (out / "config.yaml").write_text("spear: {seed: 0}\n")
+    for step in steps:
+        save_small_checkpoint(out, step)
+        # An empty file, a name in a folder, and more than one part of a multipart upload.
+        folder = out / "checkpoints" / f"global_step_{step}"
+        (folder / "actor" / "huggingface").mkdir()
+        (folder / "actor" / "huggingface" / "merges.txt").touch()
+        (folder / "actor" / "large.bin").write_bytes(bytes([step]) * 12_000_000)
+        write_manifest(folder)
+    return out / "checkpoints"
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a run in a folder, and in a bucket."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/store/run"
+        return
+    with serve_s3(tmp_path / "server") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{BUCKET}/runs/run"
+
+
+def test_a_run_comes_back_on_an_empty_disk_with_its_best_and_its_metrics(url: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    checkpoints = start_run(first, 10, 20, 30)
+    store = CheckpointStore(url)
+    store.check()
+    assert store.list_whole() == [] and fetch_newer(store, second, trust) is None
+    for step in (10, 20, 30):
+        assert publish(store, first, step, keep=2)
+        keep_best(checkpoints / f"global_step_{step}", "success/all", 1.0 / step)
+    assert not publish(store, first, 30, keep=2)  # it is there
+    assert store.list_whole() == [10, 20, 30]  # the two latest, and the best
+
+    bring_config(store, second)
+    assert (second / "config.yaml").read_text() == (first / "config.yaml").read_text()
+    assert fetch_newer(store, second, trust) == 30
+    assert fetch_newer(store, second, trust) is None
+    assert repair_tracker(second / "checkpoints") == 30
+    assert read_files(second / "checkpoints" / "global_step_30") == read_files(checkpoints / "global_step_30")
+    assert read_best(second / "checkpoints") == {"step": 10, "metric": "success/all", "value": 0.1}
+    assert read_files(second / "checkpoints" / "best") == read_files(checkpoints / "best")
+    assert list_whole(second / "checkpoints") == [30]
+    assert read_files(second / "metrics") == read_files(first / "metrics")
+
+    third = start_run(tmp_path / "third", 10)  # which has the best one, and loses nothing by what is fetched
+    assert fetch_newer(store, tmp_path / "third", trust) == 30
+    assert list_whole(third) == [10, 30] and read_best(third) == read_best(checkpoints)
+
+    # The run goes on there; the step that was the best gives way to a better one, and older ones go.
+    start_run(second, 40)
+    keep_best(second / "checkpoints" / "global_step_40", "success/all", 0.5)
+    assert publish(store, second, 40, keep=2) and store.list_whole() == [30, 40]
+    assert fetch_newer(store, first, trust) == 40  # and the first machine has fallen behind
+
+
+UPLOAD = "import sys; from pathlib import Path; from spear_training.store import CheckpointStore, publish; "
+UPLOAD += "publish(CheckpointStore(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), 1)"
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_an_upload_leaves_the_checkpoint_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    checkpoints = start_run(out, 1, 2)
+    with serve_s3(tmp_path / "server") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        store = CheckpointStore(f"s3://{BUCKET}/run")
+        publish(store, out, 1, keep=1)
+        place = tmp_path / "server" / BUCKET / "run" / "global_step_2"
+        upload = subprocess.Popen([sys.executable, "-c", UPLOAD, store.url, str(out), "2"])
+        try:
+            end = time.monotonic() + 60
+            while not any(place.rglob("*.bin*")) and not (place / "actor" / "model.pt").exists():
+                assert upload.poll() is None and time.monotonic() < end
+        finally:
+            upload.kill()
+            upload.wait()
+        assert not (place / MANIFEST).exists() and any(place.rglob("*"))
+        assert store.list_whole() == [1]
+        elsewhere = tmp_path / "elsewhere"
+        assert fetch_newer(store, elsewhere, trust) == 1
+        check_files(elsewhere / "checkpoints" / "global_step_1")
+        assert list_whole(checkpoints) == [1, 2]  # nothing is lost here
+        assert publish(store, out, 2, keep=1) and store.list_whole() == [2]
+        assert fetch_newer(store, elsewhere, trust) == 2
+
+
+def test_what_is_stored_is_not_trusted(tmp_path: Path) -> None:
+    out, other = tmp_path / "run", tmp_path / "other"
+    start_run(out, 1)
+    store = CheckpointStore(f"file://{tmp_path}/store")
+    publish(store, out, 1, keep=None)
+    place = tmp_path / "store" / "global_step_1"
+
+    def refuse(folder: Path) -> None:
+        raise SpearError(f"{folder} is another run")
+
+    with pytest.raises(SpearError, match="another run"):
+        fetch_newer(store, other, refuse)
+    assert not any(other.rglob("*.bin"))
+
+    manifest = (place / MANIFEST).read_bytes()
+    (place / "data.pt").write_bytes(b"torn")
+    with pytest.raises(SpearError, match=r"data\.pt is missing, torn or changed"):
+        fetch_newer(store, other, trust)
+    assert list_whole(other / "checkpoints") == []
+
+    for content, message in (
+        (b"{", "cannot be read"),
+        (json.dumps({"files": {"../../../evil": {"bytes": 1}}}).encode(), "names '../../../evil'"),
+        (manifest.replace(b'"bytes": 12000000', b'"bytes": 1200000000000000000'), "free"),
+    ):
+        (place / MANIFEST).write_bytes(content)
+        with pytest.raises(SpearError, match=message):
+            fetch_newer(store, tmp_path / "third", trust)
+
+
+def test_a_store_that_fails_costs_no_checkpoint_and_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    out = tmp_path / "run"
+    checkpoints = start_run(out, 1)
+    store = CheckpointStore("s3://nowhere/run")
+    with pytest.raises(SpearError, match=r"s3://nowhere/run: cannot be .*AWS_ENDPOINT_URL") as caught:
+        store.check()
+    assert "\n" not in str(caught.value) and "the-secret" not in str(caught.value)
+    uploads = Uploads(store, out, 1)
+    uploads.begin(1)
+    uploads.wait()
+    assert "step 1 is saved" in caplog.text and "not in the store" in caplog.text
+    assert list_whole(checkpoints) == [1]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("s3://key:word@bucket/run", "must not carry credentials"),
+        ("runs/store", "not an address"),
+        ("s3:///", "not an address"),
+        ("nosuch://bucket/run", "cannot be reached: Protocol not known"),
+    ],
+)
+def test_addresses_that_mean_nothing(address: str, message: str) -> None:
+    with pytest.raises(SpearError, match=message) as caught:
+        CheckpointStore(address)
+    assert "word" not in str(caught.value)
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spear_training.store.find_spec", lambda name: None if name == "obstore" else os)
+    with pytest.raises(SpearError, match=r"pip install 'spear-training\[store\]'"):
+        CheckpointStore("s3://bucket/run")
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_another_run(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    pytest.importorskip("verl", reason="needs the extra 'train'")
+    from spear_training.launch import compose_training, prepare_run
+
+    out, store = tmp_path / "run", CheckpointStore(f"file://{tmp_path}/store")
+    model, text = f"actor_rollout_ref.model.path={model_folder}", "spear.env.kwargs.modality=text"
+
+    def launch(*overrides: str) -> tuple[int | None, str]:
+        console = Console(file=io.StringIO(), width=400)
+        given = (model, text, f"spear.checkpoint_store={store.url}", *overrides)
+        step = prepare_run(compose_training(given, out), out, console)
+        return step, console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert launch() == (None, "")
+    save_small_checkpoint(out, 3)
+    assert launch() == (3, f"brought the checkpoint of step 3 to {store.url}\n")
+    assert launch() == (3, "") and store.list_whole() == [3]
+
+    shutil.rmtree(out)
+    with pytest.raises(SpearError, match=r"another configuration: spear\.seed was 0, is now 5"):
+        launch("spear.seed=5")
+    shutil.rmtree(out)
+    # Nor may a run that is further on push out the checkpoints of another.
+    (out / "config.yaml").parent.mkdir()
+    save_small_checkpoint(out, 30)
+    with pytest.raises(SpearError, match=r"/store holds a run of another configuration: .* spear\.checkpoint_store"):
+        launch("spear.seed=5")
+    assert store.list_whole() == [3]
+    shutil.rmtree(out)
+    assert launch() == (3, f"fetched the checkpoint of step 3 from {store.url}\n")
+    assert launch("trainer.total_training_steps=7") == (3, "")
+
+    # Before a model is looked for, which might be a download.
+    unwritable = "spear.checkpoint_store=file:///proc/nowhere"
+    with pytest.raises(SpearError, match="file:///proc/nowhere: cannot be written"):
+        compose_training(("actor_rollout_ref.model.path=no/folder/here", text, unwritable), out)

@@ -1,0 +1,398 @@
+"""Checkpoints of a run in an object store, reached through fsspec: a folder of its own for each run.
+
+``STORE/global_step_N/`` has the files of a checkpoint, and its manifest comes last: without it the checkpoint does not
+count. Beside them lie ``config.yaml``, the metrics, and which step was the best. The run's own folder stays what a
+training writes and reads; nothing here removes a local checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from spear_agents.files import explain_unwritable, write_text
+from spear_agents.metrics import METRICS_FOLDER
+from spear_envs.core.errors import SpearError
+from spear_training.checkpoints import (
+    BEST,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    check_files,
+    keep_best,
+    list_whole,
+    read_best,
+    write_tracker,
+)
+
+_log = logging.getLogger(__name__)
+EXTRA = "pip install 'spear-training[store]'"
+THROUGH_OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+CONFIG, BEST_STEP = "config.yaml", "best.json"
+PREFIX = "global_step_"
+CHUNK = 2**24
+OPTIONS: dict[str, Any] = {
+    # A service in the own network, named by AWS_ENDPOINT_URL, may have no certificate.
+    "client_options": {"connect_timeout": "5s", "timeout": "120s", "allow_http": True},
+    "retry_config": {"max_retries": 3},
+}
+"""Of obstore: an address where nobody answers fails within half a minute."""
+
+
+class CheckpointStore:
+    """The folder of one run in an object store.
+
+    Args:
+        url: of any file system of fsspec, such as ``s3://BUCKET/RUN``; credentials come from the environment.
+
+    Raises:
+        SpearError: the address has no meaning, carries a password, or its file system is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        if "@" in parts.netloc:
+            raise SpearError(
+                "spear.checkpoint_store must not carry credentials, which would be saved with the run: "
+                "leave them in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+            )
+        if not parts.scheme or not (parts.netloc or parts.path.strip("/")):
+            raise SpearError(f"spear.checkpoint_store={url} is not an address such as s3://BUCKET/RUN")
+        self._fs, self._root = _connect(self.url, parts.scheme)
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Write, read and remove a small file.
+
+        Raises:
+            SpearError: that cannot be done.
+        """
+        name, content = f".write-test-{uuid.uuid4().hex}", b"x"
+        with self._explain("cannot be written"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(self._at(name), content)
+            if self._fs.cat_file(self._at(name)) != content:
+                raise OSError("what was written came back as something else")
+            self._fs.rm_file(self._at(name))
+
+    def list_whole(self) -> list[int]:
+        """Steps whose checkpoints were brought here to their end, in ascending order."""
+        return sorted(step for step, names in self._list_steps().items() if MANIFEST in names)
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a small file; None without it."""
+        with self._explain(f"{name} cannot be read"):
+            try:
+                content: bytes = self._fs.cat_file(self._at(name))
+            except FileNotFoundError:
+                return None
+            return content
+
+    # ---- up ----------------------------------------------------------------------------------------------------------
+    def upload(self, folder: Path, step: int) -> bool:
+        """Bring a finished checkpoint here, unless it is here; its manifest goes last.
+
+        Returns:
+            whether there was anything to do.
+        """
+        place, manifest = f"{PREFIX}{step}", (folder / MANIFEST).read_bytes()
+        before = self.read(f"{place}/{MANIFEST}")
+        if before == manifest:
+            return False
+        with self._explain(f"step {step} cannot be brought there"):
+            if before is not None:  # of another run of this step: whole again only when all files are new
+                self._fs.rm_file(self._at(place, MANIFEST))
+            for name in _list_files(manifest, self.url):
+                self._fs.makedirs(self._at(place, PurePosixPath(name).parent.as_posix()), exist_ok=True)
+                self._fs.put_file(str(folder / name), self._at(place, name))
+            self._fs.pipe_file(self._at(place, MANIFEST), manifest)
+        return True
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file as a whole."""
+        with self._explain(f"{name} cannot be written"):
+            self._fs.makedirs(self._at(PurePosixPath(name).parent.as_posix()), exist_ok=True)
+            self._fs.pipe_file(self._at(name), content)
+
+    def prune(self, keep: int | None, spare: int | None) -> None:
+        """Remove all but the latest ``keep`` checkpoints and that of step ``spare``, and what was never finished.
+
+        Args:
+            keep: None or 0 for all.
+            spare: the best one.
+        """
+        steps = self._list_steps()
+        whole = sorted(step for step, names in steps.items() if MANIFEST in names)
+        kept = {*(whole[-keep:] if keep else whole), spare}
+        with self._explain("old checkpoints cannot be removed"):
+            for step, names in steps.items():
+                if step in kept or not whole or step > whole[-1]:
+                    continue
+                for name in sorted(names, key=lambda name: name != MANIFEST):  # from then on it does not count
+                    self._fs.rm_file(self._at(f"{PREFIX}{step}", name))
+
+    # ---- down --------------------------------------------------------------------------------------------------------
+    def download(self, step: int, checkpoints: Path, verify: Callable[[Path], None] | None = None) -> Path:
+        """Bring a checkpoint from here into ``checkpoints``; the folder is whole or absent.
+
+        What an interrupted download has brought stays and is not fetched again.
+
+        Args:
+            step: whose checkpoint.
+            checkpoints: folder of checkpoints.
+            verify: is shown a folder with our own small files before the large ones are fetched, and may refuse.
+
+        Raises:
+            SpearError: it is not as it was written, or it does not fit on the disk.
+        """
+        place, draft = f"{PREFIX}{step}", checkpoints / f".{PREFIX}{step}.part"
+        manifest = self.read(f"{place}/{MANIFEST}")
+        if manifest is None:
+            raise SpearError(f"{self.url} no longer has step {step}: give the command again")
+        files = _list_files(manifest, self.url)
+        try:
+            draft.mkdir(parents=True, exist_ok=True)
+            missing = sum(size for name, size in files.items() if not (draft / name).is_file())
+            free = shutil.disk_usage(draft).free
+            if missing > free:
+                raise SpearError(f"step {step} of {self.url} takes {missing:,} bytes, and {draft} has {free:,} free")
+            for name in sorted(files, key=lambda name: name not in (STATE, TENSORS)):
+                if verify is not None and name not in (STATE, TENSORS):
+                    verify(draft)
+                    verify = None
+                self._fetch(f"{place}/{name}", draft / name)
+            (draft / MANIFEST).write_bytes(manifest)
+            try:
+                check_files(draft)
+            except SpearError:
+                shutil.rmtree(draft)
+                raise
+            target = checkpoints / place
+            shutil.rmtree(target, ignore_errors=True)  # unfinished, or it would not be fetched
+            draft.rename(target)
+        except OSError as error:
+            raise explain_unwritable(draft, error) from error
+        return target
+
+    def _fetch(self, name: str, target: Path) -> None:
+        """A file as a whole, as a stream: shards are larger than memory."""
+        if target.is_file():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.tmp")
+        with self._explain(f"{name} cannot be fetched"):
+            source = self._fs.open(self._at(name), "rb")
+        with source, part.open("wb") as file:
+            while True:
+                with self._explain(f"{name} cannot be fetched"):
+                    chunk = source.read(CHUNK)
+                if not chunk:
+                    break
+                file.write(chunk)
+        part.replace(target)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _at(self, *names: str) -> str:
+        return "/".join((self._root, *names))
+
+    def _list_steps(self) -> dict[int, list[str]]:
+        """Names of the files of each step, finished or not."""
+        with self._explain("cannot be listed"):
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root)
+        steps: dict[int, list[str]] = {}
+        for path in found:
+            place, _, name = str(path)[len(self._root) :].lstrip("/").partition("/")
+            number = place.removeprefix(PREFIX)
+            if place.startswith(PREFIX) and number.isdigit() and name:
+                steps.setdefault(int(number), []).append(name)
+        return steps
+
+    @contextmanager
+    def _explain(self, what: str) -> Iterator[None]:
+        """Errors of any file system, which have no common class, as ours."""
+        try:
+            yield
+        except SpearError:
+            raise
+        except Exception as error:
+            raise SpearError(
+                f"{self.url}: {what}: {_shorten(error)}. Look at the address, the credentials and AWS_ENDPOINT_URL, or "
+                "leave spear.checkpoint_store out"
+            ) from error
+
+
+def _connect(url: str, scheme: str) -> tuple[Any, str]:
+    """File system and path of an address."""
+    if find_spec("fsspec") is None or (scheme in THROUGH_OBSTORE and find_spec("obstore") is None):
+        raise SpearError(f"spear.checkpoint_store={url} needs fsspec and obstore: {EXTRA}")
+    from fsspec.core import url_to_fs
+
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme in THROUGH_OBSTORE:
+        from obstore.fsspec import register
+
+        register(scheme)
+        options = OPTIONS
+    try:
+        fs, root = url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        raise SpearError(f"spear.checkpoint_store={url} cannot be reached: {_shorten(error)}") from error
+    return fs, str(root).rstrip("/")
+
+
+def _shorten(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip()[:300] if lines else type(error).__name__
+
+
+def _list_files(manifest: bytes, where: str) -> dict[str, int]:
+    """Names and sizes of a checkpoint's files; the store may be anyone's, so no name leads out of its folder."""
+    try:
+        files = {str(name): int(about["bytes"]) for name, about in json.loads(manifest)["files"].items()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(f"{where} has a manifest that cannot be read: name another spear.checkpoint_store") from error
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
+            raise SpearError(f"{where} has a manifest that names {name!r}: it is not one of ours")
+    return files
+
+
+# ---- a run and its store ---------------------------------------------------------------------------------------------
+def publish(store: CheckpointStore, out: Path, step: int, keep: int | None) -> bool:
+    """Bring a finished checkpoint of the run in ``out`` to the store, with what a machine without it needs besides.
+
+    Returns:
+        whether the checkpoint was not there yet.
+    """
+    checkpoints = out / "checkpoints"
+    # Before it is asked which step was best: what the metrics know of, that answer knows.
+    metrics = {path.name: path.read_bytes() for path in sorted((out / METRICS_FOLDER).glob("*.jsonl"))}
+    sent = store.upload(checkpoints / f"{PREFIX}{step}", step)
+    best = read_best(checkpoints)
+    if best is not None:
+        store.upload(checkpoints / BEST, best["step"])
+        store.write(BEST_STEP, json.dumps(best).encode())
+    for name, content in metrics.items():
+        store.write(f"{METRICS_FOLDER}/{name}", content)
+    store.write(CONFIG, (out / CONFIG).read_bytes())
+    store.prune(keep, best["step"] if best is not None else None)
+    return sent
+
+
+def bring_config(store: CheckpointStore, out: Path) -> None:
+    """Fetch the configuration of the stored run where the folder has none: what it chose for itself stays chosen."""
+    if (out / CONFIG).is_file():
+        return
+    content = store.read(CONFIG)
+    if content is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / CONFIG, content.decode("utf-8", "replace"))
+    except OSError as error:
+        raise explain_unwritable(out, error) from error
+
+
+def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None]) -> int | None:
+    """Fetch the newest checkpoint of the store if the run folder has none as new; the best and the metrics with it.
+
+    Args:
+        store: of the run.
+        out: run folder.
+        verify: refuses a checkpoint of another run, from its small files.
+
+    Returns:
+        its step; None where nothing was fetched.
+    """
+    checkpoints = out / "checkpoints"
+    stored, own = store.list_whole(), list_whole(checkpoints)
+    if not stored or (own and own[-1] >= stored[-1]):
+        return None
+    newest = stored[-1]
+    _fetch_best(store, checkpoints, stored, newest, verify)
+    folder = store.download(newest, checkpoints, verify)
+    best = _read_best_step(store)
+    if best is not None and best["step"] == newest and read_best(checkpoints) is None:
+        keep_best(folder, best["metric"], best["value"])
+    metrics = out / METRICS_FOLDER
+    if not any(metrics.glob("*.jsonl")):
+        metrics.mkdir(parents=True, exist_ok=True)
+        number = 0
+        while (content := store.read(f"{METRICS_FOLDER}/{number:04d}.jsonl")) is not None:
+            (metrics / f"{number:04d}.jsonl").write_bytes(content)
+            number += 1
+    write_tracker(checkpoints, newest)
+    return newest
+
+
+def _fetch_best(
+    store: CheckpointStore, checkpoints: Path, stored: list[int], newest: int, verify: Callable[[Path], None]
+) -> None:
+    """The best checkpoint where it is not the newest, before that one: a launch that is killed between them has to
+    fetch the newest again, and so asks again."""
+    best = _read_best_step(store)
+    if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
+        return
+    if best["step"] in list_whole(checkpoints):
+        keep_best(checkpoints / f"{PREFIX}{best['step']}", best["metric"], best["value"])
+        return
+    folder = store.download(best["step"], checkpoints, verify)
+    keep_best(folder, best["metric"], best["value"])
+    shutil.rmtree(folder)
+
+
+def _read_best_step(store: CheckpointStore) -> dict[str, Any] | None:
+    content = store.read(BEST_STEP)
+    if content is None:
+        return None
+    with suppress(ValueError, RecursionError, KeyError, TypeError, OverflowError):
+        found = json.loads(content)
+        return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}
+    return None
+
+
+class Uploads:
+    """Brings checkpoints to a store while the training goes on, one at a time.
+
+    A store that fails stops no training: the checkpoint is on the disk, the log says so, and the launcher tries again.
+
+    Args:
+        store: None for a run without one.
+        out: run folder.
+        keep: checkpoints that stay, as locally.
+    """
+
+    def __init__(self, store: CheckpointStore | None, out: Path, keep: int | None) -> None:
+        self._store, self._out, self._keep = store, out, keep
+        self._thread: threading.Thread | None = None
+
+    def begin(self, step: int) -> None:
+        """Begin to bring the checkpoint of ``step``, after the one before it."""
+        self.wait()
+        if self._store is not None:
+            self._thread = threading.Thread(target=self._publish, args=(self._store, step), daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way: only then may old checkpoints go."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _publish(self, store: CheckpointStore, step: int) -> None:
+        try:
+            publish(store, self._out, step, self._keep)
+        except (SpearError, OSError) as error:
+            _log.warning("step %d is saved in %s and not in the store: %s", step, self._out, error)

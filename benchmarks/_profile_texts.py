@@ -12,8 +12,11 @@ questions of seven benchmarks. They hold no word of these, only how often terms 
   rest repeat them, so that a document has as many distinct terms as a real one of its length.
 - *Words* are made of syllables, the frequent ones short, and are their own stems. They come with commas, plurals, stop
   words and, in 38 of 100 documents, letters and marks beyond ASCII, so that analysis has its usual work.
-- *Queries* take, for each term of a recorded query, a term of the same document frequency. Terms are independent of
-  each other, so that fewer documents hold several of a query's terms than hold them in real text.
+- *Queries* take, for each term of a recorded query, a term of the same document frequency.
+- *Kin*: terms are drawn independently of each other, unless a collection has articles. Then some tokens of a passage
+  come from its article's few words, some from the words of the article's theme, and the rest from all words. Words of
+  articles and themes are drawn by the same frequencies, so that these stay what they are. A query is about a passage:
+  some of its terms are those of the passage that are about as frequent as the recorded query's.
 """
 
 from __future__ import annotations
@@ -109,6 +112,35 @@ def measure_profile(texts: list[str], queries: list[str]) -> Profile:
     )
 
 
+@dataclass(frozen=True)
+class Kin:
+    """Which terms occur together."""
+
+    passages: int = 6
+    """Of an article; they follow one another. Wiki-18 has 21.0 million passages of 3.2 million articles."""
+    article_share: float = 0.4
+    article_words: int = 40
+    """So many tokens of a passage are drawn from so many words of its article."""
+    themes: int = 2_000
+    theme_share: float = 0.2
+    theme_words: int = 500
+    """The same for the article's theme."""
+    more_draws: float = 1.12
+    """So many times as many draws, since words of articles come twice: passages then have as many distinct terms."""
+    asked_share: float = 0.6
+    """Share of a query's terms that the passage it is about holds."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The tokens of some documents, one document after the other."""
+
+    lengths: Ints
+    tokens: Ints
+    rng: np.random.Generator
+    """For what is drawn further."""
+
+
 class TextMaker:
     """Draws texts and queries with the statistics of a profile.
 
@@ -116,12 +148,20 @@ class TextMaker:
         profile: what was measured.
         rare_terms: terms of the power law.
         tails: one of them follows each term.
+        kin: which terms occur together; without it, terms are independent.
     """
 
-    def __init__(self, profile: Profile, rare_terms: int = 2_000_000, tails: Sequence[str] = PRODUCT_TAILS) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        rare_terms: int = 2_000_000,
+        tails: Sequence[str] = PRODUCT_TAILS,
+        kin: Kin | None = None,
+    ) -> None:
         self.profile = profile
         self._rare_terms = rare_terms
         self._tails = tails
+        self._kin = kin
         counts = [count for count, terms in profile.frequencies for _ in range(terms) if count > RARE]
         self._common = np.array(counts)
         self._lengths = np.array(profile.lengths)
@@ -179,49 +219,96 @@ class TextMaker:
         return words[:needed]
 
     def make_texts(self, number: int, seed: int = 0) -> Iterator[str]:
-        """Texts, the same for the same seed."""
-        rng = np.random.default_rng(seed)
+        """Texts, the same for the same seed; fewer are the beginning of more."""
         words, tails = self.words, self._tails
-        for start in range(0, number, BATCH):
-            size = min(BATCH, number - start)
-            for tokens, ends, marked in self._draw_documents(rng, size):
-                text = " ".join([words[token] + tails[end] for token, end in zip(tokens, ends, strict=True)])
+        for batch in range(-(-number // BATCH)):
+            drawn = self.draw_batch(batch, seed)
+            ends = drawn.rng.integers(0, len(tails), len(drawn.tokens)).tolist()
+            marks = (drawn.rng.random(BATCH) < BEYOND_ASCII).tolist()
+            tokens, stop = drawn.tokens.tolist(), 0
+            lengths = drawn.lengths[: number - batch * BATCH].tolist()
+            for length, marked in zip(lengths, marks, strict=False):
+                start, stop = stop, stop + length
+                own = tokens[start:stop]
+                text = " ".join([words[token] + tails[end] for token, end in zip(own, ends[start:stop], strict=True)])
                 if marked:
-                    text += f" 【{words[tokens[0]]}】 {words[tokens[-1]]}’s {words[tokens[len(tokens) // 2]]}®"
+                    text += f" 【{words[own[0]]}】 {words[own[-1]]}’s {words[own[len(own) // 2]]}®"
                 yield text
 
-    def _draw_documents(self, rng: np.random.Generator, size: int) -> Iterator[tuple[list[int], list[int], bool]]:
-        lengths = np.maximum(np.interp(rng.uniform(0, 100, size), range(101), self._lengths), 1).astype(np.int64)
-        drawn = np.clip((lengths * (self._drawn / self.profile.mean_length)).round().astype(np.int64), 1, lengths)
-        draws = np.searchsorted(self._edges, rng.random(int(drawn.sum())) * self._edges[-1])
+    def draw_batch(self, batch: int, seed: int = 0) -> _Drawn:
+        """Draw ``BATCH`` documents, from number ``batch * BATCH`` on."""
+        rng = np.random.default_rng((seed, batch))
+        lengths = np.maximum(np.interp(rng.uniform(0, 100, BATCH), range(101), self._lengths), 1).astype(np.int64)
+        share = self._drawn / self.profile.mean_length * (self._kin.more_draws if self._kin is not None else 1)
+        drawn = np.clip((lengths * share).round().astype(np.int64), 1, lengths)
+        draws = self._draw_terms(rng, int(drawn.sum()))
+        if self._kin is not None:
+            self._share_terms(rng, draws, np.repeat(np.arange(BATCH) // self._kin.passages, drawn))
         first_draw = np.cumsum(drawn) - drawn
         # Token j of a document is its j-th draw, or a copy of one.
-        owner = np.repeat(np.arange(size), lengths)
+        owner = np.repeat(np.arange(BATCH), lengths)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         copies = (rng.random(len(owner)) * drawn[owner]).astype(np.int64)
-        tokens = draws[first_draw[owner] + np.where(place < drawn[owner], place, copies)].tolist()
-        tails = rng.integers(0, len(self._tails), len(owner)).tolist()
-        marked = (rng.random(size) < BEYOND_ASCII).tolist()
-        end = 0
-        for length, mark in zip(lengths.tolist(), marked, strict=True):
-            start, end = end, end + length
-            yield tokens[start:end], tails[start:end], mark
+        return _Drawn(lengths, draws[first_draw[owner] + np.where(place < drawn[owner], place, copies)], rng)
+
+    def _draw_terms(self, rng: np.random.Generator, number: int) -> Ints:
+        return np.searchsorted(self._edges, rng.random(number) * self._edges[-1])
+
+    @cached_property
+    def _themes(self) -> Ints:
+        """(themes, words): the words of each theme."""
+        assert self._kin is not None
+        size = self._kin.themes, self._kin.theme_words
+        return self._draw_terms(np.random.default_rng(0), size[0] * size[1]).reshape(size)
+
+    def _share_terms(self, rng: np.random.Generator, draws: Ints, articles: Ints) -> None:
+        """Replace draws by words of their article or its theme; ``articles`` numbers the article of each, from 0."""
+        kin = self._kin
+        assert kin is not None
+        count = int(articles[-1]) + 1
+        own = self._draw_terms(rng, count * kin.article_words).reshape(count, -1)
+        themes = rng.integers(0, kin.themes, count)
+        chance = rng.random(len(draws))
+        near, wider = chance < kin.article_share, chance >= 1 - kin.theme_share
+        draws[near] = own[articles[near], rng.integers(0, kin.article_words, int(near.sum()))]
+        places = rng.integers(0, kin.theme_words, int(wider.sum()))
+        draws[wider] = self._themes[themes[articles[wider]], places]
 
     def make_queries(self, rounds: int, seed: int = 0) -> list[str]:
-        """A query for each of the profile's, ``rounds`` times with other terms."""
+        """A query for each of the profile's, ``rounds`` times with other terms.
+
+        With kin, each is about one of the first ``BATCH`` texts of the same seed.
+        """
         rng = np.random.default_rng(seed)
         starts = {count: int(place) for place, count in reversed(list(enumerate(self._common)))}
         sizes = dict(self.profile.frequencies)
+        documents: list[Ints] = []
+        if self._kin is not None:
+            about = self.draw_batch(0, seed)
+            documents = np.split(about.tokens, np.cumsum(about.lengths)[:-1])
         made = []
         for _ in range(rounds):
             for counts in self.profile.queries:
                 chosen: dict[int, None] = {}
+                held = np.unique(documents[int(rng.integers(BATCH))]) if documents else None
                 for count in counts:
                     # The most frequent of the rare terms stand for those that were seen once or twice, or not at all.
                     start, size = (starts[count], sizes[count]) if count > RARE else (len(self._common), 10_000)
-                    chosen[start + int(rng.integers(size))] = None
+                    term = start + int(rng.integers(size))
+                    if held is not None and self._kin is not None and rng.random() < self._kin.asked_share:
+                        term = self._find_alike(held, count, term)
+                    chosen[term] = None
                 made.append(" ".join(self.words[number] for number in chosen))
         return made
+
+    def _find_alike(self, held: Ints, count: int, term: int) -> int:
+        """Of the terms that a document holds, one that is about as frequent as ``count``; else ``term``."""
+        common = held[held < len(self._common)]
+        if count <= RARE:
+            rare = held[len(common) :]
+            return int(rare[term % len(rare)]) if len(rare) else term
+        ratios = np.abs(np.log(self._common[common] / count))
+        return int(common[ratios.argmin()]) if len(common) and ratios.min() < np.log(2) else term
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

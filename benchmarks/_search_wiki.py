@@ -1,5 +1,7 @@
 """BM25 over as many passages as wiki-18 has: synthetic ones with the term statistics of Wikipedia's.
 
+Terms occur together by article and theme, and each question is about a passage (`_profile_texts.py`).
+
 The index is built in a process of its own, which is killed on the way and started again. Making the texts is part of
 it, and taken out of the CPU time. Run as a script, this module is that process.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._figures import Figure
-from benchmarks._profile_texts import PASSAGE_TAILS, TextMaker, read_profile
+from benchmarks._profile_texts import PASSAGE_TAILS, Kin, TextMaker, read_profile
 from spear_envs.bm25.build import build_index
 from spear_envs.bm25.index import SearchIndex
 
@@ -45,7 +47,7 @@ class BuildCost:
 
 def make_maker() -> TextMaker:
     """Draws passages and questions."""
-    return TextMaker(read_profile("search"), RARE_TERMS, PASSAGE_TAILS)
+    return TextMaker(read_profile("search"), RARE_TERMS, PASSAGE_TAILS, Kin())
 
 
 def build_interrupted(folder: Path, passages: int) -> BuildCost:

@@ -104,4 +104,4 @@ def test_ranks_that_share_a_sequence_take_the_same_step() -> None:
         if name == "alone 1x2":
             assert abs(entropy - whole[2]) > 0.01, "attention within each part: what is refused"
         else:
-            assert (norm, weights, entropy) == pytest.approx(whole, rel=2e-6), name
+            assert (norm, weights, entropy) == pytest.approx(whole, rel=2e-5), name

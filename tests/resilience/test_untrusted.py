@@ -157,7 +157,7 @@ PLACES = {
     "spear_envs/testing/checks.py": "a copy of what it has just pickled itself",
     "sandbox/spear_sandbox/guest/*": "inside the sandbox",
     "agents/spear_agents/engines/vllm_worker.py": "weights alone (weights_only), from the process that started it",
-    "training/spear_training/verl_plugin/resharding.py": "shards of a checkpoint, whose pickles check_files has looked through",
+    "training/spear_training/verl_plugin/resharding.py": "shards whose pickles check_files has looked through",
     "spear_envs/code/snippets.py": "text of a program for the sandbox",
 }
 

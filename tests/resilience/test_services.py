@@ -108,6 +108,10 @@ def need_websockets() -> None:
     pytest.importorskip("websockets", reason="the service needs the extra 'env-server'")
 
 
+def need_gateway() -> None:
+    pytest.importorskip("fastapi", reason="the service needs the extra 'gateway'")
+
+
 SERVICES: dict[str, Service] = {
     "sandbox": Service(
         lambda _, **more: run_command("sandbox", "--max-body-mb", "1", **more), "/run_code", {"code": "print(1)"},
@@ -120,6 +124,11 @@ SERVICES: dict[str, Service] = {
     "environment": Service(
         lambda _, **more: run_command("serve", "spear/Sokoban-v1", "--env", "modality=text", **more), "/reset",
         {"seed": 1}, "SPEAR_ENV_TOKEN", 64 << 10, need_websockets,
+    ),
+    "gateway": Service(
+        lambda _, **more: run_command(
+            "gateway", "spear/Sokoban-v1", "--engine", "expert", "--env", "modality=text", "--concurrency", "64", **more
+        ), "/episodes", {}, "SPEAR_GATEWAY_TOKEN", 16 << 20, need_gateway,
     ),
     "view": Service(lambda folder, **more: run_page("view", str(folder), **more), "/api/run"),
     "play": Service(
@@ -250,15 +259,17 @@ def test_whatever_is_sent_is_answered_with_a_sentence(running: Running, data: st
         "/run_code": {"code": "print(1)", "run_timeout": 1, "files": {"a": "eA=="}, "fetch_files": ["a"], "stdin": "x"},
         "/retrieve": {"queries": ["a", "b"], "topk": 2, "return_scores": True},
         "/reset": {"seed": 1, "task": None, "split": "test", "index": 3},
+        "/episodes": {"seed": 1, "task": None},
         "/api/play/look": {"action": "up", "thought": "x"},
     }
     whole = json.dumps(examples[running.service.path]).encode()
     status, kind, content = running.ask(body=data.draw(damaged(whole)))
-    assert status in (200, 404, 409, 413, 422), (status, content[:300])
+    assert status in (200, 400, 404, 409, 413, 422, 429), (status, content[:300])
     assert kind == "application/json"
     if status != 200:
         told = json.loads(content)
-        assert isinstance(told.get("detail", told.get("error")), str)
+        error = told.get("detail", told.get("error"))
+        assert isinstance(error["message"] if isinstance(error, dict) else error, str)  # the gateway's are OpenAI's
 
 
 @settings(max_examples=EXAMPLES // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])

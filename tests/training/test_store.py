@@ -21,6 +21,7 @@ pytest.importorskip("torch", reason="needs the extra 'train'")
 from rich.console import Console
 
 from spear_envs.core.errors import SpearError
+from spear_training import store as store_module
 from spear_training.checkpoints import (
     MANIFEST,
     check_files,
@@ -32,6 +33,7 @@ from spear_training.checkpoints import (
 )
 from spear_training.store import CheckpointStore, Uploads, bring_config, fetch_newer, publish
 from tests.training.object_store import BUCKET, serve_s3
+from tests.training.silent_network import SilentNetwork
 from tests.training.trainings import save_small_checkpoint
 
 
@@ -190,6 +192,47 @@ def test_a_store_that_fails_costs_no_checkpoint_and_says_so_in_one_line(
     uploads.wait()
     assert "step 1 is saved" in caplog.text and "not in the store" in caplog.text
     assert list_whole(checkpoints) == [1]
+
+
+@pytest.mark.slow
+def test_a_network_that_falls_silent_stops_an_upload_and_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Packets are dropped, no connection is refused or reset: only a time limit ends the wait."""
+    limits = {"timeout": "1s", "connect_timeout": "1s", "allow_http": True}
+    monkeypatch.setattr(store_module, "OPTIONS", {**store_module.OPTIONS, "client_options": limits})
+    out = tmp_path / "run"
+    checkpoints = start_run(out, 1, 2)
+    with serve_s3(tmp_path / "server") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        network = SilentNetwork(int(variables["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{network.port}")
+        store = CheckpointStore(f"s3://{BUCKET}/run")
+        uploads = Uploads(store, out, None)
+        try:
+            uploads.begin(1)
+            uploads.wait()
+            assert store.list_whole() == [1]
+            network.fall_silent(after=2_000_000)  # in the middle of a file
+            start = time.monotonic()
+            uploads.begin(2)
+            assert time.monotonic() - start < 0.9, "the training goes on at once"
+            assert network.is_silent.wait(20)
+            uploads.wait()
+            assert time.monotonic() - start < 60
+            assert network.silent_calls >= store_module.OPTIONS["retry_config"]["max_retries"]
+            (line,) = [record.getMessage() for record in caplog.records if "not in the store" in record.getMessage()]
+            assert "step 2 is saved" in line and "cannot be brought there" in line and "\n" not in line
+            assert list_whole(checkpoints) == [1, 2]  # nothing is lost here
+
+            network.recover()
+            assert store.list_whole() == [1]  # what came there in part does not count
+            uploads.begin(2)
+            uploads.wait()
+            assert store.list_whole() == [1, 2]
+        finally:
+            network.close()
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             _RECORDED["sokoban"],
             name="sokoban_v1",
             title="Sokoban (v1: rooms held out), 6x6, one box, 6 to 10 moves",
+            arms=FIRST_ARMS,
             closed=False,
         ),
     }

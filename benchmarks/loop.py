@@ -157,8 +157,8 @@ def make_rows(trajectories: Sequence[Any]) -> None:
 def measure_load(load: Load, episodes: int) -> tuple[float, int]:
     """Turns per CPU-second, and how many turns were played."""
     stage = open_load(load, max(1, episodes // 8))
-    # Makes the environments, as a training's first step does.
-    stage.play(Instant(stage.tokenizer, stage.responses), episodes, MOST_EPISODES)
+    # Makes the environments and imports what rows need, as a training's first step does.
+    make_rows(stage.play(Instant(stage.tokenizer, stage.responses), episodes, MOST_EPISODES))
     engine = Instant(stage.tokenizer, stage.responses[::-1])
     start = time.process_time()
     make_rows(stage.play(engine, episodes, MOST_EPISODES))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from spear_envs.core.errors import SpearError
@@ -22,6 +23,7 @@ from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.choices import check_choice, find_files, read_config
 from spear_training.lab.sources import BranchSettings
+from spear_training.lab.tree import ESTIMATOR, TreeSettings
 
 TUNING_SEED = 1000
 """First seed of the runs that learning rates are chosen by; reported seeds begin at 0."""
@@ -108,8 +110,12 @@ class Arm(Record):
     """Passes over the mini-batches of a step (``ppo_epochs``)."""
     branch: BranchSettings = field(default_factory=BranchSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+    # Left out where there is none, so that what was registered before there were trees keeps its digest.
+    tree: TreeSettings | None = Field(default=None, exclude_if=lambda tree: tree is None)
 
     def check(self) -> None:
+        if self.tree and self.branch.share:
+            raise SettingsError("arm.tree: trees begin at their task's own start; leave out branch, or tree")
         if "curriculum" in self.spear:
             raise SettingsError("arm.spear.curriculum: the curriculum is a key of the arm itself, arm.curriculum")
 
@@ -122,7 +128,22 @@ class Arm(Record):
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
             made = made.override(layer)
+        if self.tree:
+            self._check_tree(self.tree, made, settings)
+            made = made.override({"advantage": {"estimator": ESTIMATOR}})
         return made.override({"curriculum": self.curriculum.to_mapping()})
+
+    def _check_tree(self, tree: TreeSettings, made: SpearSettings, settings: TrainingSettings) -> None:
+        if made.advantage.estimator != "grpo":
+            raise SettingsError(
+                "arm.tree compares siblings itself: take an algorithm of estimator grpo, not "
+                f"{made.advantage.estimator}"
+            )
+        if settings.group % tree.leaves or tree.turns[-1] >= settings.turns:
+            raise SettingsError(
+                f"arm.tree has {tree.leaves} leaves and splits before turn {tree.turns[-1]}: training.group "
+                f"({settings.group}) must be a multiple of the leaves, training.turns ({settings.turns}) above the turn"
+            )
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:
@@ -297,8 +318,10 @@ class TrainerComparison(Comparison):
 
     def check_arm(self, name: str, arm: Arm) -> None:
         arm.compose(self.training)
-        if arm.branch.share:
-            raise SettingsError(f"arm {name}: the trainer does not branch; leave out branch, or engine: trainer")
+        if arm.branch.share or arm.tree:
+            raise SettingsError(
+                f"arm {name}: the trainer does not branch; leave out branch and tree, or engine: trainer"
+            )
         if self.training.minibatch % self.training.group:
             raise SettingsError(
                 "training.minibatch: the trainer counts it in groups; take a multiple of training.group"

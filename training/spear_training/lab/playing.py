@@ -16,6 +16,7 @@ from spear_training.lab.actor import LabActor
 from spear_training.lab.policy import BoardPolicy
 from spear_training.lab.rooms import Rooms
 from spear_training.lab.sources import Archive, Beginning
+from spear_training.lab.tree import TreeSettings
 from spear_training.step.records import EpisodeRecord, Rollout
 
 
@@ -25,7 +26,8 @@ class LabRollouts:
     Attributes:
         tokens: that were generated; a turn is one token and one step of the environment.
         restored: groups that began in a snapshot.
-        wins, episodes: of groups that began at their task's own start.
+        wins, episodes: of groups that began at their task's own start; a tree is an episode that won as much as it
+            is expected to.
     """
 
     def __init__(
@@ -40,26 +42,29 @@ class LabRollouts:
         *,
         groups: int,
         members: int,
+        tree: TreeSettings | None = None,
     ) -> None:
         self._t, self._rooms, self._policy, self._actor = t, rooms, policy, actor
         self._source, self._archive, self._rng = source, archive, rng
-        self._groups, self._members = groups, members
-        self.tokens = self.restored = self.wins = self.episodes = 0
+        self._groups, self._members, self._tree = groups, members, tree
+        self.tokens = self.restored = self.episodes = 0
+        self.wins = 0.0
 
     def play(self, number: int) -> Rollout:
         """Play a batch of tasks, and tell source and archive how it went."""
         drawn = self._source.draw(self._groups, self._rng)
         begun = self._archive.begin(drawn, self._rooms.start[drawn], self._rng)
-        played = play_groups(self._rooms, self._policy, begun, self._members, self._rng)
-        wins = played.won.reshape(self._groups, self._members).sum(1)
+        played = play_groups(self._rooms, self._policy, begun, self._members, self._rng, self._tree)
+        wins = (played.share * played.won).reshape(self._groups, self._members).sum(1)
+        episodes = self._members // (self._tree.leaves if self._tree else 1)
         own = begun.branch < 0
-        self._source.tell(begun.levels[own], wins[own], self._members)
-        self._archive.tell(begun, wins, self._members)
+        self._source.tell(begun.levels[own], wins[own], episodes)
+        self._archive.tell(begun, wins, episodes)
         self._remember(begun, played)
         self.tokens += len(played.turn)
         self.restored += int((~own).sum())
-        self.wins += int(wins[own].sum())
-        self.episodes += int(own.sum()) * self._members
+        self.wins += float(wins[own].sum())
+        self.episodes += int(own.sum()) * episodes
         names = [f"{self._t}-{number * self._groups + group:05d}" for group in range(self._groups)]
         records, rows = tabulate_play(self._rooms, begun, played, names, self._members)
         return Rollout(records, self._actor.hold(rows), len(played.turn))
@@ -78,38 +83,67 @@ class LabRollouts:
 
 
 class Played:
-    """Turns of E episodes, [N] each, episode by episode in order of time, and who won.
+    """Turns of E episodes, [N] each, episode by episode in order of time, and how these ended.
+
+    In a tree, an episode has only the turns that it does not share with one before it.
 
     Attributes:
         episode, turn, state, action, moved, log_prob, paid: [N].
         codes: [N, C], what the policy saw.
         won: [E].
+        share: [E] of its tree: chance that a walk from the root ends in this episode, 0 where there is none.
+        turns, calls: [E] turns and moves from the root on.
     """
 
-    def __init__(self, columns: dict[str, Array], won: Array) -> None:
+    def __init__(self, columns: dict[str, Array], won: Array, share: Array, turns: Array, calls: Array) -> None:
         order = np.lexsort((columns["turn"], columns["episode"]))
         self.episode, self.turn, self.state, self.action, self.moved, self.log_prob, self.paid, self.codes = (
             columns[name][order]
             for name in ("episode", "turn", "state", "action", "moved", "log_prob", "paid", "codes")
         )
-        self.won = won
+        self.won, self.share, self.turns, self.calls = won, share, turns, calls
 
 
-def play_groups(rooms: Rooms, policy: BoardPolicy, begun: Beginning, members: int, rng: np.random.Generator) -> Played:
-    """Play ``members`` episodes of each beginning at temperature 1, all at once."""
+def play_groups(
+    rooms: Rooms,
+    policy: BoardPolicy,
+    begun: Beginning,
+    members: int,
+    rng: np.random.Generator,
+    tree: TreeSettings | None = None,
+) -> Played:
+    """Play each beginning at temperature 1, all at once.
+
+    Args:
+        rooms: of the beginnings.
+        policy: that plays.
+        begun: where groups begin.
+        members: episodes of a group; of a tree, as many as it has leaves go into one.
+        rng: of the moves.
+        tree: where episodes split; their parts take the places behind them, so that those of a subtree are neighbours.
+    """
     level, state, limit = (
         np.repeat(part, members).astype(np.int64) for part in (begun.levels, begun.states, begun.turns)
     )
-    alive = np.arange(len(level))
+    leaves = tree.leaves if tree else 1
+    alive = np.arange(0, len(level), leaves)
+    share, turns, calls = np.zeros(len(level)), np.zeros_like(level), np.zeros_like(level)
+    share[alive] = 1.0
     parts: list[dict[str, Array]] = []
     turn = 0
     while len(alive):
+        if tree and turn in tree.turns:
+            leaves //= tree.width
+            share[alive] /= tree.width
+            parents, alive = np.repeat(alive, tree.width), (alive[:, None] + leaves * np.arange(tree.width)).ravel()
+            state[alive], share[alive], calls[alive] = state[parents], share[parents], calls[parents]
         here, at = level[alive], state[alive]
         codes = rooms.observe(here, at)
         log_probs = policy.decide(codes)
         ends = np.exp(log_probs).cumsum(1)
         action = (ends < rng.random((len(alive), 1)) * ends[:, -1:]).sum(1)
         places = np.arange(len(alive))
+        moved = rooms.moved[here, at, action]
         state[alive] = rooms.after[here, at, action]
         parts.append(
             {
@@ -117,31 +151,35 @@ def play_groups(rooms: Rooms, policy: BoardPolicy, begun: Beginning, members: in
                 "turn": np.full(len(alive), turn),
                 "state": at,
                 "action": action,
-                "moved": rooms.moved[here, at, action],
+                "moved": moved,
                 "log_prob": log_probs[places, action],
                 "paid": rooms.pay(here, state[alive]),
                 "codes": codes,
             }
         )
         turn += 1
+        turns[alive] = turn
+        calls[alive] += moved
         alive = alive[~rooms.won[here, state[alive]] & (turn < limit[alive])]
-    return Played({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, rooms.won[level, state])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Played(columns, rooms.won[level, state], share, turns, calls)
 
 
 def tabulate_play(
     rooms: Rooms, begun: Beginning, played: Played, names: list[str], members: int
 ) -> tuple[tuple[EpisodeRecord, ...], RowTable]:
     """Records and rows with their tokens, in the columns of :func:`spear_training.step.records.tabulate`."""
-    turns = np.bincount(played.episode, minlength=len(played.won))
-    calls = np.bincount(played.episode, weights=played.moved, minlength=len(played.won)).astype(int)
+    owned = np.bincount(played.episode, minlength=len(played.won))
     groups = np.repeat(np.asarray(names, dtype=object), members)
     tasks = [rooms.tasks[level] for level in begun.levels.tolist()]
-    records = tuple(
-        _record(group, number % members, tasks[number // members], bool(won), int(count), int(called))
-        for number, (group, won, count, called) in enumerate(zip(groups, played.won, turns, calls, strict=True))
-    )
+    records = [
+        _record(played, owned, number, groups[number], number % members, tasks[number // members])
+        for number in np.flatnonzero(played.share).tolist()
+    ]
+    trajectories = np.empty(len(groups), dtype=object)
+    trajectories[played.share > 0] = [record.trajectory for record in records]
     owner, rows = played.episode, len(played.turn)
-    trajectories = np.asarray([record.trajectory for record in records], dtype=object)[owner]
+    trajectories = trajectories[owner]
     level = np.repeat(begun.levels, members)[owner]
     cells, ones, yes = rooms.cells, np.ones(rows, dtype=np.int64), np.ones(rows, dtype=bool)
     columns: dict[str, Any] = {
@@ -158,7 +196,7 @@ def tabulate_play(
         "void": ~yes,
         "repetitive": ~yes,
         "won": played.won[owner],
-        "tool_calls": calls[owner],
+        "tool_calls": played.calls[owner],
         "step_reward": played.paid,
         "turns": ones,
         "turn_end": ones,
@@ -167,10 +205,11 @@ def tabulate_play(
         "mask": yes,
         "rollout_log_probs": played.log_prob,
     }
-    return records, RowTable(**columns)
+    return tuple(records), RowTable(**columns)
 
 
-def _record(group: str, sample: int, task: Any, won: bool, turns: int, calls: int) -> EpisodeRecord:
+def _record(played: Played, owned: Array, number: int, group: str, sample: int, task: Any) -> EpisodeRecord:
+    won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
     terms = {"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS}
     return EpisodeRecord(
         group=group,
@@ -186,5 +225,5 @@ def _record(group: str, sample: int, task: Any, won: bool, turns: int, calls: in
         turns=turns,
         well_formed_turns=turns,
         valid_actions=calls,
-        rows=turns,
+        rows=int(owned[number]),
     )

@@ -26,7 +26,7 @@ from spear_training.lab.policy import BoardPolicy, Examiner, clone_expert
 from spear_training.lab.rooms import Rooms
 from spear_training.lab.training import Training, train
 
-DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training")
+DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training", "tree")
 PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
 """Modules that decide what a run does."""
 REGISTERED, RESULT = "registered.json", "result.json"

@@ -63,7 +63,7 @@ class Training:
         sizes = UpdateSizes(settings.minibatch, float(spear.loss.scale_factor or 1.0), arm.epochs)
         self._step = SpearStep(spear, self.state, self._actor, None, max_response_length=1, sizes=sizes)
         self._source = TaskSource([rate_difficulty(task) for task in rooms.tasks], spear.curriculum, settings.group)
-        self._archive = Archive(arm.branch, settings.turns)
+        self._archive, self._tree = Archive(arm.branch, settings.turns), arm.tree
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "lab")))
         self.steps = self.tokens = self.restored = 0
 
@@ -81,7 +81,7 @@ class Training:
             group["lr"] = self._rate * min(1.0, self.steps / WARMUP) * cosine
         rollouts = LabRollouts(
             self.steps, self._rooms, self.policy, self._actor, self._source, self._archive, self._rng,
-            groups=settings.tasks, members=settings.group,
+            groups=settings.tasks, members=settings.group, tree=self._tree,
         )  # fmt: skip
         metrics = self._step.run(self.steps, rollouts).metrics
         self._actor.release()

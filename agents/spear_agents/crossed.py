@@ -22,8 +22,6 @@ from spear_agents.statistics import (
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
-__all__ = ["CrossedComparison", "compare_pairs", "count_pairs", "estimate_crossed", "estimate_over_seeds"]
-
 CONFIDENCE = 0.95
 POWER = 0.8
 

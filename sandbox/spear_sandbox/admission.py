@@ -7,8 +7,6 @@ import math
 import time
 from collections import deque
 
-__all__ = ["Admission", "NoPlaceError", "QueueFullError"]
-
 REMEMBERED = 64
 """Runs whose ends say how fast the queue moves."""
 FEWEST = 16

@@ -10,8 +10,6 @@ from spear_sandbox.cgroups import Groups
 from spear_sandbox.protocol import Health, Isolation
 from spear_sandbox.runs import Fork
 
-__all__ = ["Backend"]
-
 
 class Backend(Protocol):
     """One way to start runs in isolation. Belongs to one event loop."""

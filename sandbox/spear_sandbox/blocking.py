@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from spear_sandbox.protocol import Executor, FaultKind, Limits, Outcome, SandboxFault
 
-__all__ = ["BlockingExecutor", "open_executor"]
-
 Result = TypeVar("Result")
 
 _all: weakref.WeakSet[BlockingExecutor] = weakref.WeakSet()

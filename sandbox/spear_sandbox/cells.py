@@ -26,8 +26,6 @@ from spear_sandbox.table import SessionTable, TooManySessionsError
 from spear_sandbox.web.answering import work_for, write_json
 from spear_sandbox.wire import BadRequestError, check_name, read_files
 
-__all__ = ["CellService", "add_routes", "describe_cell", "turn_away"]
-
 MOST_RETRY_S = 60
 """Nobody is asked to stay away for longer."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from spear_sandbox.protocol import Limits
 
-__all__ = ["Group", "Groups", "OomKill", "OomWatch", "choose_places", "find_memory_limit", "most_of_a_run"]
-
 _MIB = 1 << 20
 _UNLIMITED = 1 << 60
 _RESERVED_MB = 512

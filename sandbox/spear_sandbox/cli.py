@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from spear_sandbox.selftest import Probe
     from spear_sandbox.server import ServiceSettings
 
-__all__ = ["sandbox"]
 
 TIMED_OUT = 124
 """Exit code of a run that took too long, as of the command ``timeout``."""

@@ -28,7 +28,6 @@ from spear_sandbox.wire import (
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpExecutor", "Retries"]
 
 CONNECT_S = 5.0
 ANSWER_SLACK_S = 10.0

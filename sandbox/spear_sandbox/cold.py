@@ -33,8 +33,6 @@ from spear_sandbox.protocol import Health, Isolation, Limits
 from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, end_process
 
-__all__ = ["BwrapBackend", "WeakBackend"]
-
 
 class _ColdBackend(ABC):
     """What the levels of this module share."""

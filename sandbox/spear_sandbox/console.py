@@ -13,8 +13,6 @@ import click
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["DEBUG", "explain_missing", "run_command"]
-
 DEBUG = "SPEAR_DEBUG"
 """Variable of the environment; where it is set, an error shows where it comes from."""
 

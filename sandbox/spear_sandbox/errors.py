@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SpearError"]
-
 
 class SpearError(Exception):
     """Base of all errors that a user can mend. The message is one line that names the mend."""

@@ -12,8 +12,6 @@ from glob import glob
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["PACKAGES", "Installation", "Warmth", "find_installation", "list_kinds"]
-
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy")
 """What programs may import beside the standard library, as far as it is installed."""
 HELPERS = ("pytest",)

@@ -12,8 +12,6 @@ from spear_sandbox.guest.root import HELPERS, SYSTEM_FOLDERS
 from spear_sandbox.protocol import FaultKind, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.wire import RunRequest
 
-__all__ = ["LANGUAGES", "Language", "find_languages", "run_language"]
-
 _EXECUTE = "import os\nos.execv({path!r}, {arguments!r})\n"
 _PYTEST = "import sys\nsys.path.append({helpers!r})\nimport pytest\nsys.exit(pytest.main({arguments!r}))\n"
 _BINARY = "_program"

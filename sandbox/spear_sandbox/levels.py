@@ -14,8 +14,6 @@ from spear_sandbox.selftest import Probe, probe_backend
 from spear_sandbox.warm import WarmBackend
 from spear_sandbox.zygotes import RefusedError
 
-__all__ = ["EXIT_CODE", "GUEST_UID", "IsolationRefusedError", "choose_backend", "examine"]
-
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 78

@@ -19,8 +19,6 @@ from spear_sandbox.runs import carry_out, make_job
 from spear_sandbox.sessions import LocalSession
 from spear_sandbox.zygotes import LostRunError
 
-__all__ = ["LocalExecutor"]
-
 REFUSED_S = 60.0
 """For so long a refusal is remembered."""
 MEMORY_WAIT_S = 0.5

@@ -15,8 +15,6 @@ from pydantic import BaseModel, Field
 
 from spear_sandbox.protocol import CellOutcome, CellStatus, Executor, Limits, RunStatus, SandboxFault, Session
 
-__all__ = ["SessionExecutor", "make_mcp_server"]
-
 PICTURES = ("image/png", "image/jpeg")
 SHOWN = 64 << 10
 """Characters of each stream that a tool's result has; what is cut off is said."""

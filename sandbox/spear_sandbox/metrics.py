@@ -13,8 +13,6 @@ from spear_sandbox.web.metrics import Families
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["collect_metrics"]
-
 
 def collect_metrics(tally: Tally, admission: Admission, health: Health) -> Iterator[Metric]:
     """All metrics of the service as it is now."""

@@ -7,22 +7,6 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Protocol
 
-__all__ = [
-    "CellError",
-    "CellOutcome",
-    "CellStatus",
-    "Executor",
-    "FaultKind",
-    "Health",
-    "Isolation",
-    "KillReason",
-    "Limits",
-    "Outcome",
-    "RunStatus",
-    "SandboxFault",
-    "Session",
-]
-
 
 class Isolation(Enum):
     """What stands between the guest and the machine; the first two are strong, the others need a flag."""

@@ -11,8 +11,6 @@ from spear_sandbox.protocol import CellError, CellOutcome, CellStatus, FaultKind
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpSession", "SessionTransport"]
-
 
 class SessionTransport(Protocol):
     """Sends a request of a session, once: cells have effects."""

@@ -18,8 +18,6 @@ from spear_sandbox.guest.program import MAIN
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.zygotes import LostRunError, send_signal
 
-__all__ = ["Fork", "Stream", "carry_out", "check_name", "make_file", "make_job"]
-
 Fork = Callable[[Sequence[int]], Awaitable[int]]
 """Starts a run with the descriptors of the job, stdout, stderr, the report, control groups and, perhaps, stdin; gives a
 pidfd.

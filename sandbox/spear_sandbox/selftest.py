@@ -19,8 +19,6 @@ from spear_sandbox.backends import Backend
 from spear_sandbox.protocol import Isolation, KillReason, Limits, Outcome, RunStatus, SandboxFault
 from spear_sandbox.runs import carry_out, make_job
 
-__all__ = ["Probe", "probe_backend"]
-
 _STRONG = (Isolation.NAMESPACES, Isolation.BWRAP)
 _FILTERED = (*_STRONG, Isolation.LANDLOCK)
 _ALL = tuple(Isolation)

@@ -41,8 +41,6 @@ from spear_sandbox.wire import (
     write_reply,
 )
 
-__all__ = ["RunService", "ServedExecutor", "ServiceSettings", "make_app"]
-
 logger = logging.getLogger(__name__)
 
 ADVICE = "send fewer or smaller files, or raise --max-body-mb of the server"

@@ -7,8 +7,6 @@ import socket
 from spear_sandbox.server import RunService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
-__all__ = ["serve"]
-
 DRAIN_S = 30
 """How long runs under way may take after a signal to stop; those that take longer are killed."""
 

@@ -33,8 +33,6 @@ from spear_sandbox.runs import Stream, check_name, make_file, make_job
 from spear_sandbox.warm import SESSION_MODULES
 from spear_sandbox.zygotes import send_signal, wait_readable
 
-__all__ = ["LONGEST_S", "LocalSession"]
-
 LONGEST_S = 86_400.0
 """No session lives for longer."""
 MAX_FILE_BYTES = 8 << 20

@@ -11,8 +11,6 @@ from typing import Protocol
 from spear_sandbox.protocol import FaultKind, Limits, SandboxFault
 from spear_sandbox.sessions import LocalSession
 
-__all__ = ["SessionOpener", "SessionTable", "TooManySessionsError"]
-
 _NAME = re.compile("[0-9a-f]{32}")
 _SWEEPS = 10
 """Looks within the idle time."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from spear_sandbox.web.counting import Histogram
 
-__all__ = ["Tally"]
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 

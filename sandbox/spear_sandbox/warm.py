@@ -16,8 +16,6 @@ from spear_sandbox.protocol import FaultKind, Health, Isolation, SandboxFault
 from spear_sandbox.runs import Fork
 from spear_sandbox.zygotes import RefusedError, Zygote, start_zygote
 
-__all__ = ["SESSION_MODULES", "WarmBackend"]
-
 logger = logging.getLogger(__name__)
 
 RUNS_OF_ONE = 1000

@@ -12,20 +12,6 @@ from typing import Any
 
 from spear_sandbox.protocol import FaultKind, Isolation, KillReason, Outcome, RunStatus, SandboxFault
 
-__all__ = [
-    "ISOLATION_HEADER",
-    "LANGUAGE",
-    "TOKEN_VARIABLE",
-    "BadReplyError",
-    "BadRequestError",
-    "RunRequest",
-    "read_reply",
-    "read_request",
-    "write_error",
-    "write_reply",
-    "write_request",
-]
-
 TOKEN_VARIABLE = "SPEAR_SANDBOX_TOKEN"
 """Variable of the environment with the bearer token, for the service and for its clients."""
 ISOLATION_HEADER = "X-Sandbox-Isolation"

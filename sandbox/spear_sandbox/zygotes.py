@@ -21,8 +21,6 @@ from spear_sandbox.guest.zygote import LOCKS, READY, SPAWN, SPAWNED, USERS
 from spear_sandbox.installation import Installation
 from spear_sandbox.protocol import FaultKind, SandboxFault
 
-__all__ = ["LostRunError", "RefusedError", "Zygote", "end_process", "send_signal", "start_zygote", "wait_readable"]
-
 START_S = 120.0
 _END_S = 5.0
 

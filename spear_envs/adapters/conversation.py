@@ -15,8 +15,6 @@ from spear_envs.core.prompts import PromptContext, PromptTemplate
 from spear_envs.core.rewards import compose_reward
 from spear_envs.core.tools import CallParser, show_call
 
-__all__ = ["ENDED", "CallTemplate", "Conversation", "Message", "find_tools_template", "make_conversation"]
-
 ENDED = "The task has ended. Do not call any tool."
 """What a model is told that acts by calling tools."""
 

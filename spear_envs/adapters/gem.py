@@ -14,8 +14,6 @@ from spear_envs.adapters.conversation import Message, make_conversation
 from spear_envs.core.errors import SpearError
 from spear_envs.core.registration import ENVIRONMENTS
 
-__all__ = ["GemEnv", "register", "register_all"]
-
 
 class GemEnv(gem.Env):
     """One of our environments with GEM's interface: observations are messages, actions whole responses.

@@ -30,8 +30,6 @@ from spear_envs.core.parsing import ResponseFormat
 from spear_envs.core.prompts import IMAGE
 from spear_envs.core.tools import CallError, write_call
 
-__all__ = ["PROMPT", "ToolEpisode", "make_mcp_server", "serve_stdio"]
-
 PROMPT = "task"
 """Name of the prompt that holds the task, the rules and what the environment shows first."""
 logger = logging.getLogger(__name__)

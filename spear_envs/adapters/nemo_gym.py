@@ -17,8 +17,6 @@ from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
-__all__ = ["MOST_SESSIONS", "SpearServer", "make_rows"]
-
 MOST_SESSIONS = 4096
 """Episodes under way; an agent that leaves one before its end says nothing, so the oldest gives way."""
 

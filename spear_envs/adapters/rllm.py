@@ -8,8 +8,6 @@ from typing import Any
 from spear_envs.adapters.texts import TextEpisode, open_row, write_rows
 from spear_envs.core.errors import SpearError
 
-__all__ = ["RllmEvaluator", "RllmFlow", "make_rows"]
-
 
 class RllmFlow:
     """Plays the episode that a task's metadata names, as one conversation: ``AgentTrainer(agent_flow=RllmFlow())``.

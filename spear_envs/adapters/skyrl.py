@@ -11,8 +11,6 @@ from skyrl_gym.envs.registration import registry
 
 from spear_envs.adapters.texts import open_row, write_rows
 
-__all__ = ["ENV_CLASS", "SkyRLEnv", "make_rows", "register"]
-
 ENV_CLASS = "spear"
 """What a row of the data set says under ``env_class``."""
 

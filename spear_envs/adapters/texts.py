@@ -14,8 +14,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 from spear_envs.core.making import make_env
 
-__all__ = ["COLUMN", "TextEpisode", "draw_tasks", "join_thought", "open_row", "write_rows"]
-
 COLUMN = "spear"
 """Where a row of another library's data set says which episode it is."""
 

@@ -14,8 +14,6 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset
 
 from spear_envs.adapters.texts import TextEpisode, draw_tasks, join_thought
 
-__all__ = ["TinkerDataset", "TinkerEnv", "TinkerGroup"]
-
 
 class TinkerEnv(MessageEnv):
     """One episode as messages. A fault raises, so that tinker's rollout strategies drop or retry the episode.

@@ -17,8 +17,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.tools import Tool, write_call
 
-__all__ = ["TrlEnvironment", "make_factory", "make_rows"]
-
 Shown = str | list[dict[str, Any]]
 
 

@@ -14,8 +14,6 @@ from pydantic import Field
 
 from spear_envs.adapters.texts import TextEpisode, draw_tasks, join_thought
 
-__all__ = ["VerifiersConfig", "VerifiersEnv", "VerifiersTaskset"]
-
 
 class SpearTasksetConfig(vf.TasksetConfig):
     """Which tasks of which environment."""

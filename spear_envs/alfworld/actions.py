@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["TREATMENTS", "Action", "Treatment", "Verb"]
-
 
 class Verb(str, Enum):
     """What a command does; the value is what it begins with in the wording of release 2.1.2."""

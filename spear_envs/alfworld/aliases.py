@@ -8,8 +8,6 @@ from enum import Enum
 
 from spear_envs.alfworld.wording import Wording
 
-__all__ = ["Aliases", "rewrite_command"]
-
 
 class Aliases(str, Enum):
     """Which other ways to write a command are understood."""

@@ -12,8 +12,6 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.sources import GameSource
 from spear_envs.alfworld.state import State
 
-__all__ = ["Backend", "BackendName", "NativeBackend", "make_backend"]
-
 
 class BackendName(str, Enum):
     """What plays the game."""

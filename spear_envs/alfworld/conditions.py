@@ -9,8 +9,6 @@ from spear_envs.alfworld.goals import FLUENTS, Condition
 from spear_envs.alfworld.pddl import Expression, read_typed_list
 from spear_envs.alfworld.state import State
 
-__all__ = ["count_goal_conditions", "describe_condition", "split_goal"]
-
 _WHOLE = frozenset({"atlocation", "holds", "holdsany"})
 _UNUSUAL = frozenset({"forall", "imply", "or"})
 

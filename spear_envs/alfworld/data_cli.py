@@ -35,9 +35,6 @@ from spear_envs.data.locking import fetch_locked
 from spear_envs.data.mirrors import add_mirrors, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["ARCHIVES", "SplitReport", "expect_files", "get", "inspect_all", "list_collections", "report_split"]
-__all__ += ["verify"]
-
 _ADDRESS = "https://github.com/alfworld/alfworld/releases/download"
 _MOST_SHOWN = 10
 

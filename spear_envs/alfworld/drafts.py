@@ -8,8 +8,6 @@ from spear_envs.alfworld.actions import TREATMENTS, Treatment
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.state import State
 
-__all__ = ["Draft", "StuckError", "WonError"]
-
 _GAINED: Mapping[str, Treatment] = {f"is{treatment.gained}": treatment for treatment in TREATMENTS}
 """Predicate -> the treatment that makes it true."""
 

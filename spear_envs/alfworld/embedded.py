@@ -16,8 +16,6 @@ from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import TaskType, find_task_type
 from spear_envs.core.tasks import Task, TaskSet
 
-__all__ = ["EmbeddedGame", "EmbeddedTaskSet", "list_embedded"]
-
 _LIST = "embedded.json"
 
 

@@ -31,8 +31,6 @@ from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task
 from spear_envs.core.tools import Tool
 
-__all__ = ["ALFWorldEnv", "Anchor", "Expert"]
-
 
 def _make_templates(parser: ResponseParser) -> dict[str, PromptTemplate]:
     found = (

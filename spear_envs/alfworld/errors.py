@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["GameError"]
-
 
 class GameError(SpearError):
     """A game that cannot be played: a broken file, or one of another domain. The message names file and fault."""

@@ -7,15 +7,6 @@ from collections.abc import Iterable, Sequence
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.state import State
 
-__all__ = [
-    "NOTHING_HAPPENS",
-    "describe_held",
-    "describe_object",
-    "describe_opening",
-    "describe_place",
-    "describe_receptacle",
-]
-
 NOTHING_HAPPENS = "Nothing happens."
 """Answer to everything that is not admissible."""
 

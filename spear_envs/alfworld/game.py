@@ -17,8 +17,6 @@ from spear_envs.alfworld.pddl import ROOT_TYPE, Fact, Problem, read_problem
 from spear_envs.alfworld.state import PROPERTIES, State
 from spear_envs.alfworld.wording import Wording
 
-__all__ = ["KNIFE_TYPES", "CommandTable", "Game"]
-
 KNIFE_TYPES = frozenset({"knifetype", "butterknifetype"})
 """Types of objects that slice."""
 

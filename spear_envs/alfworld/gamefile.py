@@ -17,17 +17,6 @@ from spear_envs.alfworld.grammar import read_wording, split_grammar
 from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.wording import WORDING_2_1_2
 
-__all__ = [
-    "GameFile",
-    "WordingChoice",
-    "load_game",
-    "make_game",
-    "make_text",
-    "read_game",
-    "read_game_file",
-    "read_game_json",
-]
-
 CACHED_GAMES = 256
 """Parsed games that a process keeps, those used longest ago dropped first; each takes about 0.2 MB."""
 

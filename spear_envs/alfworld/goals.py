@@ -10,8 +10,6 @@ from spear_envs.alfworld.errors import GameError
 from spear_envs.alfworld.pddl import PREDICATES, ROOT_TYPE, Expression, Fact, Problem, read_typed_list
 from spear_envs.alfworld.state import PROPERTIES, State
 
-__all__ = ["FLUENTS", "Condition", "compile_condition"]
-
 Binding: TypeAlias = list[str]
 Test: TypeAlias = Callable[[State, Binding], bool]
 

@@ -15,8 +15,6 @@ from spear_envs.alfworld.pddl import Expression, parse_expression
 from spear_envs.alfworld.wording import Wording
 from spear_envs.core.tasks import canonical_json
 
-__all__ = ["KNOWN_PARTS", "digest_parts", "read_wording", "replace_sentence", "split_grammar"]
-
 _SENTENCE = re.compile(r'("rhs":\s*"Your task is to: )((?:[^"\\]|\\.)*)"')
 _BLOCK = re.compile(r'\bgrammar\s*::\s*"""(.*?)"""', re.DOTALL)
 _ACTION = re.compile(

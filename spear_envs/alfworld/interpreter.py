@@ -16,8 +16,6 @@ from spear_envs.alfworld.feedback import (
 from spear_envs.alfworld.game import Game
 from spear_envs.alfworld.state import State
 
-__all__ = ["CHANGES", "Interpreter"]
-
 CHANGES: Mapping[Verb, frozenset[str]] = {
     Verb.CLEAN: frozenset({"isclean"}),
     Verb.CLOSE: frozenset({"opened"}),

@@ -9,8 +9,6 @@ from spear_envs.alfworld.synthesis.placing import COPIES
 from spear_envs.alfworld.synthesis.rooms import RoomSize, rooms_of
 from spear_envs.alfworld.task_types import TaskType
 
-__all__ = ["list_names"]
-
 
 def list_names(size: RoomSize) -> Iterator[str]:
     """All names of receptacles and objects of embedded rooms, alone (as in tasks) and numbered."""

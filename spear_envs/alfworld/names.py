@@ -6,8 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["name_things"]
-
 _MARKS = (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
 """How a bare id, one without ``_bar_``, is spelt."""
 

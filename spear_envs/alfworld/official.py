@@ -22,19 +22,6 @@ from spear_envs.core.tasks import ListTaskSet, Task
 from spear_envs.data import data_folder
 from spear_envs.data.files import digest_file
 
-__all__ = [
-    "OFFICIAL_COUNTS",
-    "RELEASES",
-    "ListedGame",
-    "OfficialTaskSet",
-    "SplitFolder",
-    "TaskText",
-    "find_data_folder",
-    "find_split",
-    "make_file_set",
-    "make_official_set",
-]
-
 RELEASES = ("json_2.1.2", "json_2.1.1")
 """Folders that the published archives unpack to, the newest first."""
 

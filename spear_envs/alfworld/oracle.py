@@ -12,8 +12,6 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.state import State
 from spear_envs.alfworld.wishes import Literal, Wish, read_wishes
 
-__all__ = ["is_winnable", "list_wanted", "plan"]
-
 _MOST_PLACINGS = 256
 
 

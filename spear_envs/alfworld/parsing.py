@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from spear_envs.core.parsing import MAX_RESPONSE_LENGTH, ParsedResponse, PlainParser, TagParser
 
-__all__ = ["CommandParser", "PeerParser", "VerbatimParser", "find_peer_command"]
-
 PEER_TAIL = 30
 """Characters that verl-agent plays of a response without action tags."""
 

@@ -11,8 +11,6 @@ from typing import TypeAlias
 
 from spear_envs.alfworld.errors import GameError
 
-__all__ = ["PREDICATES", "ROOT_TYPE", "TYPES", "Expression", "Fact", "Problem", "parse_expression", "read_problem"]
-
 Expression: TypeAlias = "str | tuple[Expression, ...]"
 """A word in lower case, or a list of expressions."""
 Fact: TypeAlias = tuple[str, ...]

@@ -10,8 +10,6 @@ from spear_envs.alfworld.feedback import NOTHING_HAPPENS
 from spear_envs.core.parsing import ResponseParser, TagParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext
 
-__all__ = ["CompactHouseholdTemplate", "HouseholdTemplate", "strip_opening"]
-
 _HIDDEN = frozenset({"help", "help()"})
 UNREAD = "Your response could not be read"
 """What the answer to a malformed response begins with."""

@@ -19,8 +19,6 @@ from spear_envs.alfworld.task_types import TaskType
 from spear_envs.data import data_folder
 from spear_envs.data.files import digest_file
 
-__all__ = ["GAME_FILE", "GameRecord", "LeftOut", "Listing", "read_record", "scan_split"]
-
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
 _EXCLUDED = ("movable", "Sliced")

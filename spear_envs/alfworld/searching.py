@@ -10,8 +10,6 @@ from spear_envs.alfworld.interpreter import Interpreter
 from spear_envs.alfworld.oracle import list_wanted, plan
 from spear_envs.alfworld.state import State
 
-__all__ = ["explain", "find_shown", "search"]
-
 _MOST_COMMANDS = 200
 
 

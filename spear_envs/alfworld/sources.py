@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["GameSource", "GameText"]
-
 
 @dataclass(frozen=True, slots=True)
 class GameText:

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PROPERTIES", "State"]
-
 PROPERTIES: Mapping[str, str] = {
     "isclean": "clean",
     "ishot": "hot",

@@ -6,8 +6,6 @@ from enum import Enum
 
 from spear_envs.core.errors import SpearError, suggest_name
 
-__all__ = ["SUBTASKS", "TaskType", "find_task_type", "name_subtask"]
-
 
 class TaskType(str, Enum):
     """A kind of task; the values are ALFRED's names."""

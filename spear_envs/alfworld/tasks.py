@@ -14,8 +14,6 @@ from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.core.tasks import Task, TaskSet, check_split
 
-__all__ = ["GAME_SPLITS", "SPLITS", "Dataset", "GameTaskSet", "make_task_set"]
-
 SPLITS = ("train", "valid_seen", "valid_unseen")
 """The splits of both data sets: rooms to train in, the same rooms with other things in them, and unknown rooms."""
 GAME_SPLITS = ("game",)

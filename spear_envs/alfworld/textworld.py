@@ -18,8 +18,6 @@ from spear_envs.alfworld.sources import GameSource, GameText
 from spear_envs.alfworld.synthesis.files import read_game_logic
 from spear_envs.core.errors import SpearError
 
-__all__ = ["LOCK", "TextWorldBackend", "TextWorldPlay", "TextWorldReply", "make_data"]
-
 LOCK = threading.RLock()
 """Held around every call into TextWorld, which is not thread-safe: loading a game swaps ``sys.stdout`` and
 ``sys.argv`` and fills module globals of its translator. Processes do not disturb one another."""

@@ -9,8 +9,6 @@ from typing import Annotated
 from spear_envs.alfworld.wording import WORDING_2_1_2, Wording
 from spear_envs.core.tools import Tool, make_tool
 
-__all__ = ["TOOLS", "find_tools"]
-
 Object = Annotated[str, "Name and number of an object, such as apple 1."]
 Receptacle = Annotated[str, "Name and number of a receptacle, such as fridge 1."]
 

@@ -10,8 +10,6 @@ from itertools import count, product
 
 from spear_envs.alfworld.pddl import Expression, read_typed_list
 
-__all__ = ["Literal", "Wish", "read_wishes"]
-
 Literal = tuple[str, ...]
 """A predicate and its terms; terms are names, or variables with a question mark."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WORDING_2_1_1", "WORDING_2_1_2", "Wording"]
-
 _HELP = """\
 Available commands:
   look:                             look around your current location

@@ -18,8 +18,6 @@ import regex
 
 from spear_envs.bm25.stemmer import stem_word
 
-__all__ = ["STOP_WORDS", "analyze", "analyze_word", "remember_words", "split_words", "tokenize"]
-
 _STOP_WORDS = """
     a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
     was will with

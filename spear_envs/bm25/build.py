@@ -21,8 +21,6 @@ from spear_envs.bm25.postings import make_postings
 from spear_envs.core.errors import SpearError
 from spear_envs.data.processes import explain_build, hold_folder, map_in_order, replace_folder
 
-__all__ = ["build_index"]
-
 CHUNK_DOCUMENTS = MAX_DOCUMENTS
 CHUNK_CHARACTERS = 1 << 26
 Job = tuple[Path, int, list[str]]

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from spear_envs.bm25.postings import Postings
 
-__all__ = ["MAX_DOCUMENTS", "Chunk", "write_chunk"]
-
 MAX_DOCUMENTS = 1 << 16
 """Of a chunk: their numbers are written in two bytes."""
 HEADER = 1_024

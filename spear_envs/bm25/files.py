@@ -21,8 +21,6 @@ from spear_envs.bm25.packing import PADDING, Packed
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
-__all__ = ["ARRAYS", "MANIFEST", "VERSION", "ArrayWriter", "check_files", "map_index", "name_file", "write_manifest"]
-
 MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
 VERSION = 2

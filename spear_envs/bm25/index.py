@@ -18,8 +18,6 @@ from spear_envs.bm25.postings import make_postings
 from spear_envs.bm25.ranking import Rank, choose_rank
 from spear_envs.core.errors import SpearError
 
-__all__ = ["MAX_TERMS", "SearchIndex"]
-
 MAX_TERMS = 1_024
 """Distinct terms of a query that count; Lucene refuses a query with more."""
 REMEMBERED_TERMS = 1 << 12

@@ -19,8 +19,6 @@ from spear_envs.bm25.files import ArrayWriter, write_manifest
 from spear_envs.bm25.packing import PADDING, count_blocks, find_factors, pack_pairs
 from spear_envs.bm25.postings import pack_terms, unpack_terms
 
-__all__ = ["merge_chunks"]
-
 STRETCH_PAIRS = 1 << 22
 """Pairs that are merged at a time, about; a single term may have more."""
 

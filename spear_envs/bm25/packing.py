@@ -18,20 +18,6 @@ import numpy.typing as npt
 
 from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings
 
-__all__ = [
-    "BLOCK",
-    "BOUNDS",
-    "K1",
-    "PADDING",
-    "B",
-    "Packed",
-    "PackedPairs",
-    "find_factors",
-    "pack_pairs",
-    "pack_postings",
-    "unpack_pairs",
-]
-
 K1 = np.float32(0.9)
 B = np.float32(0.4)
 BLOCK = 128

@@ -14,18 +14,6 @@ import numpy.typing as npt
 
 from spear_envs.bm25.analysis import analyze_word, split_words
 
-__all__ = [
-    "QUANTIZED_LENGTHS",
-    "NumberWords",
-    "Postings",
-    "choose_numbering",
-    "make_postings",
-    "number_with_python",
-    "pack_terms",
-    "quantize_lengths",
-    "unpack_terms",
-]
-
 MAX_COUNT = 65_535
 """Occurrences of a term in one document that are told apart."""
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from spear_envs.bm25.packing import BLOCK, unpack_pairs
 
-__all__ = ["Rank", "choose_rank", "rank_with_numpy"]
-
 
 class Rank(Protocol):
     """How documents are scored and the best chosen."""

@@ -6,8 +6,6 @@ counts as a consonant: digits and é too.
 
 from __future__ import annotations
 
-__all__ = ["stem_word"]
-
 # In each table the first suffix that fits decides, whether or not its condition holds.
 _STEP_2 = (
     ("ational", "ate"),

@@ -12,8 +12,6 @@ from spear_envs.code.tasks import Problem, ProblemTaskSet
 from spear_envs.core.errors import SpearError
 from spear_envs.data import data_folder
 
-__all__ = ["BENCHMARKS", "PUBLISHED", "Benchmark", "list_files", "open_benchmark", "read_benchmark"]
-
 
 @dataclass(frozen=True)
 class Benchmark:

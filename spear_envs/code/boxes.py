@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["find_last_box", "read_last_box"]
-
 _BOX = "\\boxed{"
 _BRACES = re.compile(r"\\boxed\{|[{}]")
 

@@ -19,8 +19,6 @@ from spear_envs.data.locking import fetch_locked, pin
 from spear_envs.data.mirrors import find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 
-__all__ = ["expect_files", "get", "inspect_all", "list_collections", "verify"]
-
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[WHAT]...")
 
 

@@ -40,8 +40,6 @@ from spear_envs.core.prompts import PromptTemplate
 from spear_envs.core.rewards import Schedule
 from spear_envs.core.tasks import Task, canonical_json
 
-__all__ = ["CodeInterpreterEnv", "Preset"]
-
 TIME_LIMIT = 30.0
 MEMORY_MB = 1_024
 NO_CODE = 256

@@ -6,16 +6,6 @@ from enum import Enum
 
 from spear_sandbox.protocol import KillReason, Outcome, RunStatus
 
-__all__ = [
-    "EMPTY_CODE",
-    "OBSERVATION_CHARS",
-    "REMINDERS",
-    "TOOL_FAILED",
-    "Feedback",
-    "render_feedback",
-    "truncate_middle",
-]
-
 OBSERVATION_CHARS = 16_384
 """Most characters of a tool's text that a policy is shown, unless told otherwise."""
 

@@ -8,8 +8,6 @@ from enum import Enum
 from spear_envs.code.boxes import find_last_box, read_last_box
 from spear_envs.code.grammar import remove_thoughts
 
-__all__ = ["STRICT_TAIL", "Grader", "find_answer", "is_right", "read_integer"]
-
 STRICT_TAIL = 100
 """Characters at the end of a response in which the strict grader looks for the box."""
 

@@ -13,18 +13,6 @@ from spear_envs.code.boxes import find_last_box
 from spear_envs.code.snippets import OPENING, find_fence
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat
 
-__all__ = [
-    "TOOL_NAME",
-    "CodeParser",
-    "Parsed",
-    "ResponseKind",
-    "parse_response",
-    "read_call",
-    "remove_thoughts",
-    "write_answer",
-    "write_call",
-]
-
 TOOL_NAME = "code_interpreter"
 """The one tool."""
 

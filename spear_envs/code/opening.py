@@ -18,17 +18,6 @@ from spear_envs.core.tasks import check_split
 from spear_envs.data.datasets import FileState, is_rows_file, list_splits, look_at
 from spear_sandbox.protocol import Executor, Limits, Outcome, RunStatus, SandboxFault
 
-__all__ = [
-    "MINI",
-    "Runner",
-    "SandboxChoice",
-    "find_splits",
-    "open_limits",
-    "open_runner",
-    "open_tasks",
-    "run_program",
-]
-
 MINI = "mini"
 
 

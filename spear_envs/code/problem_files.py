@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from spear_envs.code.tasks import normalize_text
 from spear_envs.data.rows import MalformedRowError, parse_rows
 
-__all__ = ["Distinct", "RawProblem", "keep_distinct", "read_problems"]
-
 # What DAPO puts around each problem. It asks for another form of the answer than the box that is graded.
 _DAPO_HEAD = (
     "Solve the following math problem step by step. The last line of your response should be of the form "

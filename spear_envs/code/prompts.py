@@ -13,8 +13,6 @@ from spear_envs.core.parsing import ResponseParser
 from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTemplate
 from spear_envs.core.tools import CallParser, make_tool
 
-__all__ = ["TOOLS", "CompactCodeTemplate", "RetoolTemplate", "ToolCallTemplate", "make_templates"]
-
 
 @make_tool(r"```python\n(?P<code>.*)\n```")
 def code_interpreter(code: Annotated[str, "The code to run."]) -> str:

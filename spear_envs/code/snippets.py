@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-__all__ = ["FILE_NAME", "OPENING", "Prelude", "find_fence", "make_program", "strip_fences"]
-
 FILE_NAME = "/tmp/main.py"
 """What tracebacks call the policy's code."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from spear_envs.core.tasks import NumberedTaskSet, Task
 
-__all__ = ["Problem", "ProblemTaskSet", "normalize_text"]
-
 
 @dataclass(frozen=True)
 class Problem:

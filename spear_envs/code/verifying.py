@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
-__all__ = ["Verifier", "open_verifier", "require_math_verify"]
-
 ANSWER_SECONDS = 5.0
 START_SECONDS = 60.0
 

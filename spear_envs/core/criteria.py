@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Criterion"]
-
 
 class Criterion(NamedTuple):
     """One point of a task, and whether the episode met it."""

@@ -8,8 +8,6 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["HEIGHT", "WIDTH", "draw_text"]
-
 WIDTH, HEIGHT = 640, 480
 COLUMNS, ROWS, ROW_HEIGHT, MARGIN = 92, 30, 15, 12
 PAPER, INK, FAINT = (250, 250, 247), (25, 25, 30), (130, 130, 135)

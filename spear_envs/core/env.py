@@ -25,17 +25,6 @@ from spear_envs.core.spaces import ACTION_LENGTH, PermissiveText
 from spear_envs.core.tasks import Task, TaskSet, canonical_json
 from spear_envs.core.tools import ACT, Tool
 
-__all__ = [
-    "ActionResult",
-    "OnMalformed",
-    "RewardMode",
-    "SpearEnv",
-    "ToolReward",
-    "image_of",
-    "set_training_step",
-    "text_of",
-]
-
 ObsType = TypeVar("ObsType")
 Made = TypeVar("Made", bound="SpearEnv[Any]")
 STATE_KEYS = frozenset({"task_id", "episode", "result", "np_random", "world"})

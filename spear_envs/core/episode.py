@@ -8,8 +8,6 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["Episode"]
-
 
 @dataclass(slots=True)
 class Episode:

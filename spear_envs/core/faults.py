@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["EnvFault"]
-
 
 class EnvFault(SpearError):
     """Raised by a hook of an environment when a sandbox, a retriever or the like is down, and not the policy at fault.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TypedDict
 
-__all__ = ["INFO_KEYS", "REWARD_TERM_KEYS", "RewardTerms", "StepInfo"]
-
 
 class RewardTerms(TypedDict):
     """The raw parts of the reward, running over the episode, so that a trainer can weigh them anew.

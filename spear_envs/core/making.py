@@ -13,8 +13,6 @@ from gymnasium.envs.registration import load_env_creator
 from spear_envs.core.env import SpearEnv
 from spear_envs.core.errors import SpearError, suggest_name
 
-__all__ = ["find_creator", "find_splits", "make_env"]
-
 
 def make_env(
     env_id: str, split: str | None = None, keywords: Mapping[str, Any] = MappingProxyType({})

@@ -8,16 +8,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from spear_envs.core.errors import choose_member
 
-__all__ = [
-    "MAX_RESPONSE_LENGTH",
-    "ParsedResponse",
-    "PlainParser",
-    "ResponseFormat",
-    "ResponseParser",
-    "TagParser",
-    "make_parser",
-]
-
 MAX_RESPONSE_LENGTH = 100_000
 """Longest response that is read, in characters; a longer one is malformed."""
 

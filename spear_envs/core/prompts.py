@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from spear_envs.core.parsing import ResponseParser, TagParser
 
-__all__ = ["IMAGE", "CompactTemplate", "DefaultTemplate", "PromptContext", "PromptTemplate", "RunningTemplate"]
-
 IMAGE = "<image>"
 """Where a template puts the turn's picture, once a message; what fills its slots holds no such mark."""
 

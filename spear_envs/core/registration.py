@@ -8,8 +8,6 @@ from typing import Any
 
 import gymnasium as gym
 
-__all__ = ["ENVIRONMENTS", "PREFIX", "EnvEntry", "register_builtin", "register_env"]
-
 PREFIX = "spear_envs:"
 """Stands before our ids where nothing has imported them: gymnasium 1.4 loads no plugins. Commands have."""
 

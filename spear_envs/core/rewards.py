@@ -8,22 +8,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Protocol, runtime_checkable
 
-__all__ = [
-    "FORMAT_BONUS",
-    "TOOL_CALL_STEP",
-    "Constant",
-    "CosineDecay",
-    "Schedule",
-    "compose_reward",
-    "constant",
-    "cosine",
-    "cosine_decay",
-    "cosine_warmup",
-    "make_schedule",
-    "none",
-    "tool_call_reward",
-]
-
 FORMAT_BONUS = 0.1
 """Reward of a trajectory whose every turn is well formed (``eq:formatreward``)."""
 

@@ -9,8 +9,6 @@ from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
-__all__ = ["ACTION_LENGTH", "OBSERVATION_LENGTH", "PermissiveText"]
-
 ACTION_LENGTH = 2**24
 """Most characters of a response: far more than any model writes, since a long response must not be an error."""
 

@@ -14,17 +14,6 @@ import numpy as np
 
 from spear_envs.core.errors import SpearError, UnknownTaskError, suggest_name
 
-__all__ = [
-    "GeneratedTaskSet",
-    "ListTaskSet",
-    "NumberedTaskSet",
-    "Task",
-    "TaskSet",
-    "canonical_json",
-    "check_disjoint",
-    "check_split",
-]
-
 FINGERPRINT_SAMPLE = 256
 """How many tasks of a generated set go into its fingerprint, beside the parameters of the generator."""
 

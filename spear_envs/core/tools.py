@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.core.parsing import ParsedResponse, ResponseParser
 
-__all__ = ["ACT", "CallError", "CallParser", "Tool", "make_tool", "show_call", "write_call"]
-
 _TYPES: Mapping[Any, tuple[str, str]] = MappingProxyType(
     {str: ("string", "a text"), int: ("integer", "a whole number"), bool: ("boolean", "true or false")}
 )

@@ -23,7 +23,6 @@ from spear_envs.data.space import FULL, check_space, explain_full_disk, format_b
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["unpack_archive"]
 
 # What the standard library raises on damaged, encrypted (RuntimeError) and unknown archives.
 _BROKEN = (

@@ -25,8 +25,6 @@ from spear_envs.data.verification import JSON_HELP, conclude
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DATASETS", "Dataset", "data", "mirror_option", "source_option"]
-
 
 @dataclass(frozen=True)
 class Dataset:

@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from spear_envs.core.errors import SpearError, suggest_name
 
-__all__ = ["ALL", "FileState", "is_rows_file", "list_splits", "look_at"]
-
 ALL = "all"
 """The one split of a file of one's own."""
 

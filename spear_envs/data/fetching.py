@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from spear_envs.data.transfer import Patience
 
-__all__ = ["fetch"]
-
 
 def fetch(
     file: RemoteFile,

@@ -11,18 +11,6 @@ from pathlib import Path
 
 from spear_envs.core.errors import SpearError
 
-__all__ = [
-    "Meter",
-    "RemoteFile",
-    "data_folder",
-    "digest_file",
-    "find_fault",
-    "is_offline",
-    "read_checksum",
-    "record_checksum",
-    "verify",
-]
-
 CHUNK = 2**20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

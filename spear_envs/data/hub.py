@@ -20,7 +20,6 @@ from spear_envs.data.locking import find_revision, record_revision
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["find_given", "list_given", "list_published", "locate_page"]
 
 Read = TypeVar("Read")
 

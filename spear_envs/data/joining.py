@@ -20,7 +20,6 @@ from spear_envs.data.space import FULL, explain_full_disk
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Part", "expand_gzip", "is_joining", "join_parts", "verify_joined"]
 
 LARGEST_COPY = 2**30
 

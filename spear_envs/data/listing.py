@@ -11,8 +11,6 @@ from typing import Any
 from spear_envs.data.files import RemoteFile, data_folder, read_checksum
 from spear_envs.data.locking import find_digest, find_revision
 
-__all__ = ["Collection", "Expected", "FileEntry", "Presence", "expect", "list_files", "measure"]
-
 
 class Presence(Enum):
     """Whether a file is here."""

@@ -24,8 +24,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.fetching import fetch
 from spear_envs.data.files import RemoteFile, data_folder, read_checksum, record_checksum
 
-__all__ = ["fetch_locked", "find_digest", "find_revision", "pin", "record_revision", "unlock"]
-
 KNOWN = Path(__file__).with_name("lock.json")
 _NAME = "lock.json"
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

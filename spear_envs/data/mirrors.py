@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from spear_envs.data.transfer import Patience
 
-__all__ = ["MANIFEST", "Mirror", "add_mirrors", "find_mirrored", "open_mirrors"]
 
 MANIFEST = "manifest.json"
 

@@ -18,8 +18,6 @@ from typing import TypeVar
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["explain_build", "hold_folder", "map_in_order", "replace_folder"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import ProgressColumn, Task
 
-__all__ = ["Show", "count_bytes", "format_seconds", "show_bytes", "show_phases", "show_rows"]
 
 Show = Callable[[str, int, "int | None"], None]
 """Hears what is being done, how much of it is done, and of how much (None: not known)."""

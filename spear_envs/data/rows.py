@@ -12,8 +12,6 @@ from typing import IO, Any, TypeVar
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["MalformedRowError", "parse_rows"]
-
 Parsed = TypeVar("Parsed")
 
 _ROWS = 1_024

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["FULL", "check_space", "explain_full_disk", "format_bytes"]
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk and of a used-up quota."""
 

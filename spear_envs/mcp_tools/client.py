@@ -18,8 +18,6 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 from spear_envs.core.faults import EnvFault
 
-__all__ = ["TOKEN_VARIABLE", "CallResult", "McpFaultKind", "McpSession", "ToolEntry"]
-
 TOKEN_VARIABLE = "SPEAR_MCP_TOKEN"
 """Variable of the environment with the bearer token for servers over HTTP."""
 _GRACE_S = 5.0

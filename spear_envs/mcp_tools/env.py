@@ -16,8 +16,6 @@ from spear_envs.mcp_tools.recording import Recording
 from spear_envs.mcp_tools.tasks import judge, read_tasks
 from spear_envs.mcp_tools.tools import McpTool, make_tools, write_action
 
-__all__ = ["McpToolsEnv"]
-
 
 class McpToolsEnv(SpearEnv[str]):
     """An episode has a server of its own, or a connection, which is closed with it; the tools are the actions.

@@ -15,8 +15,6 @@ from spear_envs.core.faults import EnvFault
 from spear_envs.core.tasks import canonical_json
 from spear_envs.mcp_tools.client import CallResult, McpFaultKind, ToolEntry
 
-__all__ = ["Recording"]
-
 
 class Recording:
     """JSON lines: the tools in the first, then a call in each, found again by its task and the calls before it.

@@ -13,8 +13,6 @@ import jsonschema
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import ListTaskSet, Task
 
-__all__ = ["judge", "load_rule", "read_tasks"]
-
 _CALL = {
     "type": "object",
     "properties": {"tool": {"type": "string"}, "arguments": {"type": "object"}},

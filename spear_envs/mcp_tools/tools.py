@@ -17,8 +17,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tools import CallError, Tool
 from spear_envs.mcp_tools.client import ToolEntry
 
-__all__ = ["McpTool", "make_tools", "write_action"]
-
 MOST_LEVELS = 32
 """Of a call's arguments, one in another."""
 _HINTS: Mapping[Any, type] = {

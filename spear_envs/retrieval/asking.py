@@ -20,7 +20,6 @@ from spear_sandbox.web.replies import read_detail, read_retry_after
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Asker", "Budget", "Call", "describe_answer", "digest_plain", "read_json", "read_key"]
 
 Result = TypeVar("Result")
 CONNECT_S = 5.0

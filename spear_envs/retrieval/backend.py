@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.corpus import Corpus
     from spear_envs.retrieval.retriever import Retriever
 
-__all__ = [
-    "Backend",
-    "EmbeddedBackend",
-    "Found",
-    "Load",
-    "Passage",
-    "add_counts",
-    "check_match",
-    "read_as_is",
-    "summarize",
-]
 
 FEW_PASSAGES = 20_000
 """BM25 over so many takes a tenth of a millisecond for a query."""

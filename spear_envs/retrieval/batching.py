@@ -19,17 +19,6 @@ from spear_envs.retrieval.tally import Tally
 if TYPE_CHECKING:
     from spear_envs.retrieval.backend import Backend, Found
 
-__all__ = [
-    "BatchLimits",
-    "CallerGoneError",
-    "DeadlineError",
-    "LoopWorker",
-    "MicroBatcher",
-    "OverloadedError",
-    "RetrieverError",
-    "Worker",
-    "WorkerThread",
-]
 
 logger = logging.getLogger(__name__)
 

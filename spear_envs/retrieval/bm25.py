@@ -14,8 +14,6 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.manifest import POSTINGS, Part, open_manifest
 from spear_envs.retrieval.retriever import Hit
 
-__all__ = ["BM25Retriever"]
-
 IN_MEMORY_ROWS = 100_000
 """Documents that are indexed when a service starts: some 30 seconds."""
 VERSION = 1

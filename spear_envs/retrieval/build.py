@@ -31,13 +31,6 @@ from spear_envs.retrieval.plan import choose_type, require_memory
 from spear_envs.retrieval.vector_index import read_type
 from spear_envs.retrieval.vectors import EncoderSource, VectorFiles, encode_corpus
 
-__all__ = [
-    "DenseBuild",
-    "assemble_index",
-    "build_bm25",
-    "build_dense",
-]
-
 COMPLETE = "complete"
 """Mark in the folder of a finished export: the fingerprint of its encoder."""
 MARGIN = 2**26

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from spear_envs.retrieval.backend import Found
 
-__all__ = ["HitCache"]
 
 ENTRY_BYTES = 320
 """About what an entry takes beside its query and its hits: key, links, tuple, two array headers."""

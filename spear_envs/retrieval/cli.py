@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.batching import BatchLimits
     from spear_envs.retrieval.source import AnySource
 
-__all__ = ["retriever"]
 
 config_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 EMBEDDED_ONLY = ("corpus", "kind", "index", "encoder", "ef_search", "nprobe", "threads", "device")

@@ -19,7 +19,6 @@ from spear_sandbox.web.replies import read_detail
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["RetrieverClient"]
 
 REFUSALS = frozenset({400, 403, 413, 422})
 PASSING = frozenset({429, 502, 503})

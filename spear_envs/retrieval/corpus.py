@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["Corpus"]
-
 FORMAT = "spear-corpus-lines-1"
 HEADER = 512
 """Bytes of the header of the file of offsets."""

@@ -17,8 +17,6 @@ from spear_envs.retrieval.models import EncoderSpec, describe_model, find_model
 from spear_envs.retrieval.retriever import Hit
 from spear_envs.retrieval.vector_index import VectorIndex
 
-__all__ = ["DenseRetriever"]
-
 PROBES = 5
 PROBE_HITS = 10
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.models import EncoderSpec
 
-__all__ = ["Encoder", "OnnxEncoder", "TorchEncoder", "Vectors", "check_device", "export_onnx"]
-
 Vectors = npt.NDArray[np.float32]
 """(N, D)."""
 CHARACTERS_PER_TOKEN = 32

@@ -10,8 +10,6 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.retriever import Hit, Retriever
 
-__all__ = ["HybridRetriever"]
-
 DEPTH = 50
 """Hits of each retriever that count."""
 CONSTANT = 60

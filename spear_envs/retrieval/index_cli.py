@@ -30,8 +30,6 @@ from spear_envs.retrieval.plan import (
     is_possible,
 )
 
-__all__ = ["index"]
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _WORDS = "the of a river city first film was born in album king war station school north series team year group family"
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["EF_CONSTRUCTION", "EXAMPLES", "Code", "Family", "IndexType", "parse_type"]
-
 EXAMPLES = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-flat", "ivf4096-sq8", "ivf-pq96")
 LINKS = 32
 EF_CONSTRUCTION = 200

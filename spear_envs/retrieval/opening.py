@@ -11,8 +11,6 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.manifest import Part
 from spear_envs.retrieval.retriever import Retriever
 
-__all__ = ["RetrieverKind", "open_retriever"]
-
 
 class RetrieverKind(Enum):
     """How passages are found."""

@@ -13,19 +13,6 @@ from spear_envs.core.memory import find_free_memory
 from spear_envs.data.space import format_bytes
 from spear_envs.retrieval.kinds import Family, IndexType, parse_type
 
-__all__ = [
-    "PLANNED",
-    "WIKI18_DIMENSION",
-    "WIKI18_ROWS",
-    "Estimate",
-    "choose_type",
-    "estimate_encoding",
-    "estimate_index",
-    "find_memory",
-    "is_possible",
-    "require_memory",
-]
-
 WIKI18_ROWS, WIKI18_DIMENSION = 21_015_324, 768
 """Of the paper: passages, and the vectors of E5-base."""
 PLANNED = ("flat", "hnsw", "hnsw64", "hnsw-sq8", "ivf-sq8", "ivf-pq96")

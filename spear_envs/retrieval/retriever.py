@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["Hit", "Retriever"]
-
 Hit = tuple[int, float]
 """Row of the corpus and score."""
 

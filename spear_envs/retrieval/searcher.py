@@ -12,8 +12,6 @@ from spear_envs.core.faults import EnvFault
 if TYPE_CHECKING:
     from spear_envs.retrieval.backend import Backend
 
-__all__ = ["FaultKind", "LocalSearcher", "RetrieverFault", "RetrieverRefusal", "Searcher"]
-
 
 class FaultKind(str, Enum):
     """How a retriever can fail its caller."""

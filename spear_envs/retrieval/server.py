@@ -41,7 +41,6 @@ from spear_sandbox.web.metrics import CONTENT_TYPE, MetricsPage
 if TYPE_CHECKING:
     from spear_envs.retrieval.backend import Backend
 
-__all__ = ["RetrievalService", "ServiceSettings", "make_app"]
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from spear_envs.retrieval.server import RetrievalService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
-__all__ = ["serve", "spare_collections"]
-
 DRAIN_S = 10
 """How long requests under way may take after a signal to stop."""
 

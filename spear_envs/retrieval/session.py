@@ -15,7 +15,6 @@ from spear_envs.core.errors import SpearError
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["HttpSession", "share_session"]
 
 Result = TypeVar("Result")
 

@@ -11,8 +11,6 @@ from spear_envs.retrieval.backend import Backend, EmbeddedBackend
 from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.opening import open_retriever
 
-__all__ = ["DEFAULT", "AnySource", "Source"]
-
 DEFAULT = "default"
 """Name of an index that was given none."""
 

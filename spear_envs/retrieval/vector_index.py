@@ -13,8 +13,6 @@ from spear_envs.retrieval.kinds import Code, Family, IndexType
 from spear_envs.retrieval.manifest import MEND
 from spear_envs.retrieval.retriever import Hit
 
-__all__ = ["EF_SEARCH", "VectorIndex", "read_type"]
-
 EF_SEARCH = 128
 """Candidates that a walk through an HNSW graph keeps. faiss reads an index with 16, whatever its builder meant."""
 SPARE = 16

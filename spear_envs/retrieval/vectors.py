@@ -25,8 +25,6 @@ from spear_envs.retrieval.corpus import Corpus
 from spear_envs.retrieval.encoders import Encoder, OnnxEncoder, TorchEncoder
 from spear_envs.retrieval.models import EncoderSpec
 
-__all__ = ["EncoderSource", "VectorFiles", "encode_corpus"]
-
 SHARD_ROWS = 2_000
 JOURNAL = "journal.jsonl"
 CPU_BATCH, GPU_BATCH = 32, 64

@@ -11,19 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spear_envs.retrieval.backend import Found, Passage
 
-__all__ = [
-    "DEFAULT_TOPK",
-    "EXPECTED_REPLY",
-    "TOKEN_VARIABLE",
-    "BadReplyError",
-    "BadRequestError",
-    "Query",
-    "RequestLimits",
-    "read_request",
-    "read_result",
-    "write_request",
-    "write_result",
-]
 
 TOKEN_VARIABLE = "SPEAR_RETRIEVER_TOKEN"
 """Variable of the environment with the bearer token, for the service and for its clients."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.server import ServiceSettings
     from spear_envs.retrieval.source import AnySource
 
-__all__ = ["Job", "serve_workers"]
 
 logger = logging.getLogger(__name__)
 

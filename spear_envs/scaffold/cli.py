@@ -9,8 +9,6 @@ import click
 
 from spear_envs.scaffold.writing import EnvPackage, check_name, write_package
 
-__all__ = ["init"]
-
 
 @click.group()
 def init() -> None:

@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["EnvPackage", "check_name", "render_package", "write_package"]
-
 DISTRIBUTION = "spear-envs"
 OURS = ("spear", "spear_envs", "spear_sandbox", "spear_agents", "spear_training")
 """The namespace of our ids, and our packages, whether they are installed or not."""

@@ -13,17 +13,6 @@ from spear_envs.data import data_folder
 from spear_envs.search.question_files import RawQuestion, read_questions
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
-__all__ = [
-    "BENCHMARKS",
-    "DATASETS",
-    "PANEL_SALT",
-    "TRAINING",
-    "Benchmark",
-    "choose_panel",
-    "locate_file",
-    "open_benchmark",
-]
-
 SEVEN = "seven"
 TRAINING = "nq_hotpotqa"
 PANEL_SALT = "spear-panel-1"

@@ -26,8 +26,6 @@ from spear_envs.data.mirrors import Mirror, find_mirrored, open_mirrors
 from spear_envs.data.verification import AbsentDataError, Finding, conclude, inspect_file, json_option
 from spear_envs.search.benchmarks import BENCHMARKS, DATASETS, TRAINING, locate_file, open_benchmark
 
-__all__ = ["SOURCES", "Source", "expect_files", "get", "inspect_all", "list_collections", "verify"]
-
 PANEL = 125
 """Questions of each benchmark in the panel that ``verify`` prints; Bamboogle has no more."""
 

@@ -47,8 +47,6 @@ from spear_envs.search.prompts import (
     make_templates,
 )
 
-__all__ = ["Outcome", "Preset", "SearchR1Env"]
-
 MAX_QUERY = 8_192
 """Most characters of a query, as the retrieval service has it."""
 MAX_TOPK = 100

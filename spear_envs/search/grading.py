@@ -7,8 +7,6 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["exact_match", "f1_score", "normalize_answer"]
-
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _VERDICTS = frozenset({"yes", "no", "noanswer"})

@@ -10,23 +10,6 @@ from typing import Any, NamedTuple
 
 from spear_envs.core.parsing import ParsedResponse, ResponseFormat
 
-__all__ = [
-    "NO_PASSAGE",
-    "RESERVED_TAGS",
-    "Parsed",
-    "ResponseKind",
-    "SearchParser",
-    "find_peer_action",
-    "mend_text",
-    "neutralize_tags",
-    "parse_response",
-    "read_action",
-    "read_content",
-    "render_information",
-    "take_out",
-    "write_action",
-]
-
 RESERVED_TAGS = ("think", "search", "answer", "information")
 """Names of the tags that mean something: in lower case, without attributes."""
 NO_PASSAGE = "No passage was found."

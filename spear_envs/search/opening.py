@@ -16,17 +16,6 @@ from spear_envs.search.benchmarks import DATASETS, locate_file, open_benchmark
 from spear_envs.search.mini_kb import SPLITS, KnowledgeBase, build
 from spear_envs.search.tasks import Question, QuestionTaskSet
 
-__all__ = [
-    "EMBEDDED",
-    "MINI",
-    "RetrieverChoice",
-    "find_splits",
-    "list_texts",
-    "open_searcher",
-    "open_tasks",
-    "read_path",
-]
-
 MINI = "mini"
 EMBEDDED = {MINI: "standard", "mini-small": "small"}
 """Embedded data sets, and the size of the knowledge base behind each."""

@@ -13,18 +13,6 @@ from spear_envs.core.prompts import DefaultTemplate, PromptContext, PromptTempla
 from spear_envs.core.tools import CallParser, make_tool
 from spear_envs.search.grammar import SearchParser, read_action, write_action
 
-__all__ = [
-    "INVALID_ACTION",
-    "LAST_TURN",
-    "SEARCH_R1",
-    "TEXTS",
-    "CompactSearchTemplate",
-    "PromptText",
-    "SearchTemplate",
-    "compress_observation",
-    "make_templates",
-]
-
 LAST_TURN = "This is your last turn: only an answer counts now."
 """Stands before the last response of an episode."""
 

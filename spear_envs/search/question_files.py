@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from spear_envs.data.rows import MalformedRowError, parse_rows
 
-__all__ = ["ANSWER_SPLIT", "RawQuestion", "read_questions"]
-
 ANSWER_SPLIT = "<|answer_split|>"
 """Stands between the gold answers in DeepResearcher's files."""
 _QUESTION_MARK = "Question:"

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from spear_envs.core.tasks import NumberedTaskSet, Task
 from spear_envs.search.grading import normalize_answer
 
-__all__ = ["Question", "QuestionTaskSet"]
-
 BOUNDED = 20_000
 """Larger sets are not to be looked at one by one."""
 

@@ -10,8 +10,6 @@ from spear_envs.core.errors import SpearError, choose_member
 from spear_envs.search.grading import exact_match, f1_score, normalize_answer
 from spear_envs.search.grammar import read_content, take_out
 
-__all__ = ["AnswerRule", "find_answer", "find_last_answer", "grade_transcript"]
-
 _OPENED = re.compile("<(search|answer)>")
 
 

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from spear_envs.core.tools import Tool, make_tool
 
-__all__ = ["find_tools"]
-
 Direction = Literal["up", "down", "left", "right"]
 _WORD = "up|down|left|right"
 

@@ -37,8 +37,6 @@ from spear_envs.testing.trace import (
     trace_elsewhere,
 )
 
-__all__ = ["CHECKS", "Subject"]
-
 TRACE_EPISODES = 4
 GROUP_SIZE = 4
 VECTOR_SIZE = 3

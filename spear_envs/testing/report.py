@@ -8,8 +8,6 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["CheckReport", "CheckResult", "ContractError"]
-
 
 class ContractError(SpearError):
     """An environment that breaks the contract."""

@@ -12,8 +12,6 @@ from spear_envs.core.errors import SpearError, describe_error
 from spear_envs.testing.checks import CHECKS, Subject
 from spear_envs.testing.report import CheckReport, CheckResult
 
-__all__ = ["check_spear_env"]
-
 
 def check_spear_env(
     id: str,

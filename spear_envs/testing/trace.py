@@ -20,8 +20,6 @@ import numpy as np
 
 from spear_envs.core.env import SpearEnv
 
-__all__ = ["MALFORMED", "choose_response", "describe_step", "find_difference", "freeze", "replay", "trace_elsewhere"]
-
 MALFORMED: tuple[str, ...] = (
     "",
     "   \n\t ",

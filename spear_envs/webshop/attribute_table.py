@@ -15,8 +15,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.webshop.products import MAX_ASIN
 from spear_envs.webshop.sources import JsonReader, iterate_object
 
-__all__ = ["AttributeTable", "write_attribute_table"]
-
 KEY = f"S{MAX_ASIN}"
 REPORT_EVERY = 4_096
 

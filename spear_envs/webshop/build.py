@@ -43,8 +43,6 @@ from spear_envs.webshop.store import (
     write_manifest,
 )
 
-__all__ = ["Progress", "build_store"]
-
 Progress = Callable[[str, int, "int | None"], None]
 """Hears what is being done, how far it is, and of how much (None: not known)."""
 

@@ -16,8 +16,6 @@ from spear_envs.webshop.products import Product
 from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme, choose_split, split_goals
 from spear_envs.webshop.tasks import GoalTaskSet
 
-__all__ = ["MAX_HITS", "Catalog", "Shelf", "SplitKey", "Splits", "digest_catalog"]
-
 MAX_HITS = 50
 """Products that a search finds at most."""
 

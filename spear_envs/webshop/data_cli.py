@@ -26,8 +26,6 @@ from spear_envs.webshop.opening import PRICE_SEED, SIZES
 from spear_envs.webshop.sources import CatalogFiles, JsonReader, find_files
 from spear_envs.webshop.store import MANIFEST, Manifest, check_store
 
-__all__ = ["FILES", "HUMAN_FILE", "build", "expect_files", "get", "inspect_all", "list_collections", "verify"]
-
 # Untried: the machine that this was written on reaches no Google Drive.
 ADDRESS = "https://drive.usercontent.google.com/download?id={}&export=download&confirm=t"
 PAGE = "https://drive.google.com/file/d/{}/view"

@@ -10,8 +10,6 @@ from typing import Protocol
 from spear_envs.core.errors import choose_member
 from spear_envs.core.tasks import canonical_json
 
-__all__ = ["NO_CEILING", "DrawMode", "Draws", "KeyedDraws", "SequentialDraws", "ceilings_above", "make_draws"]
-
 NO_CEILING = 1_000_000.0
 """``price_upper`` of a goal whose text names no ceiling."""
 STEPS = tuple(10.0 * i for i in range(1, 100))

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.products import Product, read_product, read_texts
 
-__all__ = ["Entry", "count_choices", "decode_entry", "encode_entry", "make_entry"]
-
 MOST_CHOICES = 1 << 32
 
 

@@ -29,8 +29,6 @@ from spear_envs.webshop.splits import ALL, SPLITS, SplitScheme
 from spear_envs.webshop.tasks import GoalTask
 from spear_envs.webshop.tools import TOOLS
 
-__all__ = ["Outcome", "WebShopEnv"]
-
 _CODE = re.compile(r"[a-z0-9]{10}")
 MOST_IN_LEXICON = 10_000
 """Products; a larger catalogue has too many words for a word-level tokenizer."""

@@ -12,8 +12,6 @@ from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.products import read_number
 from spear_envs.webshop.sources import read_json
 
-__all__ = ["read_goals", "read_prices", "write_goals"]
-
 
 def read_goals(path: Path) -> list[Goal]:
     """The goals of a file; the index of a goal is its row, from 0.

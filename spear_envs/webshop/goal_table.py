@@ -20,8 +20,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.webshop.entries import Entry
 from spear_envs.webshop.goals import ORDER_SEED, Goal, make_goal
 
-__all__ = ["GoalTable", "Request", "TableGoals", "make_goal_table", "shuffle_order"]
-
 DAMAGED = "the table of goals is damaged: build the store again ('spear data build webshop')."
 
 

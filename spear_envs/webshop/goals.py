@@ -21,15 +21,6 @@ from spear_envs.core.tasks import canonical_json
 from spear_envs.webshop.draws import NO_CEILING
 from spear_envs.webshop.products import Product, read_number, read_texts
 
-__all__ = [
-    "ORDER_SEED",
-    "Goal",
-    "GoalKind",
-    "GoalSource",
-    "ListedGoals",
-    "make_goal",
-]
-
 ORDER_SEED = 233
 """Seed of the shuffle that gives the canonical order, as in the original."""
 

@@ -10,8 +10,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.webshop.goals import ORDER_SEED, Goal, ListedGoals, make_goal
 from spear_envs.webshop.products import Product, read_texts
 
-__all__ = ["HumanInstruction", "make_human_goals", "read_instructions"]
-
 HumanInstruction = tuple[int, str, tuple[str, ...], tuple[str, ...]]
 """Number among the product's instructions, text, attributes, option values."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COLOURS", "MATCH", "fold_colour", "matches", "token_set_ratio"]
-
 MATCH = 85
 """Texts match if their ratio is above this."""
 

@@ -20,8 +20,6 @@ from spear_envs.webshop.nouns import Tagger
 from spear_envs.webshop.products import is_listed
 from spear_envs.webshop.splits import SplitScheme
 
-__all__ = ["MemoryShelf", "digest_entries", "make_catalog"]
-
 
 class MemoryShelf:
     """Entries in a list, in ascending order of their ASINs."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["RULE", "Tagger", "TitleNouns", "find_tagger", "rule_nouns", "spacy_nouns"]
-
 RULE = "rule"
 SPACY = "spacy:"
 

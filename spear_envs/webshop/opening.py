@@ -20,8 +20,6 @@ from spear_envs.webshop.sources import CatalogFiles, find_files, read_entries, r
 from spear_envs.webshop.splits import SplitScheme
 from spear_envs.webshop.store import MANIFEST, open_store, read_manifest
 
-__all__ = ["MINI", "PRICE_SEED", "SIZES", "open_catalog"]
-
 MINI = "mini"
 """The catalogue that the package makes itself."""
 SIZES = ("small", "full")

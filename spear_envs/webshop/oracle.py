@@ -12,8 +12,6 @@ from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import count_option_hits, score_purchase
 from spear_envs.webshop.shop import PAGE_SIZE, Page, Shop, Stock, read_action
 
-__all__ = ["list_queries", "plan_purchase"]
-
 MOST_CHOICES = 8
 """How many values are tried for each option that is asked for; the exact one comes first."""
 _BUTTONS = frozenset(name.lower() for name in (BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW, *SUB_PAGES))

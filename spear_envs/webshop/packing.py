@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["DICTIONARY_BYTES", "Packer", "make_dictionary"]
-
 DICTIONARY_BYTES = 1 << 15
 """As far back as the format can refer."""
 LEVEL = 4

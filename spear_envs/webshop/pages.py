@@ -12,25 +12,6 @@ from enum import Enum
 
 from spear_envs.webshop.products import Product
 
-__all__ = [
-    "BACK_TO_SEARCH",
-    "BUY_NOW",
-    "NEXT_PAGE",
-    "PREVIOUS",
-    "SEPARATOR",
-    "SUB_PAGES",
-    "Mark",
-    "Node",
-    "ObservationMode",
-    "add_message",
-    "list_done",
-    "list_item",
-    "list_results",
-    "list_search",
-    "list_sub_page",
-    "write_page",
-]
-
 SEPARATOR = " [SEP] "
 """Stands between the fields of a page in ``observation_mode="text"``."""
 BACK_TO_SEARCH, NEXT_PAGE, PREVIOUS, BUY_NOW = "Back to Search", "Next >", "< Prev", "Buy Now"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from spear_envs.core.parsing import ParsedResponse, PlainParser
 
-__all__ = ["VerbatimParser", "find_peer_action"]
-
 PEER_TAIL = 20
 """Characters that verl-agent plays of a response without action tags."""
 _PLAIN = PlainParser()

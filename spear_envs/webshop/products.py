@@ -11,18 +11,6 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = [
-    "DEFAULT_PRICE",
-    "MAX_ASIN",
-    "Product",
-    "is_listed",
-    "parse_prices",
-    "read_number",
-    "read_options",
-    "read_product",
-    "read_texts",
-]
-
 DEFAULT_PRICE = 100.0
 """Price in dollars of a product that names none."""
 MAX_ASIN = 10

@@ -13,17 +13,6 @@ from spear_envs.core.prompts import PromptContext
 from spear_envs.webshop.pages import SEPARATOR, ObservationMode
 from spear_envs.webshop.shop import PAGE_SIZE
 
-__all__ = [
-    "LONGEST_WITH_HISTORY",
-    "RULES",
-    "TOOL_RULES",
-    "CompactShopTemplate",
-    "ShopTemplate",
-    "compress_page",
-    "compress_task",
-    "strip_instruction",
-]
-
 LONGEST_WITH_HISTORY = 13_000
 """Most characters of a prompt with history; a longer one is written without it, as verl-agent does."""
 

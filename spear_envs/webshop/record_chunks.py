@@ -25,8 +25,6 @@ from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
 from spear_envs.webshop.products import MAX_ASIN, is_listed
 from spear_envs.webshop.sources import JsonReader, iterate_array
 
-__all__ = ["Chunk", "read_chunks", "write_chunks"]
-
 CHUNK_RECORDS = 2_048
 NO_GOALS = -1
 ALL_READ = -1

@@ -10,8 +10,6 @@ from spear_envs.webshop.goals import Goal
 from spear_envs.webshop.matching import COLOURS, fold_colour, matches
 from spear_envs.webshop.products import Product
 
-__all__ = ["NOTHING_BOUGHT", "Score", "compare_titles", "list_criteria", "score_purchase"]
-
 NO_CEILING = 1_000_000.0
 """Price of a goal whose text names none."""
 NO_NOUNS_SCORE = 0.2

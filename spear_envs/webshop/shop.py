@@ -27,8 +27,6 @@ from spear_envs.webshop.pages import (
 from spear_envs.webshop.products import Product
 from spear_envs.webshop.reward import NOTHING_BOUGHT, Score, list_criteria, score_purchase
 
-__all__ = ["PAGE_SIZE", "SEARCH_ACTION", "Page", "Played", "Shop", "Stock", "read_action"]
-
 PAGE_SIZE = 10
 """Products on one page of results."""
 SEARCH_ACTION = "search[<your query>]"

@@ -16,18 +16,6 @@ from typing import IO, Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = [
-    "CatalogFiles",
-    "JsonReader",
-    "find_files",
-    "iterate_array",
-    "iterate_object",
-    "read_entries",
-    "read_json",
-    "read_members",
-    "read_values",
-]
-
 CHUNK = 1 << 18
 """Bytes that are read at a time."""
 LONGEST_VALUE = 64 << 20

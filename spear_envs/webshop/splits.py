@@ -12,17 +12,6 @@ import numpy as np
 from spear_envs.core.errors import SpearError
 from spear_envs.webshop.goals import GoalSource
 
-__all__ = [
-    "ALL",
-    "SPLITS",
-    "Positions",
-    "SplitScheme",
-    "choose_split",
-    "positions_from_json",
-    "positions_to_json",
-    "split_goals",
-]
-
 SPLITS = ("train", "eval", "test")
 """The splits of a list of goals."""
 ALL = "all"

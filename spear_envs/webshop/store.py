@@ -34,8 +34,6 @@ from spear_envs.webshop.packing import Packer
 from spear_envs.webshop.products import MAX_ASIN
 from spear_envs.webshop.splits import SplitScheme, positions_from_json
 
-__all__ = ["ARRAYS", "MANIFEST", "Manifest", "StoreShelf", "check_store", "open_store", "write_array", "write_manifest"]
-
 FORMAT = "spear-webshop-store"
 VERSION = 1
 """Raised whenever the files or what is in them would differ."""

@@ -11,8 +11,6 @@ from spear_envs.core.tasks import NumberedTaskSet, Task, canonical_json
 from spear_envs.webshop.goals import Goal, GoalSource
 from spear_envs.webshop.splits import positions_to_json
 
-__all__ = ["GoalTask", "GoalTaskSet"]
-
 NAME = "webshop"
 BOUNDED = 100_000
 """Larger sets are not to be looked at one by one."""

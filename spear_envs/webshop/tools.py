@@ -6,8 +6,6 @@ from typing import Annotated
 
 from spear_envs.core.tools import make_tool
 
-__all__ = ["TOOLS"]
-
 
 @make_tool(r"search\[(?P<query>.*)\]")
 def search(query: Annotated[str, "Words to look for."]) -> str:

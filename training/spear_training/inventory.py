@@ -20,8 +20,6 @@ from spear_training.choices import CONFIG, find_user_folder, list_choices, read_
 from spear_training.planning.architecture import read_known
 from spear_training.presets import list_presets
 
-__all__ = ["Need", "PresetListing", "survey_models", "survey_presets"]
-
 
 @dataclass(frozen=True)
 class Need:

@@ -9,8 +9,6 @@ from click.shell_completion import CompletionItem
 
 from spear_training.choices import CONFIG_DIR, GROUPS, OFFICIAL, list_choices, list_official
 
-__all__ = ["CONFIG_DIR_OPTION", "OVERRIDE", "Override"]
-
 
 class Override(click.ParamType):
     """``GROUP=CHOICE`` or ``KEY=VALUE``; Hydra reads them, and only the choices are completed."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from spear_envs.doctor.findings import Finding, Verdict
 
-__all__ = ["METHODS", "NAMES", "TEXTS", "check_verl", "find_name", "list_faults"]
-
 PATIENCE_S = 300
 METHODS: dict[str, tuple[str, ...]] = {
     # overridden by SpearTrainer

@@ -36,8 +36,6 @@ from spear_envs.search.grammar import mend_text, render_information
 from spear_envs.search.opening import open_searcher
 from spear_envs.search.prompts import TOOLS as SEARCH_TOOLS
 
-__all__ = ["CALLS", "FAULTS", "CodeInterpreterTool", "CodeSettings", "SearchSettings", "SearchTool"]
-
 logger = logging.getLogger(__name__)
 
 CALLS, FAULTS = "tool_calls", "tool_faults"

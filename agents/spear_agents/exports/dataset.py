@@ -11,8 +11,6 @@ from spear_agents.files import draft_file, write_text
 from spear_agents.trajectory import Trajectory
 from spear_envs.core.errors import SpearError
 
-__all__ = ["write_dataset"]
-
 CARD = """---
 configs:
 - config_name: default

@@ -9,8 +9,6 @@ from typing import Any
 from spear_agents.exports.recorded import Recorded, Said
 from spear_envs.core import canonical_json
 
-__all__ = ["make_pairs"]
-
 
 def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
     """Pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task.

@@ -19,8 +19,6 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 from spear_envs.core.prompts import IMAGE
 
-__all__ = ["Recorded", "Said", "mend_text", "open_recorded"]
-
 
 @dataclass(frozen=True)
 class Said:

@@ -11,8 +11,6 @@ import spear_envs
 from spear_agents.exports.recorded import Recorded, Said, mend_text
 from spear_agents.trajectory import TokenKind, Trajectory
 
-__all__ = ["make_spans"]
-
 NOMINAL_NS = 1_000_000
 """Length of a turn or a step: records hold no times."""
 INTERNAL, CLIENT = 1, 3

@@ -10,17 +10,6 @@ from pathlib import Path
 
 from spear_envs.data.files import RemoteFile, data_folder
 
-__all__ = [
-    "KNOWN",
-    "PackagedModel",
-    "find_cache",
-    "find_snapshot",
-    "is_begun",
-    "list_fetched",
-    "models_folder",
-    "name_model",
-]
-
 
 @dataclass(frozen=True)
 class PackagedModel:

@@ -8,8 +8,6 @@ from typing import Any
 
 from spear_envs.core.errors import SpearError
 
-__all__ = ["check_folder"]
-
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of architectures that write text."""
 

@@ -12,8 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["models", "print_rows"]
-
 READABLE = 50
 """Columns that a text needs beside a table; where there are fewer, it goes below its row."""
 NONE = "–"

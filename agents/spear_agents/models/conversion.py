@@ -15,8 +15,6 @@ from spear_agents.files import write_json
 from spear_envs.core.errors import SpearError
 from spear_envs.data.space import check_space
 
-__all__ = ["ORIGIN", "GGUFFacts", "convert_gguf", "read_gguf"]
-
 ORIGIN = "origin.json"
 """File of a converted folder: what it was made from."""
 BYTES_PER_PARAMETER = 2

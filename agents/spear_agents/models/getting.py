@@ -25,8 +25,6 @@ from spear_envs.data.fetching import fetch
 from spear_envs.data.files import is_offline
 from spear_envs.data.space import check_space
 
-__all__ = ["get_model", "resolve_model"]
-
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*")
 """What a folder of a model needs of its repository."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from spear_agents.models.catalogue import KNOWN, find_snapshot, is_begun, list_fetched, models_folder
 
-__all__ = ["ModelListing", "Place", "describe_hub", "describe_known", "list_models"]
-
 MODEL_GROUP = "spear.models"
 """Listings of other distributions: functions of a folder of the user's own choices (or None) that give listings."""
 BYTES_PER_PARAMETER = 2

@@ -20,17 +20,6 @@ from spear_agents.statistics import Estimate, estimate_mean, plain_estimate
 from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
 
-__all__ = [
-    "Entry",
-    "add_entry",
-    "check_again",
-    "check_entry",
-    "check_run",
-    "format_leaderboard",
-    "read_entries",
-    "write_entry_panel",
-]
-
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run that its panel fixes."""
 SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)

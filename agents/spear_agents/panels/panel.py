@@ -16,8 +16,6 @@ from spear_envs.core import PromptContext, SpearEnv, SpearError, canonical_json
 from spear_envs.core.errors import suggest_name
 from spear_envs.core.making import make_env
 
-__all__ = ["OFFICIAL", "PROTOCOL_OPTIONS", "Panel", "Protocol", "export_panel", "open_panel", "read_panel"]
-
 FORMAT = 1
 SCORING = (
     "success: share of episodes won, the samples of a task averaged first, the mean over tasks; episodes that a fault"

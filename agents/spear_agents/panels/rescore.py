@@ -13,8 +13,6 @@ from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import EnvFault, SpearError
 from spear_envs.core.making import make_env
 
-__all__ = ["Rescored", "rescore_run"]
-
 TOLERANCE = 1e-9
 
 

@@ -10,8 +10,6 @@ from spear_agents.panels.ledger import Entry, write_entry_panel
 from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
 from spear_envs.core import SpearError
 
-__all__ = ["fill_page", "format_gain"]
-
 _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
 """A table's place: a comment with the names of its entries, and one that ends it."""
 

@@ -20,8 +20,6 @@ from spear_sandbox.server import RunService, ServiceSettings, make_app
 from spear_sandbox.web.listening import read_token
 from spear_sandbox.wire import TOKEN_VARIABLE
 
-__all__ = ["Replica", "build"]
-
 QUEUE_LENGTH = 4096
 NUMBERS = {"replicas": 1, "max_running": 0, "memory_mb": 1024, "max_run_s": 300, "queue_wait_s": 30, "cpus": 0}
 """What :func:`build` takes, whole numbers all, and its defaults; 0 means: as ``spear sandbox serve`` has it."""

@@ -26,9 +26,6 @@ from spear_sandbox.guest.supervisor import (
     supervise,
 )
 
-__all__ = ["start_cold"]
-
-
 _ROOM_FOR_OTHERS = 4
 """Runs of the same user at the same time count together, so the kernel's bound is wider than that of one run."""
 

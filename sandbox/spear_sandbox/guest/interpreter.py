@@ -22,8 +22,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["serve", "warm_up"]
-
 MAX_REPLY = 24 << 20
 RICH = (
     ("text/html", "_repr_html_"),

@@ -7,8 +7,6 @@ import os
 import struct
 from typing import NamedTuple, TypedDict
 
-__all__ = ["Job", "Record", "Verdict", "pack_job", "pack_record", "read_job", "unpack_record"]
-
 
 class Job(TypedDict):
     """One program and its limits; the fields are those of ``spear_sandbox.protocol.Limits``."""

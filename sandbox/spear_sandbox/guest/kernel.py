@@ -8,39 +8,6 @@ import os
 import struct
 from collections.abc import Sequence
 
-__all__ = [
-    "ALL_NAMESPACES",
-    "MACHINE",
-    "NEW_CONTROL_GROUPS",
-    "NEW_MOUNTS",
-    "become_subreaper",
-    "bind",
-    "clear_dumpable",
-    "clone",
-    "close_from",
-    "deny_new_privileges",
-    "die_first",
-    "die_with_parent",
-    "drop_capabilities",
-    "enter_groups",
-    "enter_root",
-    "fork",
-    "gather_memory",
-    "keep_for_ever",
-    "keep_one_capability",
-    "kill_all",
-    "make_mounts_private",
-    "map_group",
-    "map_ids",
-    "mount",
-    "open_child_signals",
-    "restrict_paths",
-    "set_dumpable",
-    "share_arenas",
-    "unshare",
-    "write_file",
-]
-
 MACHINE = os.uname().machine
 _NUMBERS = {
     "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126},

@@ -16,8 +16,6 @@ import struct
 from spear_sandbox.guest import kernel
 from spear_sandbox.guest.seccomp import build_filter, load_filter
 
-__all__ = ["LockKeeper", "can_listen"]
-
 _RECEIVE, _SEND, _IS_VALID = 0xC050_2100, 0xC018_2101, 0x4008_2102
 _QUESTION = struct.Struct("=QIIiIQ6Q")
 _ANSWER = struct.Struct("=QqiI")

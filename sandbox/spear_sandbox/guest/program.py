@@ -18,16 +18,6 @@ from spear_sandbox.guest import kernel
 from spear_sandbox.guest.entry import execute
 from spear_sandbox.guest.job import Job
 
-__all__ = [
-    "MAIN",
-    "WORKING_FOLDER",
-    "hand_over",
-    "hide_own_modules",
-    "make_streams",
-    "set_limits",
-    "write_files",
-]
-
 WORKING_FOLDER = "/tmp"
 MAIN = "main.py"
 _MIB = 1 << 20

@@ -16,8 +16,6 @@ from spear_sandbox.guest.job import Job, pack_job, pack_record, read_job
 from spear_sandbox.guest.program import MAIN, write_files
 from spear_sandbox.guest.supervisor import hold_in_sockets, supervise
 
-__all__ = ["rehearse"]
-
 _TIMES = 20
 """Python 3.11 rewrites a function after eight calls; what it has rewritten settles a few calls later."""
 _JOB: Job = {

@@ -17,23 +17,6 @@ from spear_sandbox.guest import kernel
 from spear_sandbox.guest.users import choose_users, prepare_map
 from spear_sandbox.guest.zygote import FAILED, serve
 
-__all__ = [
-    "CODE",
-    "DEVICES",
-    "ENVIRONMENT",
-    "HELPERS",
-    "LINKED_FOLDERS",
-    "SITE",
-    "SYSTEM_FILES",
-    "SYSTEM_FOLDERS",
-    "Settings",
-    "enter",
-    "list_folders",
-    "list_hidden",
-    "list_parents",
-    "start_warm",
-]
-
 OOM_SCORE = 500
 """Where memory is short, runs are killed first, then warm interpreters, then the pool's own process."""
 CODE, SITE, HELPERS = "/opt/sandbox/code", "/opt/sandbox/site", "/opt/sandbox/helpers"

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from spear_sandbox.guest.kernel import ALL_NAMESPACES, MACHINE, NEW_CONTROL_GROUPS
 from spear_sandbox.guest.syscalls import ALLOWED, EXAMINED, NEWEST
 
-__all__ = ["Locks", "build_filter", "load_filter", "prepare_filter"]
-
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF_0000, 0x8000_0000, 0x0005_0000, 0x7FC0_0000
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}

@@ -16,24 +16,6 @@ from spear_sandbox.guest import kernel
 from spear_sandbox.guest.job import Job, Record, Verdict, pack_record
 from spear_sandbox.guest.locks import LockKeeper
 
-__all__ = [
-    "CONTROL_FD",
-    "GO_ON",
-    "INTERRUPT",
-    "OOM_SCORE",
-    "REPORT_FD",
-    "REST",
-    "end_all",
-    "enter_groups",
-    "fetch_files",
-    "hold_in_sockets",
-    "place_descriptors",
-    "report",
-    "report_failure",
-    "reset_signals",
-    "supervise",
-]
-
 REPORT_FD = 3
 CONTROL_FD = 4
 REST, GO_ON, INTERRUPT = b"r", b"g", b"i"

@@ -5,8 +5,6 @@ Taken from Linux's ``unistd_64.h`` and ``asm-generic/unistd.h``. What is not her
 
 from __future__ import annotations
 
-__all__ = ["ALLOWED", "EXAMINED", "NEWEST"]
-
 NEWEST = 462
 """The highest number that was looked at; newer ones do not exist for a guest."""
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from spear_sandbox.guest import kernel
 
-__all__ = ["choose_users", "let_others_read", "prepare_map"]
-
 _OF_ONE = 4096
 """Users of one warm interpreter, which is replaced long before they come round again."""
 _BLOCKS = 1 << 15

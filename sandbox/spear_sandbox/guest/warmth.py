@@ -7,8 +7,6 @@ import importlib
 import io
 import sys
 
-__all__ = ["COMMON_MODULES", "KNOWN", "warm_up"]
-
 _NAMES = (
     "atexit bisect builtins collections collections.abc copy dataclasses datetime decimal enum fractions functools "
     "heapq io itertools json math operator random re statistics string sys textwrap threading time traceback types "

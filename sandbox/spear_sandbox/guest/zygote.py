@@ -42,8 +42,6 @@ from spear_sandbox.guest.supervisor import (
 )
 from spear_sandbox.guest.users import let_others_read
 
-__all__ = ["serve"]
-
 READY, SPAWN, SPAWNED, FAILED = b"R", b"S", b"P", b"F"
 LOCKS, USERS = b"l", b"u"
 """After READY: the supervisor is asked about locks; each run has a user of its own."""

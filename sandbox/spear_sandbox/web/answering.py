@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spear_sandbox.web.listening import find_foreign_name, find_stranger
 
-__all__ = ["BodyRoom", "Gate", "add_error_pages", "check_sender", "refuse", "work_for", "write_json"]
-
 GONE = "the one who asked is gone."
 Result = TypeVar("Result")
 

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["Backoff", "Endpoint", "EndpointRing", "Service", "read_urls"]
-
 
 @dataclass(frozen=True)
 class Service:

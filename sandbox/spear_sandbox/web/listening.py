@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from spear_sandbox.errors import SpearError
 
-__all__ = ["bind_socket", "find_foreign_name", "find_stranger", "is_loopback", "read_token", "write_url"]
-
 BACKLOG = 2048
 
 

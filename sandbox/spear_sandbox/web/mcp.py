@@ -13,7 +13,6 @@ from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
-__all__ = ["serve_http"]
 
 DRAIN_S = 10
 

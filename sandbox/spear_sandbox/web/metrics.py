@@ -11,8 +11,6 @@ from prometheus_client.registry import Collector
 
 from spear_sandbox.web.counting import Histogram
 
-__all__ = ["CONTENT_TYPE", "Families", "MetricsPage"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -9,8 +9,6 @@ import click
 
 from spear_sandbox.web.listening import is_loopback
 
-__all__ = ["take_address", "warn_of_open_address"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

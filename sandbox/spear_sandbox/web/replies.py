@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["LONGEST_BY_DATE_S", "read_detail", "read_retry_after"]
 
 SHOWN_CHARACTERS = 200
 LONGEST_BY_DATE_S = 60.0

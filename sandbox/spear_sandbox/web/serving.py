@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-__all__ = ["ConnectionLimits", "ignore_signals_at_the_end", "make_server", "on_signals"]
-
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 75

@@ -15,8 +15,6 @@ from spear_envs.completion import ENV
 from spear_sandbox.web.listening import bind_socket, is_loopback, read_token, write_url
 from spear_sandbox.web.options import take_address, warn_of_open_address
 
-__all__ = ["serve"]
-
 _FOR_OPENENV = ("template", "host", "port", "max_sessions", "idle", "max_message_mb")
 _FOR_MCP = ("task", "seed", "out")
 

@@ -34,8 +34,6 @@ from spear_envs.adapters.openenv.wire import (
 )
 from spear_sandbox.web.answering import BodyRoom, check_sender, refuse
 
-__all__ = ["EnvService", "ServiceSettings", "make_app"]
-
 Result = TypeVar("Result")
 NO_SESSION = "a request over HTTP has no session: open the WebSocket /ws, as OpenEnv's clients do."
 POLICY_VIOLATION = 1008

@@ -9,8 +9,6 @@ import uvicorn
 from spear_envs.adapters.openenv.server import EnvService, make_app
 from spear_sandbox.web.serving import ignore_signals_at_the_end, make_server
 
-__all__ = ["make_service_server", "serve_service"]
-
 DRAIN_S = 10
 """How long messages under way may take after a signal to stop."""
 

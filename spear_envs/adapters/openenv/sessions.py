@@ -13,8 +13,6 @@ from spear_envs.adapters.openenv.wire import ErrorCode, Reset, WireError
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task, TaskSet
 
-__all__ = ["Session", "SessionPool", "describe_task"]
-
 logger = logging.getLogger(__name__)
 
 MakeConversation = Callable[[str | None], Conversation]

@@ -15,24 +15,6 @@ from PIL import Image
 
 from spear_envs.adapters.conversation import Message
 
-__all__ = [
-    "ACTION_SCHEMA",
-    "OBSERVATION_SCHEMA",
-    "STATE_SCHEMA",
-    "TOKEN_VARIABLE",
-    "Close",
-    "ErrorCode",
-    "Reset",
-    "State",
-    "Step",
-    "WireError",
-    "read_message",
-    "read_reset",
-    "write_error",
-    "write_json",
-    "write_observation",
-]
-
 TOKEN_VARIABLE = "SPEAR_ENV_TOKEN"
 """Variable of the environment with the bearer token that clients must send."""
 IN_OBSERVATION = frozenset({"instruction", "admissible_actions"})

@@ -15,8 +15,6 @@ from spear_envs.alfworld.synthesis.rooms import RoomSize
 from spear_envs.alfworld.task_types import find_task_type
 from spear_envs.core.errors import SpearError, choose_member, require_whole
 
-__all__ = ["read_game_logic", "write_game", "write_synthetic_game"]
-
 
 def read_game_logic(sentence: str) -> tuple[str, str]:
     """PDDL domain and grammar of the installed alfworld package, with a task sentence in the grammar.

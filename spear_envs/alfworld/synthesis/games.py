@@ -20,8 +20,6 @@ from spear_envs.alfworld.wording import WORDING_2_1_2
 from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import check_split
 
-__all__ = ["SyntheticGame", "make_game"]
-
 _MOST_ATTEMPTS = 500
 
 

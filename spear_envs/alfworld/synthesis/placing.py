@@ -10,8 +10,6 @@ from spear_envs.alfworld.synthesis.dice import Dice
 from spear_envs.alfworld.synthesis.rooms import Layout, Receptacle, RoomSize, draw_identifier
 from spear_envs.alfworld.synthesis.things import ABILITIES, CONTAINERS, HOLDS, LAMP_STANDS, SLENDER
 
-__all__ = ["COPIES", "PlacedObject", "draw_objects"]
-
 COPIES: Mapping[RoomSize, tuple[int, ...]] = MappingProxyType(
     {RoomSize.STANDARD: (0, 1, 1, 2, 3), RoomSize.SMALL: (0, 0, 1, 1, 2)}
 )

@@ -10,8 +10,6 @@ from spear_envs.alfworld.synthesis.rooms import Layout
 from spear_envs.alfworld.synthesis.things import ABILITIES, HOLDS, OPENABLE, TREATMENTS
 from spear_envs.alfworld.task_types import TaskType
 
-__all__ = ["SENTENCES", "write_goal", "write_problem"]
-
 SENTENCES: Mapping[TaskType, tuple[str, str]] = MappingProxyType(
     {
         TaskType.PICK: ("put a {wanted} in {target}.", "put some {wanted} on {target}."),

@@ -12,18 +12,6 @@ from types import MappingProxyType
 from spear_envs.alfworld.synthesis.dice import Dice
 from spear_envs.alfworld.task_types import TaskType
 
-__all__ = [
-    "LAYOUTS",
-    "ROOMS",
-    "Layout",
-    "Receptacle",
-    "RoomKind",
-    "RoomSize",
-    "draw_identifier",
-    "list_layouts",
-    "rooms_of",
-]
-
 
 class RoomSize(str, Enum):
     """How much there is in a room."""

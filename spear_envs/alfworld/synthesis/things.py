@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from spear_envs.alfworld.task_types import TaskType
 
-__all__ = ["ABILITIES", "CONTAINERS", "HOLDS", "LAMP_STANDS", "OPENABLE", "SLENDER", "TREATMENTS", "has_ability"]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

@@ -7,8 +7,6 @@ from math import comb, gcd
 from spear_envs.code.problems.family import Family, Parameters
 from spear_envs.core.dice import Dice
 
-__all__ = ["FAMILIES"]
-
 # ---------------------------------------------------------------- lattice paths around forbidden points
 
 

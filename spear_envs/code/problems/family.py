@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from spear_envs.core.dice import Dice
 
-__all__ = ["LEVELS", "Family", "Parameters"]
-
 LEVELS = (1, 2, 3)
 """From easy to hard."""
 

@@ -12,8 +12,6 @@ from spear_envs.code.problems.family import LEVELS, Family, Parameters
 from spear_envs.code.tasks import Problem, normalize_text
 from spear_envs.core.dice import Dice
 
-__all__ = ["SIZES", "SPLITS", "Size", "build", "list_parameters"]
-
 SPLITS = ("train", "valid", "test")
 ATTEMPTS = 10_000
 

@@ -7,8 +7,6 @@ from math import gcd, prod
 from spear_envs.code.problems.family import Family, Parameters
 from spear_envs.core.dice import Dice
 
-__all__ = ["FAMILIES"]
-
 PRIMES = (2, 3, 5, 7, 11, 13)
 
 

@@ -9,8 +9,6 @@ from math import factorial, gcd, lcm
 from spear_envs.code.problems.family import LEVELS, Family, Parameters
 from spear_envs.core.dice import Dice
 
-__all__ = ["FAMILIES"]
-
 LEAST = 2
 
 

@@ -7,8 +7,6 @@ from math import comb, gcd, isqrt
 from spear_envs.code.problems.family import Family, Parameters
 from spear_envs.core.dice import Dice
 
-__all__ = ["FAMILIES"]
-
 # ---------------------------------------------------------------- linear recurrences
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from spear_envs.retrieval.corpus import Corpus
 
-__all__ = ["MilvusBackend", "MilvusPlace", "fill_collection"]
 
 ROWS = 1_000
 """Documents of one request of a fill."""

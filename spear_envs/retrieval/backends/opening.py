@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from spear_envs.retrieval.backends.milvus import MilvusPlace
     from spear_envs.retrieval.backends.settings import Config, Embedded, Index, Milvus, OpenSearch, Service, Shards, Web
 
-__all__ = ["ConfigSource", "RecordingSource", "open_index", "read_indexes"]
 
 NEEDS = "a file of indexes needs pydantic and PyYAML: pip install 'spear-envs[search]' brings them."
 

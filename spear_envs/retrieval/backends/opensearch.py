@@ -12,8 +12,6 @@ from spear_envs.retrieval.asking import Asker, Call, digest_plain, read_json, re
 from spear_envs.retrieval.backend import Found, Load, read_as_is
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault, RetrieverRefusal
 
-__all__ = ["Fields", "Login", "OpenSearchBackend"]
-
 BATCH = 16
 """Queries of one ``_msearch``."""
 

@@ -22,8 +22,6 @@ from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Load, read_as_is
 from spear_envs.retrieval.searcher import RetrieverRefusal
 
-__all__ = ["Recording", "RecordingBackend", "ReplayBackend", "normalize_query"]
-
 FORMAT = 1
 BUSY_S = 60.0
 SCHEMA = """

@@ -13,8 +13,6 @@ from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Passage
 from spear_envs.retrieval.models import describe_model, find_model
 
-__all__ = ["RerankBackend"]
-
 DIGITS = 4
 """Of a score: what a batch's neighbours change lies below."""
 

@@ -10,8 +10,6 @@ from spear_envs.retrieval.backend import Found, Load, read_as_is
 from spear_envs.retrieval.client import RetrieverClient
 from spear_envs.retrieval.wire import TOKEN_VARIABLE
 
-__all__ = ["ServiceBackend"]
-
 BATCH = 16
 
 

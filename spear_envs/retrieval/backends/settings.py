@@ -13,21 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from spear_envs.core.errors import SpearError, suggest_name
 from spear_envs.retrieval.backends.shards import Merge
 
-__all__ = [
-    "AnyIndex",
-    "Config",
-    "Embedded",
-    "Index",
-    "Milvus",
-    "OpenSearch",
-    "Rerank",
-    "Service",
-    "Shards",
-    "Web",
-    "identify",
-    "read_config",
-]
-
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED = ("retrieve", "health", "metrics")
 """Paths of the service, which no index can be called."""

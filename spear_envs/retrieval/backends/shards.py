@@ -15,8 +15,6 @@ from spear_envs.retrieval.asking import digest_plain
 from spear_envs.retrieval.backend import Backend, Found, Load, add_counts, read_as_is
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
-__all__ = ["Merge", "ShardsBackend", "merge_hits"]
-
 logger = logging.getLogger(__name__)
 
 CONSTANT = 60

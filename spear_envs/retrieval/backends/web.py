@@ -13,8 +13,6 @@ from spear_envs.retrieval.asking import Asker, Budget, Call, digest_plain, read_
 from spear_envs.retrieval.backend import Found, Load, read_as_is
 from spear_envs.retrieval.searcher import FaultKind, RetrieverFault
 
-__all__ = ["BRAVE", "ENGINES", "SEARXNG", "SERPER", "WebBackend", "WebEngine"]
-
 _TAG = re.compile(r"<[^<>]*>")
 
 

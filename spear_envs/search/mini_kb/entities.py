@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["LINKS", "WITH_NAMESAKES", "Entity", "Kind", "Relation"]
-
 
 class Kind(str, Enum):
     """What an entity is."""

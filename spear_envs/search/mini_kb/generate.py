@@ -18,8 +18,6 @@ from spear_envs.search.mini_kb.sizes import PLANS, SPLITS, BaseSize, Shares
 from spear_envs.search.mini_kb.wording import WORDINGS, Wording
 from spear_envs.search.mini_kb.world import World, draw_world
 
-__all__ = ["build", "make_base"]
-
 
 def build(seed: int = 0, size: BaseSize | str = BaseSize.STANDARD) -> KnowledgeBase:
     """The knowledge base of a seed: the same bytes on any machine, made in a fraction of a second.

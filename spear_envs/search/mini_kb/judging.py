@@ -16,8 +16,6 @@ from spear_envs.bm25.index import SearchIndex
 from spear_envs.search.mini_kb.questions import Draft, Judge
 from spear_envs.search.mini_kb.sizes import BaseSize
 
-__all__ = ["RECORD", "RecordingJudge", "SearchingJudge", "choose_judge", "digest_corpus"]
-
 RECORD = "dropped.json"
 TOPK = 3
 """Passages of a search; the environment's default."""

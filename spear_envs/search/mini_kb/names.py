@@ -14,8 +14,6 @@ from spear_envs.core.dice import Dice
 from spear_envs.core.errors import SpearError
 from spear_envs.search.mini_kb.entities import Entity, Kind
 
-__all__ = ["InventedNames", "Namer", "PairedNames"]
-
 
 class Namer(Protocol):
     """Gives out names."""

@@ -11,8 +11,6 @@ from spear_envs.search.mini_kb.sizes import Shares
 from spear_envs.search.mini_kb.wording import Wording
 from spear_envs.search.mini_kb.world import World
 
-__all__ = ["write_passages"]
-
 TRIES = 20
 
 

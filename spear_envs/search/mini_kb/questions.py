@@ -10,8 +10,6 @@ from spear_envs.search.mini_kb.entities import LINKS, Entity, Kind, Relation
 from spear_envs.search.mini_kb.wording import Phrase, Wording
 from spear_envs.search.mini_kb.world import World
 
-__all__ = ["HOPS", "Chain", "Draft", "Judge", "ask_questions", "list_chains"]
-
 HOPS = (1, 2, 3)
 Chain = tuple[Kind, tuple[Relation, ...]]
 """Kind of the entity that a question names, and the relations that lead to the answer."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from spear_envs.search.mini_kb.sizes import BaseSize
 
-__all__ = ["KnowledgeBase", "Question"]
-
 
 @dataclass(frozen=True)
 class Question:

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from spear_envs.search.mini_kb.entities import Kind
 
-__all__ = ["PLANS", "SPLITS", "BaseSize", "Plan", "Shares"]
-
 SPLITS = ("train", "valid", "test")
 
 

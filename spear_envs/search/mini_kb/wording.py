@@ -9,8 +9,6 @@ from types import MappingProxyType
 from spear_envs.search.mini_kb.entities import Kind, Relation
 from spear_envs.search.mini_kb.sizes import BaseSize
 
-__all__ = ["WORDINGS", "Phrase", "Wording"]
-
 
 @dataclass(frozen=True)
 class Phrase:

@@ -9,8 +9,6 @@ from spear_envs.search.mini_kb.entities import WITH_NAMESAKES, Entity, Kind, Rel
 from spear_envs.search.mini_kb.names import Namer
 from spear_envs.search.mini_kb.sizes import Shares
 
-__all__ = ["World", "draw_world"]
-
 World = Mapping[Kind, Sequence[Entity]]
 TRIES = 12
 """Draws for a fitting person or press; where none fits, the passage says nothing of it."""

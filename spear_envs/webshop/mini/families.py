@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from spear_envs.core.dice import Dice
 from spear_envs.webshop.mini.words import BRANDS, COLORS, EXOTIC, EXTRAS, STYLES, Attribute, Form, Shelf
 
-__all__ = ["SHELF_SIZE", "Listing", "fill_shelf"]
-
 FAMILIES = 6
 ODD = 2
 SHELF_SIZE = 3 * FAMILIES + ODD

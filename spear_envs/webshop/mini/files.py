@@ -9,8 +9,6 @@ from typing import Any
 
 from spear_envs.webshop.mini.generate import PRODUCTS, SEED, stream_records
 
-__all__ = ["write_files"]
-
 
 def write_files(folder: Path, products: int = PRODUCTS, seed: int = SEED, *, long_tail: bool = False) -> None:
     """Write ``items_shuffle.json``, ``items_ins_v2.json`` and ``items_human_ins.json``, product by product.

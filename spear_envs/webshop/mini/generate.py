@@ -20,8 +20,6 @@ from spear_envs.webshop.mini.prose import (
 from spear_envs.webshop.mini.tail import write_tail
 from spear_envs.webshop.mini.words import SHELVES
 
-__all__ = ["PRODUCTS", "SEED", "Record", "make_records", "stream_records"]
-
 PRODUCTS = 1_000
 """Products of the embedded catalogue."""
 SEED = 2025

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from spear_envs.core.dice import Dice
 from spear_envs.webshop.mini.words import Attribute, Form, Shelf
 
-__all__ = ["ask_for", "describe", "write_care", "write_feature", "write_instruction", "write_paraphrase", "write_title"]
-
 LONGEST_TITLE = 10
 """Words of a title."""
 

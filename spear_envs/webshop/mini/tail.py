@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from spear_envs.core.dice import Dice
 
-__all__ = ["write_tail"]
-
 _ONSETS = (*"bdfghjklmnprstvz", "br", "dr", "gr", "kl", "pl", "st")
 _NUCLEI = (*"aeiou", "ai", "ea", "ou")
 _CODAS = ("", "n", "r", "l", "m", "k")

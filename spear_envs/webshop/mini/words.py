@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["ATTRIBUTES", "BRANDS", "COLORS", "EXOTIC", "EXTRAS", "SHELVES", "STYLES", "Attribute", "Form", "Shelf"]
-
 
 class Form(Enum):
     """Where an attribute stands beside a noun."""

@@ -9,8 +9,6 @@ from spear_agents.trajectory import Layout
 from spear_training.warmstart.policy import PolicyShape, WarmStartSettings
 from spear_training.warmstart.rows import Answers
 
-__all__ = ["RECIPES", "choose_recipe"]
-
 RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
     {
         recipe.env_id: recipe

@@ -58,7 +58,6 @@ def test_every_check_has_a_name() -> None:
         "graphics",
         "data",
         "attention",
-        "verl",
     ]
 
 

@@ -18,8 +18,8 @@ pytest.importorskip("verl", reason="needs the extra 'train'")
 import verl
 
 import spear_training.verl_plugin  # registers everything  # noqa: F401
-from spear_training.verl_check import METHODS, NAMES, TEXTS, find_fault
 from tests.rooms import ROOMS
+from tests.training.verl_plugin.promises import METHODS, NAMES, TEXTS, find_fault
 
 
 def test_the_version_is_the_one_the_plugin_was_written_for() -> None:

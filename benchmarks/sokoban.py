@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import _gem
 from benchmarks._figures import Bar, Figure, Size, make_parser, run_benchmark
-from spear_envs.sokoban.baselines import measure_random_play
+from benchmarks._random_play import measure_random_play
 from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.env import SokobanEnv
 from spear_envs.sokoban.generate import Recipe, draw_held_out, make_level

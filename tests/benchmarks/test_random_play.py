@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spear_envs.sokoban.baselines import measure_random_play
+from benchmarks._random_play import measure_random_play
 from spear_envs.sokoban.engine import Board
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.levels import Level, parse_level

@@ -74,7 +74,7 @@ def _list_env(entry: EnvEntry, requirements: Mapping[str, Iterable[Any]]) -> Env
 
 
 def find_collections(env_id: str) -> list[Collection]:
-    """The official data that one of our environments can play on; none for those of others."""
+    """The official data that one of our environments can play on; none for third-party ones."""
     dataset = _find_dataset(env_id)
     return [] if dataset is None else list(dataset.load(dataset.collections)())
 

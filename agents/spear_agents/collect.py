@@ -235,7 +235,7 @@ def _join_samples(
             "score": trajectory.score,
             "messages": messages,
         }
-        if joined:  # the environment's words stand in the policy's one message: only a mask tells them apart
+        if joined:  # the policy's one message holds the environment's words too: only a mask tells them apart
             sample["joined"] = True
         if row is not None:
             sample["input_ids"] = [*row.prompt_ids, *row.response_ids]

@@ -283,7 +283,7 @@ def _look_for_oom_kill(record: Record | None, watch: OomWatch | Group) -> KillRe
     supervisor, is looked at, and a kill elsewhere in the meantime is taken for its own.
 
     Raises:
-        SandboxFault: the kernel has killed it for the memory of others.
+        SandboxFault: the kernel has killed it because of other processes' memory.
     """
     killed = record is None or (
         record.verdict == Verdict.ITSELF

@@ -16,7 +16,7 @@ ENV_CLASS = "spear"
 
 
 class SkyRLEnv(BaseTextEnv):
-    """One rollout's environment. Which one, and which task, stands in its row of the data set.
+    """One rollout's environment. Its row of the data set names the environment and the task.
 
     SkyRL has no way to leave an episode out: one with a fault ends with reward 0, ``metadata["fault"]`` names it, and
     the metric ``fault`` counts it.

@@ -96,7 +96,7 @@ def get(source: Path | None, mirrors: tuple[str, ...]) -> None:
 
 
 def _require_zip(path: Path) -> None:
-    """Refuse what is not even the end of such an archive."""
+    """Raise unless the file ends as a ZIP archive."""
     if not is_zipfile(path):
         raise SpearError(
             f"what came as {path.name} is not a zip archive and was deleted: try again later, or name the folder"

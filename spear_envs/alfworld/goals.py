@@ -59,7 +59,7 @@ class _Compiler:
         self.by_type = by_type
 
     def compile(self, expression: Expression, slots: Mapping[str, int]) -> Test:
-        """The test of ``expression``, whose free variables stand in these slots of the binding."""
+        """The test of ``expression``, whose free variables are in these slots of the binding."""
         if not isinstance(expression, tuple) or not expression or not isinstance(expression[0], str):
             raise GameError(f"its goal holds {_show(expression)}, which is not a condition")
         operator, parts = expression[0], expression[1:]

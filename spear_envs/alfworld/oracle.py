@@ -200,7 +200,7 @@ def _hold_and_light(
 
 
 def _list_lamps(draft: Draft, wish: Wish, candidates: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """Lamps that are lit or can be, each with a receptacle it stands in; empty if the goal wants none."""
+    """Lamps that are lit or can be, each with a receptacle that holds it; empty if the goal wants none."""
     game, state = draft.game, draft.state
     lamps = [
         (lamp, receptacle)

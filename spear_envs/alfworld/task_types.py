@@ -11,7 +11,7 @@ class TaskType(str, Enum):
     """A kind of task; the values are ALFRED's names."""
 
     PICK = "pick_and_place_simple"
-    """An object of one kind stands in a receptacle of another."""
+    """Put an object of one kind into a receptacle of another."""
     LOOK = "look_at_obj_in_light"
     """The object is held where a lamp has been switched on."""
     CLEAN = "pick_clean_then_place_in_recep"

@@ -65,7 +65,7 @@ class CodeInterpreterEnv(SpearEnv[str]):
     A call is a JSON object between ``<tool_call>`` tags, as Qwen's chat templates have it, code between ``<code>``
     tags, or a fence of Python; the first valid one of a response is run, in a process of its own that remembers
     nothing. What it printed is the next observation. A call that cannot be read is answered with what is wrong. A
-    response without a call is final, whatever it says; its answer stands in ``\boxed{}``. A call in the last turn is
+    response without a call is final, whatever it says; its answer is in ``\boxed{}``. A call in the last turn is
     not run and does not count.
 
     ``tool_calls`` counts programs that were run, also those that failed. ``won``, ``score`` and the native reward are
@@ -79,7 +79,8 @@ class CodeInterpreterEnv(SpearEnv[str]):
             family of problems), ``"mini-small"`` (for word-level models), ``"dapo-math-17k"``, ``"aime-2024"``,
             ``"aime-2025"`` (fetched by ``spear data get code``), ``"dapo-aime"`` (these three as train, valid and
             test), or the path of a file of problems.
-        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded problems; other files have
+            their own ``splits``.
         sandbox: None for a sandbox in this process, the address of a service, or anything that runs code.
         grader: ``"integer"``, ``"strict"`` (as the authors grade) or ``"math_verify"``, see
             :class:`~spear_envs.code.grading.Grader`.

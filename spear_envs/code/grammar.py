@@ -143,7 +143,7 @@ def _read_json(text: str) -> str:
     """The code of a call as JSON.
 
     Raises:
-        _BadCallError: it is no such call.
+        _BadCallError: the text is not such a call.
     """
     call = _load_json(text, "the tool call")
     if not isinstance(call, dict):

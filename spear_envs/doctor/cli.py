@@ -24,7 +24,7 @@ def doctor(names: tuple[str, ...], as_json: bool) -> None:
     """Look at this installation and this machine, and say what to do where something is wrong.
 
     With names, only these checks are made: python, versions, extras, torch, import, isolation, disk, memory,
-    graphics, data, attention. Exit code 1 if there is a problem (notes are not problems). Nothing is installed or changed.
+    graphics, data, attention. Exit code 1 if there is a problem (notes are not problems). Nothing is changed.
 
     \b
       spear doctor

@@ -23,7 +23,7 @@ class McpToolsEnv(SpearEnv[str]):
     Args:
         tasks: file of JSON lines, see ``docs/mcp-tools.md``.
         server: a command line that starts a server over stdio, or the address of one over HTTP; None for ``recording``.
-        recording: file of calls: with a server they are written there, without one they stand in for it.
+        recording: file of calls: written with a server, replayed without one.
         split: of the tasks.
         max_turns: calls in an episode.
         answer_tool: name of the tool that ends an episode with an answer.

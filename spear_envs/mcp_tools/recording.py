@@ -1,4 +1,4 @@
-"""Recorded calls, which stand in for a server."""
+"""Record calls of a server's tools, and replay them without the server."""
 
 from __future__ import annotations
 

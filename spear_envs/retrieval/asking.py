@@ -257,7 +257,7 @@ def read_key(variable: str) -> str:
     """The key in a variable of the environment.
 
     Raises:
-        RetrieverRefusal: it is not set, or cannot stand in a header.
+        RetrieverRefusal: it is not set, or is not valid in a header.
     """
     key = os.environ.get(variable, "").strip()
     if not key:

@@ -35,7 +35,7 @@ class Load:
 
 
 class Backend(Protocol):
-    """Finds passages. What it may be called with at a time stands in ``load``."""
+    """Finds passages. ``load`` limits what one call may ask for."""
 
     @property
     def fingerprint(self) -> str:

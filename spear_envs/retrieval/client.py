@@ -32,9 +32,8 @@ PLAIN_QUERY = "Paris"
 class RetrieverClient:
     """A :class:`~spear_envs.retrieval.searcher.Searcher` over HTTP: our service, Search-R1's, or one that speaks alike.
 
-    All clients of a process share one pool of connections. A client may be used from any thread and any event loop,
-    may be pickled, and works on in a forked child. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in
-    turn.
+    All clients of a process share one pool of connections. A client may be used from any thread and any event loop, may
+    be pickled, and works on in a forked child. :class:`~spear_envs.retrieval.asking.Asker` takes the servers in turn.
 
     A server whose first answer is not of the contract will never give one that is, so that ends the run; once it has
     answered rightly, a bad answer is a fault of this one search.

@@ -67,7 +67,7 @@ class Outcome(str, Enum):
 
 
 class Preset(str, Enum):
-    """Settings of others under one name."""
+    """Published settings, each under one name."""
 
     SEARCH_R1 = "search_r1"
     """What Search-R1 trained and evaluated with: its prompt (the template of the same name, here also the default), its
@@ -89,7 +89,8 @@ class SearchR1Env(SpearEnv[str]):
     Args:
         dataset: ``"mini"`` (embedded), ``"mini-small"`` (the same for word-level models), the name of a benchmark
             fetched by ``spear data get search``, ``"seven"`` for all seven, or the path of a file of questions.
-        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded ones; see ``splits`` of others.
+        split: ``"train"`` (default), ``"valid"`` or ``"test"`` of the embedded questions; other files have
+            their own ``splits``.
         panel: so many questions of each benchmark, always the same ones; None for all.
         retriever: ``"bm25"`` (default), ``"dense"`` or ``"hybrid"`` in this process, the address of a retrieval service
             or a list of them, a file that names indexes (``.yaml``), a recording (``.sqlite``), or any

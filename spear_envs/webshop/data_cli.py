@@ -91,7 +91,7 @@ def get(size: str, human: bool, source: Path | None, mirrors: tuple[str, ...]) -
 
 
 def _require_json(path: Path, manual: str) -> None:
-    """Refuse what is not even the beginning of such a file: servers send pages instead of what they refuse."""
+    """Raise unless the file begins as JSON: a server that refuses may send a page instead."""
     begins = "[" if path.name.startswith("items_shuffle") else "{"
     try:
         with JsonReader(path) as reader:

@@ -78,7 +78,7 @@ def positions_from_json(value: Mapping[str, Any]) -> Sequence[int]:
     """The positions of a JSON object.
 
     Raises:
-        KeyError, TypeError: it is no such object.
+        KeyError, TypeError: the object has another form.
     """
     if "positions" in value:
         return tuple(value["positions"])

@@ -44,7 +44,7 @@ _Key = tuple[str, int]
 class Reflexion:
     """Plays a job in up to ``trials`` trials (:class:`spear_agents.rollout.Play`).
 
-    After a failed trial the model is shown what happened and writes a note; the last three notes stand in the prompt
+    After a failed trial the model is shown what happened and writes a note; the prompt has the last three notes
     of the next trial. A fault ends the job. The builder's template must be a
     :class:`~spear_agents.baselines.forms.FormTemplate`.
 

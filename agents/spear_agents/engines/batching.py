@@ -23,9 +23,8 @@ class MicroBatcher:
     - otherwise when ``max_batch`` calls wait, or ``max_wait_s`` after the first of them.
 
     With ``deterministic=True`` only the first rule holds: waiting calls are sorted by ``request_id`` and cut into
-    chunks of
-    ``max_batch``, so that the batches depend on the episodes alone and never on timing. One batch runs at a time,
-    later calls gather meanwhile. All calls must come from one event loop.
+    chunks of ``max_batch``, so that the batches depend on the episodes alone and never on timing. One batch runs at a
+    time, later calls gather meanwhile. All calls must come from one event loop.
 
     Args:
         run_batch: answers requests in their order. If it raises, the callers of that batch get the error; the batcher

@@ -2,7 +2,7 @@
 
 Tokens cannot go in there: messages of text are sent and text comes back. The episode's tokenizer is
 :class:`~spear_agents.engines.bytes.ChatByteTokenizer`, whose ids give the messages back, and the record says so
-(``Trajectory.tokens``). What the server tells of its own tokens stands in ``Turn.served``.
+(``Trajectory.tokens``). ``Turn.served`` has what the server tells of its own tokens.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded
         tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
 
     Raises:
-        SpearError: it is no such folder, nothing in it was played to its end, or its environment cannot be made.
+        SpearError: the folder is not an evaluation's, no episode in it has ended, or its environment cannot be made.
     """
     settings = read_settings(run)
     last = read_last(run / EPISODES)

@@ -43,7 +43,7 @@ class ModelListing:
     """None for one that is not of the hub."""
     parameters: int | None = None
     download_bytes: int | None = None
-    """About, of what is not here."""
+    """Approximate for a model that is not here."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON has it."""

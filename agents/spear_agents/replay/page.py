@@ -65,12 +65,12 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
             f'<script type="text/plain" id="e{number}">{_compress(body)}</script>' for number, body in bodies
         ),
     }
-    # One pass: a mark that stands in the data of an episode is not a place to fill.
+    # One pass: a mark within the data of an episode must not be filled.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
 
 
 def escape_json(value: Any) -> str:
-    """JSON for a script element: no ``<``, ``>``, ``&`` and line separator stands in it as itself.
+    """JSON for a script element, with ``<``, ``>``, ``&`` and line separators escaped.
 
     Raises:
         ValueError: NaN or an infinity, which JSON does not have.

@@ -118,7 +118,7 @@ def _read_url(url: str, service: Service) -> str:
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
-    if "@" in url:  # it would stand in every message about this service
+    if "@" in url:  # every message about this service would show it
         host = url.rpartition("@")[2].partition("/")[0]
         raise SpearError(
             f"the address of the service at {host} has a name or password in it: take it out, and set "

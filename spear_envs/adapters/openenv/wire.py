@@ -18,7 +18,7 @@ from spear_envs.adapters.conversation import Message
 TOKEN_VARIABLE = "SPEAR_ENV_TOKEN"
 """Variable of the environment with the bearer token that clients must send."""
 IN_OBSERVATION = frozenset({"instruction", "admissible_actions"})
-"""Keys of ``info`` that stand in the observation; the others are metadata."""
+"""Keys of ``info`` that the observation has; the others are metadata."""
 
 
 class ErrorCode(str, Enum):

@@ -23,7 +23,7 @@ def make_family(
 ) -> Family:
     """A family whose text and code are patterns with a ``{}`` for each number.
 
-    The first ``alike`` numbers may change places without changing the problem, so they stand in order.
+    The first ``alike`` numbers may change places without changing the problem, so they are sorted.
     """
     return Family(name, partial(draw_within, bounds, alike), text.format, answer, code.format, LEAST)
 

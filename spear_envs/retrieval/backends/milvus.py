@@ -230,7 +230,7 @@ def _make_collection(client: MilvusClient, place: MilvusPlace, dimension: int, a
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     schema.add_field("document", DataType.VARCHAR, max_length=LONGEST)
-    # What it was made of stands in its properties: Milvus Lite forgets descriptions.
+    # Its properties say what it was made of: Milvus Lite forgets descriptions.
     made_of = {ABOUT: json.dumps(about)}
     # A cluster loads, and so counts, only what has an index. Milvus Lite would build it anew again and again.
     params = None if place.is_lite else _describe_graph(client)

@@ -189,8 +189,7 @@ def _find(connection: sqlite3.Connection, query: str, k: int) -> Hits | None:
 
 
 class ReplayBackend:
-    """Answers from a recording only, and nothing else; a search that is not in it is refused, unless there is a
-    backend to ask in its place.
+    """Answer from a recording only; refuse a search that it lacks, unless there is a backend to ask.
 
     Args:
         recording: read only.
@@ -251,7 +250,7 @@ class ReplayBackend:
 
 
 class RecordingBackend(ReplayBackend):
-    """Answers from a recording, and asks the backend for what is not in it, once.
+    """Answer from a recording; ask the backend once for each search it lacks.
 
     Args:
         recording: open for writing.

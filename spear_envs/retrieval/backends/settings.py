@@ -42,7 +42,7 @@ class Index(Settings):
     replay: str | None = None
     """File of searches: answered from it only."""
     fall_through: bool = False
-    """Of ``replay``: what is not in the file is asked, and not kept."""
+    """For ``replay``: ask the backend for searches that the file lacks, without recording them."""
 
     @model_validator(mode="after")
     def _check_recording(self) -> Index:

@@ -29,7 +29,7 @@ class WebEngine:
     """Results of one request."""
     ask: _Ask
     list_path: tuple[str, ...]
-    """Where the list of results stands in an answer."""
+    """Where an answer has its list of results."""
     keys: tuple[str, str, str]
     """Of a result's title, address and snippet."""
     may_lack_list: bool = False

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Form(Enum):
-    """Where an attribute stands beside a noun."""
+    """Where an attribute is placed next to a noun."""
 
     BEFORE = "before"
     """leak proof bottles"""

@@ -1,7 +1,7 @@
 """Sizes of a model from its shape alone: parameters, and bytes of a token in the key-value cache.
 
 Transformers builds the model on torch's meta device, without memory for weights, so every architecture that it knows is
-counted. Parameters of the models of the configuration stand in ``models.yaml``, for those who must not import torch.
+counted. ``models.yaml`` has the parameters of the configuration's models, so that torch need not be imported.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class LazyGroup(click.Group):
     find=lambda: _find_commands(),
     summaries=SUMMARIES,
     absent=ABSENT,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="""Completion in bash: eval "$(_SPEAR_COMPLETE=bash_source spear)" (or zsh_source, fish_source).""",
 )
 @click.version_option(__version__, prog_name="spear", message="%(prog)s %(version)s")
@@ -277,8 +277,8 @@ def import_modules(modules: tuple[str, ...]) -> None:
 @click.argument("env_id", type=ENV)
 @click.option("--module", "modules", multiple=True, help="Module that registers the environment; may be repeated.")
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--train-tasks", default=64, show_default=True, help="Tasks tried of a split that has no end.")
-@click.option("--resets", default=1000, show_default=True, help="Resets after which memory must be as before.")
+@click.option("--train-tasks", default=64, help="Tasks tried of a split that has no end.")
+@click.option("--resets", default=1000, help="Resets after which memory must be as before.")
 def check(env_id: str, modules: tuple[str, ...], pairs: tuple[str, ...], train_tasks: int, resets: int) -> None:
     """Prove that the environment ENV_ID keeps the contract: yours too, with --module.
 

@@ -60,7 +60,6 @@ def add_program_options(command: F) -> F:
             "--agent-timeout",
             type=click.FloatRange(0, min_open=True),
             default=3600.0,
-            show_default=True,
             help="Seconds that it may take for an episode.",
         ),
     )(command)
@@ -89,9 +88,7 @@ def add_playing_options(
 
 def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
     return [
-        click.option(
-            "--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine, show_default=True
-        ),
+        click.option("--engine", type=click.Choice([kind.value for kind in EngineKind]), default=engine),
         click.option(
             "--model", help="Folder or name of the policy (spear models; hf, vllm), or its name at the server (openai)."
         ),
@@ -109,16 +106,13 @@ def _list_server_options() -> list[Callable[[F], F]]:
             "--server",
             type=click.Choice([kind.value for kind in ServerKind]),
             default="compatible",
-            show_default=True,
             help="Which fields the server understands.",
         ),
-        click.option("--key-variable", default=KEY_VARIABLE, show_default=True, help="Variable with the server's key."),
+        click.option("--key-variable", default=KEY_VARIABLE, help="Variable with the server's key."),
         click.option("--price", metavar="IN,OUT[,CACHED]", help="Price of a million tokens."),
-        click.option("--requests", type=click.IntRange(1), default=16, show_default=True, help="Requests at a time."),
-        click.option(
-            "--request-timeout", type=float, default=300.0, show_default=True, help="Seconds for one request."
-        ),
-        click.option("--tries", type=click.IntRange(1), default=6, show_default=True, help="Tries of one request."),
+        click.option("--requests", type=click.IntRange(1), default=16, help="Requests at a time."),
+        click.option("--request-timeout", type=float, default=300.0, help="Seconds for one request."),
+        click.option("--tries", type=click.IntRange(1), default=6, help="Tries of one request."),
     ]
 
 
@@ -139,21 +133,19 @@ def _list_vllm_options() -> list[Callable[[F], F]]:
 def _list_episode_options(split: str) -> list[Callable[[F], F]]:
     return [
         click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
-        click.option("--tasks", default="all", show_default=True, help="all, a number of leading ones, or ids."),
+        click.option("--tasks", default="all", help="all, a number of leading ones, or ids."),
         click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
         click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
-        click.option("--seed", type=int, default=0, show_default=True),
-        click.option(
-            "--concurrency", type=click.IntRange(1), default=128, show_default=True, help="Episodes at a time."
-        ),
+        click.option("--seed", type=int, default=0),
+        click.option("--concurrency", type=click.IntRange(1), default=128, help="Episodes at a time."),
     ]
 
 
 def _list_sampling_options() -> list[Callable[[F], F]]:
     return [
-        click.option("--temperature", type=float, default=1.0, show_default=True),
-        click.option("--top-p", type=float, default=1.0, show_default=True),
-        click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
+        click.option("--temperature", type=float, default=1.0),
+        click.option("--top-p", type=float, default=1.0),
+        click.option("--top-k", type=int, default=0, help="0 is off."),
         click.option("--max-tokens", type=int, help="Longest response; default: the model's own limit, else 512."),
     ]
 
@@ -164,7 +156,6 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
             "--method",
             type=click.Choice([method.value for method in Method]),
             default="plain",
-            show_default=True,
             help="How the model is prompted.",
         ),
         click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
@@ -186,15 +177,12 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
             type=click.Choice([layout.value for layout in Layout]),
             help="Default: per_turn, or what the method needs.",
         ),
-        click.option(
-            "--history", type=int, default=2, show_default=True, help="Earlier turns shown in per_turn prompts."
-        ),
+        click.option("--history", type=int, default=2, help="Earlier turns shown in per_turn prompts."),
         click.option("--max-prompt-tokens", type=int, help="Longest prompt (openai: in bytes)."),
         click.option(
             "--overlong",
             type=click.Choice([policy.value for policy in Overlong]),
             default="end",
-            show_default=True,
             help="End an episode whose prompt grows beyond, or drop its oldest turns.",
         ),
     ]

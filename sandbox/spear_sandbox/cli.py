@@ -43,7 +43,6 @@ ISOLATION_OPTIONS = (
         "--isolation",
         type=click.Choice(["auto", *STRONG]),
         default="auto",
-        show_default=True,
         help="What runs are isolated with; auto takes the first that holds.",
     ),
     click.option(
@@ -93,7 +92,7 @@ def _split_packages(_: click.Context, __: click.Parameter, value: str | None) ->
     return names
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="spear-sandbox", prog_name="spear-sandbox", message="%(prog)s %(version)s")
 def sandbox() -> None:
     """Run untrusted Python, isolated from this machine and from other runs."""
@@ -106,56 +105,37 @@ def sandbox() -> None:
 @click.option(
     "--max-running", type=click.IntRange(1), help="Runs at a time; by default 2 for each core, if memory allows."
 )
-@click.option(
-    "--queue-length",
-    type=click.IntRange(0),
-    default=4096,
-    show_default=True,
-    help="Requests that may wait for a place.",
-)
+@click.option("--queue-length", type=click.IntRange(0), default=4096, help="Requests that may wait for a place.")
 @click.option(
     "--queue-wait",
     type=click.FloatRange(0),
     default=30.0,
-    show_default=True,
     help="Seconds that a request may wait for a place; then 504, and 503 at once where they would not do.",
 )
 @click.option(
     "--busy-status",
     type=click.Choice(["503", "504"]),
     default="503",
-    show_default=True,
     help="What a run gets that is turned away at once. verl's own client comes again after 504, and not after 503.",
 )
 @click.option(
     "--max-run-timeout",
     type=click.FloatRange(0, 86_400, min_open=True),
     default=300.0,
-    show_default=True,
     help="Seconds to which longer timeouts of requests are cut.",
 )
 @click.option(
     "--memory-mb",
     type=click.IntRange(16),
     default=1024,
-    show_default=True,
     help="MiB of one process; a whole run may hold 1.5 times as much. Requests may ask for less.",
 )
-@click.option(
-    "--max-body-mb",
-    type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="MiB of a request; larger ones get 413.",
-)
-@click.option(
-    "--max-sessions", type=click.IntRange(0), default=256, show_default=True, help="Sessions that may be open."
-)
+@click.option("--max-body-mb", type=click.IntRange(1), default=16, help="MiB of a request; larger ones get 413.")
+@click.option("--max-sessions", type=click.IntRange(0), default=256, help="Sessions that may be open.")
 @click.option(
     "--session-idle",
     type=click.FloatRange(1),
     default=600.0,
-    show_default=True,
     help="Seconds after which a session that nobody uses is ended.",
 )
 @click.option("--zygotes", type=click.IntRange(1), help="Warm interpreters of each kind; by default 1 for 4 cores.")
@@ -326,14 +306,8 @@ def _show_levels(found: Mapping[Isolation, Sequence[Probe]]) -> None:
 @_take_isolation
 @click.argument("file", type=click.File("rb"))
 @click.option("--url", help="Run on this service instead of on this machine.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 86_400, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="Seconds of wall time.",
-)
-@click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
+@click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, help="Seconds of wall time.")
+@click.option("--memory-mb", type=click.IntRange(16), default=1024, help="MiB of one process.")
 @click.option("--stdin", "stdin", type=click.File("rb"), help="File with the input of the program; - for our own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON object.")
 def run_file(
@@ -391,10 +365,8 @@ def run_file(
 @click.option("--http", is_flag=True, help="Listen at --host and --port, path /mcp, instead of stdin and stdout.")
 @take_address(8082)
 @take_hosts
-@click.option("--memory-mb", type=click.IntRange(16), default=1024, show_default=True, help="MiB of one process.")
-@click.option(
-    "--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Sessions that may be open."
-)
+@click.option("--memory-mb", type=click.IntRange(16), default=1024, help="MiB of one process.")
+@click.option("--max-sessions", type=click.IntRange(1), default=16, help="Sessions that may be open.")
 def serve_mcp(
     isolation: str,
     weak: str | None,

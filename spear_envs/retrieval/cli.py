@@ -40,48 +40,33 @@ def retriever() -> None:
     "kind",
     type=click.Choice(["bm25", "dense", "hybrid"]),
     default="bm25",
-    show_default=True,
     help="How passages are found; dense and hybrid need --index.",
 )
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="Folder that 'spear index build' wrote.")
 @click.option("--encoder", help="Model of the index, where the index has no export of it.")
 @click.option("--ef-search", type=click.IntRange(1), help="Of HNSW: more finds more and takes longer.")
 @click.option("--nprobe", type=click.IntRange(1), help="Of IVF; likewise.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of the encoder and the index.")
-@click.option("--device", default="cpu", show_default=True, help="That encodes queries: cpu, cuda, cuda:1, …")
+@click.option("--threads", type=click.IntRange(1), default=1, help="Of the encoder and the index.")
+@click.option("--device", default="cpu", help="That encodes queries: cpu, cuda, cuda:1, …")
 @take_address(8000)
-@click.option("--cache-mb", type=click.IntRange(0), default=64, show_default=True, help="Room for past results.")
+@click.option("--cache-mb", type=click.IntRange(0), default=64, help="Room for past results.")
 @click.option(
     "--workers",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Processes that answer at the one address; they share the mapped index.",
 )
 @click.option(
-    "--max-pending",
-    type=click.IntRange(1),
-    default=4096,
-    show_default=True,
-    help="Queries that may wait; more are answered with 503.",
+    "--max-pending", type=click.IntRange(1), default=4096, help="Queries that may wait; more are answered with 503."
 )
 @click.option(
     "--deadline",
     type=click.FloatRange(0, min_open=True),
     default=30.0,
-    show_default=True,
     help="Seconds after which a request is answered with 504.",
 )
-@click.option(
-    "--batch-queries", type=click.IntRange(1), default=16, show_default=True, help="Queries of a batch; 64-256 on GPU."
-)
-@click.option(
-    "--batch-tokens",
-    type=click.IntRange(1),
-    default=512,
-    show_default=True,
-    help="Padded tokens of a batch, for encoders.",
-)
+@click.option("--batch-queries", type=click.IntRange(1), default=16, help="Queries of a batch; 64-256 on GPU.")
+@click.option("--batch-tokens", type=click.IntRange(1), default=512, help="Padded tokens of a batch, for encoders.")
 @click.pass_context
 def serve_passages(
     context: click.Context,
@@ -231,11 +216,7 @@ def _serve(
 
 @retriever.command(name="mcp")
 @click.option(
-    "--retriever",
-    "choice",
-    default="bm25",
-    show_default=True,
-    help="bm25, dense, hybrid, or the address of a retrieval service.",
+    "--retriever", "choice", default="bm25", help="bm25, dense, hybrid, or the address of a retrieval service."
 )
 @click.option("--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As for 'serve'.")
 @click.option("--index", type=click.Path(exists=True, path_type=Path), help="As for 'serve'.")

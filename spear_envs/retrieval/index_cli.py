@@ -83,10 +83,10 @@ def index() -> None:
 @click.option("--max-length", type=int, help="Tokens that are read of a text.  [default: 256, or what the model can]")
 @click.option("--adopt", type=file_type, help="Take over this faiss index, instead of building one.")
 @click.option("--vectors", type=folder_type, help="Keep the vectors here, to build other types from them.")
-@click.option("--processes", default=2, show_default=True, type=click.IntRange(1), help="That work at the same time.")
+@click.option("--processes", default=2, type=click.IntRange(1), help="That work at the same time.")
 @memory_option
-@click.option("--device", default="cpu", show_default=True, help="That encodes: cpu, cuda, cuda:1, …")
-@click.option("--ef-construction", default=EF_CONSTRUCTION, show_default=True, type=click.IntRange(1), help="Of HNSW.")
+@click.option("--device", default="cpu", help="That encodes: cpu, cuda, cuda:1, …")
+@click.option("--ef-construction", default=EF_CONSTRUCTION, type=click.IntRange(1), help="Of HNSW.")
 def build(
     corpus_path: Path,
     out: Path,
@@ -182,7 +182,7 @@ def check(folder: Path, corpus_path: Path, encoder: str | None) -> None:
 @click.option("--dimension", type=click.IntRange(1), help="Of the vectors.  [default: E5-base's 768]")
 @encoder_option
 @click.option("--type", "types", multiple=True, help=f"Types to compare.  [default: {', '.join(PLANNED)}]")
-@click.option("--cores", default=16, show_default=True, type=click.IntRange(1), help="For the times.")
+@click.option("--cores", default=16, type=click.IntRange(1), help="For the times.")
 @memory_option
 def plan(
     corpus_path: Path | None,

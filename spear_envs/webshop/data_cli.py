@@ -64,7 +64,7 @@ def folder_of(size: str) -> Path:
 
 
 @click.command()
-@click.option("--size", type=click.Choice(SIZES), default="small", show_default=True, help="1,000 products, or 1.18 M.")
+@click.option("--size", type=click.Choice(SIZES), default="small", help="1,000 products, or 1.18 M.")
 @click.option("--human", is_flag=True, help="Also the 12,087 instructions that people wrote.")
 @source_option
 @mirror_option
@@ -109,16 +109,15 @@ def _require_json(path: Path, manual: str) -> None:
 @click.option("--attributes", type=file_type, help="items_ins_v2*.json[.xz], with --items.")
 @click.option("--human-goals", type=file_type, help="items_human_ins.json[.xz], with --items.")
 @click.option("--out", type=path_type, help="Folder of the store; by default 'store' beside the files.")
-@click.option("--nouns", default=RULE, show_default=True, help="Tagger of titles: rule or spacy:MODEL.")
-@click.option("--price-seed", default=PRICE_SEED, show_default=True, help="Seed of prices and ceilings.")
+@click.option("--nouns", default=RULE, help="Tagger of titles: rule or spacy:MODEL.")
+@click.option("--price-seed", default=PRICE_SEED, help="Seed of prices and ceilings.")
 @click.option(
     "--draws",
     type=click.Choice([mode.value for mode in DrawMode]),
     default=DrawMode.KEYED.value,
-    show_default=True,
     help="Prices and ceilings by product, or from one generator as the original draws them.",
 )
-@click.option("--processes", default=2, show_default=True, help="That work beside the first; 1 for none.")
+@click.option("--processes", default=2, help="That work beside the first; 1 for none.")
 @click.option("--limit", type=int, help="Use only the first so many records.")
 def build(
     size: str | None,

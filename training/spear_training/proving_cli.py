@@ -12,10 +12,10 @@ from spear_envs.core.errors import SpearError
 
 
 @click.command("prove-gpu")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prove-gpu"), show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prove-gpu"))
 @click.option(
-    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
-    help="cpu takes the same steps at small sizes.",
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda",
+    help="cpu takes the same steps at small sizes."
 )  # fmt: skip
 @click.option("--only", multiple=True, metavar="STEP", help="Take this step alone; may be given more than once.")
 def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:

@@ -15,27 +15,20 @@ _FILE = click.Path(path_type=Path)
 @click.option("--model", type=_FILE, required=True, help="Folder or name of a causal language model (spear models).")
 @click.option("--data", type=_FILE, required=True, multiple=True, help="File of `spear collect`; may be repeated.")
 @click.option("--out", type=_FILE, required=True, help="Run folder: checkpoints, metrics, log; the result in model/.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the samples.")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples of an optimiser step.")
-@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-5, show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=1, help="Passes over the samples.")
+@click.option("--batch", type=click.IntRange(1), default=32, help="Samples of an optimiser step.")
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=1e-5)
+@click.option("--max-length", type=click.IntRange(2), default=16384, help="Longest sample in tokens.")
 @click.option(
-    "--max-length", type=click.IntRange(2), default=16384, show_default=True, help="Longest sample in tokens."
-)
-@click.option(
-    "--overlong",
-    type=click.Choice(["drop", "truncate"]),
-    default="drop",
-    show_default=True,
-    help="What happens to longer ones.",
+    "--overlong", type=click.Choice(["drop", "truncate"]), default="drop", help="What happens to longer ones."
 )
 @click.option("--keep-lost", is_flag=True, help="Learn from lost episodes too.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of the samples.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of the samples.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
-    show_default=True,
     help="Of the computation on a CPU: bfloat16 where it has AMX and the model is not tiny, else float32.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")

@@ -40,8 +40,8 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--valid-split", type=SPLIT, help="Where the result is measured.")
 @click.option("--panel-tasks", type=int, help="Its leading tasks that are played; 0 for none.")
 @click.option("--target", type=float, help="Train on below this success on them.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Compute threads.")
+@click.option("--seed", type=int, default=0)
+@click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
 def warmstart(
     env_id: str, out: Path, env_keywords: tuple[str, ...], threads: int, overwrite: bool, **given: Any

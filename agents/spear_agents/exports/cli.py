@@ -33,9 +33,7 @@ class Form(str, Enum):
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--form", type=click.Choice([form.value for form in Form]), required=True, help="What to write.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of a dataset.")
-@click.option(
-    "--per-task", type=click.IntRange(1), default=4, show_default=True, help="Most pairs of one task (pairs only)."
-)
+@click.option("--per-task", type=click.IntRange(1), default=4, help="Most pairs of one task (pairs only).")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder, where RUN's model is elsewhere now.")
 def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None) -> None:
     """Write the episodes of RUN, a folder of spear eval --out, for other tools.

@@ -27,7 +27,7 @@ TOKEN_VARIABLE = "SPEAR_GATEWAY_TOKEN"
 @take_address(8500)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for episodes.jsonl, which `spear view` shows.")
 @click.option("--calls", type=click.IntRange(1), help="Calls of the model in an episode; default: 8 times its turns.")
-@click.option("--idle", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+@click.option("--idle", type=click.FloatRange(0, min_open=True), default=600.0,
               help="Seconds without a request after which an episode ends.")  # fmt: skip
 def gateway(
     env_id: str,

@@ -27,9 +27,7 @@ from spear_envs.cli import read_keywords
 from spear_envs.core import SpearError
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
-LEDGER = click.option(
-    "--ledger", type=FOLDER, default=Path("results"), show_default=True, help="Folder of the entries."
-)
+LEDGER = click.option("--ledger", type=FOLDER, default=Path("results"), help="Folder of the entries.")
 MOST_TOLD = 10
 
 
@@ -134,7 +132,7 @@ def ledger() -> None:
 @click.option("--panel", "panel_name", required=True, help="Official panel, or the file of one.")
 @click.option("--name", required=True, help="Of the entry.")
 @click.option("--model", help="What the model is called; default: the end of its path.")
-@click.option("--notes", default="", help="A sentence for readers.")
+@click.option("--notes", default="", show_default=False, help="A sentence for readers.")
 @LEDGER
 def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, ledger: Path) -> None:
     """Write the entry of RUN, a folder of spear eval --panel … --out.

@@ -16,10 +16,10 @@ def take_address(port: int) -> Callable[[F], F]:
     """Give a command ``--host`` and ``--port``, which is ``port`` by default."""
 
     def take(command: F) -> F:
-        asked = click.option(
-            "--port", type=click.IntRange(0, 65535), default=port, show_default=True, help="Port; 0 takes a free one."
-        )(command)
-        return click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")(asked)
+        asked = click.option("--port", type=click.IntRange(0, 65535), default=port, help="Port; 0 takes a free one.")(
+            command
+        )
+        return click.option("--host", default="127.0.0.1", help="Address to listen on.")(asked)
 
     return take
 

@@ -22,25 +22,18 @@ _FOR_MCP = ("task", "seed", "out")
 @click.command()
 @click.argument("env_id", type=ENV)
 @click.option("--env", "pairs", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
-@click.option("--template", default="default", show_default=True, help="Prompt template of the environment.")
+@click.option("--template", default="default", help="Prompt template of the environment.")
 @take_address(8400)
 @click.option(
-    "--max-sessions",
-    type=click.IntRange(1, 4096),
-    default=64,
-    show_default=True,
-    help="Clients at a time; further ones are turned away.",
+    "--max-sessions", type=click.IntRange(1, 4096), default=64, help="Clients at a time; further ones are turned away."
 )
 @click.option(
     "--idle",
     type=click.FloatRange(0, min_open=True),
     default=900.0,
-    show_default=True,
     help="Seconds without a message after which a session ends.",
 )
-@click.option(
-    "--max-message-mb", type=click.IntRange(1), default=4, show_default=True, help="MiB of one message of a client."
-)
+@click.option("--max-message-mb", type=click.IntRange(1), default=4, help="MiB of one message of a client.")
 @click.option("--mcp", is_flag=True, help="One episode as tools of MCP, over stdin and stdout (extra 'mcp').")
 @click.option("--task", help="With --mcp: id of the task.  [default: the seed draws it]")
 @click.option("--seed", type=click.IntRange(0), help="With --mcp: of the episode.")

@@ -29,9 +29,7 @@ def lab() -> None:
 @lab.command("run")
 @FILE
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
-@click.option(
-    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Runs at a time; the trainer's take turns."
-)
+@click.option("--jobs", type=click.IntRange(1), default=2, help="Runs at a time; the trainer's take turns.")
 def run(file: Path, out: Path, jobs: int) -> None:
     """Make the runs of FILE that are missing in --out; stopped anywhere, the same command resumes.
 

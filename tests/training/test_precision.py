@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 from spear_envs.core.errors import SpearError  # noqa: E402
 from spear_training import precision  # noqa: E402
 from spear_training.launch import compose_config  # noqa: E402
-from spear_training.precision import TINY, choose_dtype, has_amx, measure_weights  # noqa: E402
+from spear_training.precision import TINY, choose_dtype, keep_dtype, measure_weights, prefers_bfloat16  # noqa: E402
 from tests.training.conftest import TINY_CONFIG  # noqa: E402
 
 DTYPE = "actor_rollout_ref.rollout.dtype"
@@ -30,13 +31,13 @@ def make_folder(folder: Path, size: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("size", "amx", "expected"),
+    ("size", "faster", "expected"),
     [(TINY, True, "bfloat16"), (TINY - 1, True, "float32"), (TINY, False, "float32"), (None, True, "float32")],
 )
-def test_bfloat16_is_for_large_models_on_a_cpu_that_multiplies_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, amx: bool, expected: str
+def test_bfloat16_is_for_large_models_on_a_cpu_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, faster: bool, expected: str
 ) -> None:
-    monkeypatch.setattr(precision, "has_amx", lambda: amx)
+    monkeypatch.setattr(precision, "prefers_bfloat16", lambda: faster)
     folder = tmp_path / "model"
     if size is not None:
         make_folder(folder, size)
@@ -46,8 +47,27 @@ def test_bfloat16_is_for_large_models_on_a_cpu_that_multiplies_it(
         choose_dtype("float16", 0)
 
 
-def test_the_cpu_says_what_it_can() -> None:
-    assert has_amx() == bool(torch.cpu.get_capabilities().get("amx_bf16"))
+@pytest.mark.parametrize(("slow", "expected"), [(torch.float32, True), (torch.bfloat16, False), (None, False)])
+def test_the_faster_type_is_found_by_a_trial(
+    monkeypatch: pytest.MonkeyPatch, slow: torch.dtype | None, expected: bool
+) -> None:
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
+        assert left.dtype == right.dtype and left.shape[1] == right.shape[0]
+        time.sleep(0.01 if left.dtype == slow else 0.002)
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    prefers_bfloat16.cache_clear()
+    assert prefers_bfloat16() == expected
+    prefers_bfloat16.cache_clear()
+
+
+def test_a_resumed_run_keeps_its_type(tmp_path: Path) -> None:
+    earlier = tmp_path / "config.yaml"
+    assert keep_dtype("auto", "a.dtype", earlier) == keep_dtype("auto", "a.dtype", None) == "auto"
+    earlier.write_text("a: {dtype: bfloat16}\n")
+    assert keep_dtype("auto", "a.dtype", earlier) == "bfloat16"
+    assert keep_dtype("float32", "a.dtype", earlier) == "float32", "the user has the last word"
+    assert keep_dtype("auto", "b.dtype", earlier) == "auto", "a run from before this key"
 
 
 @pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
@@ -62,7 +82,7 @@ def test_one_key_sets_rollouts_actor_reference_and_critic(tmp_path: Path, chosen
 
 
 def test_a_tiny_policy_stays_float32_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "has_amx", lambda: True)
+    monkeypatch.setattr(precision, "prefers_bfloat16", lambda: True)
     model = make_folder(tmp_path / "model", TINY - 1)
     for overrides in (("preset=demo", f"actor_rollout_ref.model.path={model}"), ("preset=demo", "model=tiny")):
         assert compose_config(overrides, tmp_path / "run").actor_rollout_ref.rollout.dtype == "float32"

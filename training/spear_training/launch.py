@@ -129,7 +129,7 @@ def compose_training(
         bring_config(store, out)
     with open_dict(config):
         config.actor_rollout_ref.model.path = model = _resolve_model(config, settings, out, console)
-        resolve_dtype(config, measure_weights(Path(model)))
+        resolve_dtype(config, measure_weights(Path(model)), out / CONFIG_FILE)
         config.spear.env.valid_split = settings.env.valid_split
         if settings.agent is not None:
             config.spear.agent = resolve_program(settings.agent)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from functools import lru_cache
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from spear_envs.core.errors import SpearError
 
@@ -12,6 +14,8 @@ AUTO = "auto"
 DTYPES = ("float32", "bfloat16")
 TINY = 20 * 2**20
 """Bytes of weights below which bfloat16 saves nothing."""
+WORTH = 1.25
+"""Times as fast as float32 that bfloat16 must be to be chosen."""
 _ROLLOUT = "actor_rollout_ref.rollout.dtype"
 _TRAINER = "fsdp_config.mixed_precision.param_dtype"
 
@@ -24,8 +28,8 @@ def measure_weights(folder: Path) -> int:
 def choose_dtype(chosen: str, weights: float) -> str:
     """What ``chosen`` means for a model on this CPU.
 
-    ``auto`` is bfloat16 on a CPU that multiplies matrices of it (AMX), where it is several times as fast; without AMX
-    it is half as fast as float32. A tiny model stays float32, and so does one that is not made yet.
+    ``auto`` is bfloat16 where this CPU multiplies matrices of it faster than those of float32, which a short trial
+    tells. A tiny model stays float32, and so does one that is not made yet.
 
     Args:
         chosen: ``auto``, ``float32`` or ``bfloat16``.
@@ -38,23 +42,50 @@ def choose_dtype(chosen: str, weights: float) -> str:
         return chosen
     if chosen != AUTO:
         raise SpearError(f"no dtype {chosen!r} on a CPU: take {AUTO}, {' or '.join(DTYPES)}")
-    return DTYPES[weights >= TINY and has_amx()]
+    return DTYPES[weights >= TINY and prefers_bfloat16()]
 
 
-def resolve_dtype(config: DictConfig, weights: float) -> None:
-    """Write what ``auto`` means for the rollouts into a configuration; on a GPU it is the trainer's type."""
+def resolve_dtype(config: DictConfig, weights: float, earlier: Path | None = None) -> None:
+    """Write what ``auto`` means for the rollouts into a configuration; on a GPU it is the trainer's type.
+
+    Args:
+        config: composed.
+        weights: bytes of the model's weights.
+        earlier: configuration of the run that this one resumes; its choice stays.
+    """
     rollout = config.actor_rollout_ref.rollout
     if config.trainer.device == "cpu":
-        rollout.dtype = choose_dtype(str(rollout.dtype), weights)
+        rollout.dtype = choose_dtype(keep_dtype(str(rollout.dtype), _ROLLOUT, earlier), weights)
     elif rollout.dtype == AUTO:
         rollout.dtype = "bfloat16"
 
 
-def has_amx() -> bool:
-    """Whether this CPU multiplies matrices of bfloat16."""
-    from torch.cpu import get_capabilities
+def keep_dtype(chosen: str, key: str, earlier: Path | None) -> str:
+    """``chosen``, or for ``auto`` what the configuration ``earlier`` has at ``key``, if there is one."""
+    if chosen != AUTO or earlier is None or not earlier.is_file():
+        return chosen
+    return str(OmegaConf.select(OmegaConf.load(earlier), key, default=AUTO))
 
-    return bool(get_capabilities().get("amx_bf16"))
+
+@lru_cache(maxsize=1)
+def prefers_bfloat16() -> bool:
+    """Whether this CPU multiplies matrices of bfloat16 clearly faster than those of float32.
+
+    It is tried, since the instructions that a CPU has do not tell: of two with AVX-512's and without AMX, bfloat16 was
+    half as fast on one and twice on the other.
+    """
+    import torch
+
+    def time_product(dtype: torch.dtype) -> float:
+        left, right = (torch.ones(512, 1024).to(dtype) for _ in range(2))
+        seconds = []
+        for _ in range(8):
+            start = time.perf_counter()
+            torch.mm(left, right.T)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    return WORTH * time_product(torch.bfloat16) <= time_product(torch.float32)
 
 
 def check_precision(config: DictConfig) -> None:

@@ -29,7 +29,7 @@ _FILE = click.Path(path_type=Path)
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16"]),
     default="auto",
-    help="Of the computation on a CPU: bfloat16 where it has AMX and the model is not tiny, else float32.",
+    help="Of the computation on a CPU: bfloat16 where it is the faster one and the model is not tiny, else float32.",
 )
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def sft(out: Path, data: tuple[Path, ...], overlong: str, device: str, **options: Any) -> None:

@@ -68,7 +68,7 @@ def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:
 def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = []
     for amx in (True, False):
-        monkeypatch.setattr(precision, "has_amx", lambda amx=amx: amx)
+        monkeypatch.setattr(precision, "prefers_bfloat16", lambda amx=amx: amx)
         made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu")
         rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
         widths.append(rollout["engine's weights"] / made["parameters"])

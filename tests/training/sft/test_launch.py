@@ -186,7 +186,7 @@ def test_progress_and_what_was_left_out_are_told() -> None:
 def test_the_type_of_a_fine_tuning_is_chosen_by_cpu_and_model(
     settings: SftSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "has_amx", lambda: True)
+    monkeypatch.setattr(precision, "prefers_bfloat16", lambda: True)
 
     def compose(**changes: Any) -> Any:
         return compose_sft(replace(settings, **changes), tmp_path / "run", {}, 5).engine.get("mixed_precision")

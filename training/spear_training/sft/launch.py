@@ -27,7 +27,7 @@ from spear_training.attention import check_exchange, resolve_attention
 from spear_training.checkpoints import compare_configs
 from spear_training.launch import CONFIG_FILE, check_override, flatten_config
 from spear_training.planning.fitting import find_room, fit_tuning
-from spear_training.precision import AUTO, choose_dtype, measure_weights
+from spear_training.precision import AUTO, choose_dtype, keep_dtype, measure_weights
 from spear_training.runs import RESUME_HINT, Reading, show_progress
 from spear_training.sft.data import Observer, Preparation, prepare_samples
 from spear_training.sft.samples import Overlong, SampleReader
@@ -150,7 +150,8 @@ def compose_sft(settings: SftSettings, out: Path, facts: dict[str, Any], longest
         config.trainer.default_local_dir = str((out / "checkpoints").resolve())
         if settings.device == "cpu":
             precision = config.engine.mixed_precision
-            precision.param_dtype = choose_dtype(str(precision.param_dtype), measure_weights(settings.model))
+            chosen = keep_dtype(str(precision.param_dtype), "engine.mixed_precision.param_dtype", out / CONFIG_FILE)
+            precision.param_dtype = choose_dtype(chosen, measure_weights(settings.model))
         config.data.max_token_len_per_gpu = max(int(config.data.max_token_len_per_gpu), longest)
         config.spear = facts
     if config.engine.strategy not in STRATEGIES:

@@ -66,7 +66,7 @@ def plan(
     if device_memory is not None:
         room = device_memory * GIB
     else:
-        room = SHARE * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
+        room = SHARE["cpu"] * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
     made = make_plan(config, known, measured, room, overrides)
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=1))

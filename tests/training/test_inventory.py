@@ -20,8 +20,9 @@ from spear_envs.cli import ABSENT, SUMMARIES
 from spear_training import inventory
 from spear_training.catalogue_cli import presets
 from spear_training.choices import list_choices
-from spear_training.inventory import Need, PresetListing, list_presets, survey_models, survey_presets
+from spear_training.inventory import Need, PresetListing, survey_models, survey_presets
 from spear_training.launch import compose_config
+from spear_training.presets import list_presets
 from spear_training.settings import RunSettings
 from tests.spear_envs.test_catalogue import write_shop
 

@@ -16,8 +16,9 @@ from spear_agents.models.listing import ModelListing, Place, describe_hub, descr
 from spear_envs.catalogue import find_collections, list_unreadable
 from spear_envs.cli import find_requirement
 from spear_envs.data.space import format_bytes
-from spear_training.choices import CONFIG, find_user_folder, list_choices, list_official, read_config
+from spear_training.choices import CONFIG, find_user_folder, list_choices, read_config
 from spear_training.planning.architecture import read_known
+from spear_training.presets import list_presets
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,6 @@ def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelList
     if path in KNOWN:
         return describe_known(path, name)
     return describe_hub(path, name, title, read_known().get(path, {}).get("parameters"))
-
-
-def list_presets() -> list[str]:
-    """List the names of the paper's presets, sorted."""
-    return [name.rpartition("/")[2] for name in list_official()]
 
 
 def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from spear_training.inventory import list_presets
-from tests.training.presets.table import load_preset
+from spear_training.presets import list_presets, load_preset
 
 COLUMNS = ("alfworld", "webshop", "math", "sokoban", "search")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spear_training.choices import OFFICIAL
+from spear_envs.core.errors import SpearError
+from spear_training.choices import OFFICIAL, list_official
 
 FLAVOURS = ("paper", OFFICIAL)
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -46,13 +48,28 @@ EPOCHS = {"spear/CodeInterpreter-v0": 1, "spear/SearchR1-v0": 20}
 """``max_epochs`` where ``num_steps`` decides, so that no configuration has it."""
 
 
+def list_presets() -> list[str]:
+    """Names of the paper's presets, sorted; all are there as the authors' code has them, too."""
+    return [name.rpartition("/")[2] for name in list_official()]
+
+
 def load_preset(name: str, flavour: str = "paper") -> dict[str, Any]:
     """Hyper-parameters of an experiment as a flat mapping (``tab:hyperparams_value``).
 
     Args:
-        name: such as ``"alfworld_qwen2.5_7b"``; ``"alfworld"`` is its column.
+        name: one of :func:`list_presets`, such as ``"alfworld_qwen2.5_7b"``; ``"alfworld"`` is its column.
         flavour: ``"paper"`` for what the paper says, ``"official"`` for what the authors' published code does.
+
+    Raises:
+        SpearError: the name or the flavour is unknown.
     """
+    names = list_presets()
+    if name not in names:
+        near = difflib.get_close_matches(str(name), names, 1)
+        hint = f"did you mean {near[0]}? There are" if near else "choose one of"
+        raise SpearError(f"there is no preset {name!r}; {hint} {', '.join(names)}")
+    if flavour not in FLAVOURS:
+        raise SpearError(f"a preset has no flavour {flavour!r}; choose {' or '.join(FLAVOURS)}")
     return dict(_read_rows(f"{OFFICIAL}/{name}" if flavour == OFFICIAL else name))
 
 

@@ -305,7 +305,7 @@ def test_rooms_know_only_what_they_may() -> None:
         ("spear_training/cli.py", "import importlib\nimportlib.import_module('verl.trainer')"),
         ("spear_training/algorithms/losses.py", "import verl"),
         ("spear_training/algorithms/losses.py", "from spear_envs.core import SpearEnv"),
-        ("spear_training/algorithms/losses.py", "from spear_training.presets import list_presets"),
+        ("spear_training/algorithms/losses.py", "from spear_training.presets import load_preset"),
         ("spear_training/cli.py", "import matplotlib.pyplot"),
         ("spear_training/cli.py", "import scipy"),
         ("spear_sandbox/client.py", "import spear_envs"),

@@ -67,8 +67,8 @@ def test_weights_and_optimiser_wait_elsewhere_on_one_gpu() -> None:
 
 def test_a_plan_counts_the_type_that_a_training_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = []
-    for amx in (True, False):
-        monkeypatch.setattr(precision, "prefers_bfloat16", lambda amx=amx: amx)
+    for faster in (True, False):
+        monkeypatch.setattr(precision, "prefers_bfloat16", lambda faster=faster: faster)
         made = ask("preset=alfworld_qwen2.5_1.5b", "cluster=cpu")
         rollout = {item["name"]: item["bytes"] for item in made["memory"]["rollout"]}
         widths.append(rollout["engine's weights"] / made["parameters"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from enum import Enum
@@ -195,7 +196,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Comparison(Record):
+class Comparison(Record, ABC):
     """What is compared, and how. The primary measure is the success on ``panel`` when the budget is used up.
 
     Attributes:
@@ -228,17 +229,17 @@ class Comparison(Record):
         for pair in self.compare:
             self.check_pair(pair)
 
+    @abstractmethod
     def check_arm(self, name: str, arm: Arm) -> None:
         """Do nothing if the arm can be run.
 
         Raises:
             SpearError: it cannot.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def describe_measure(self) -> str:
         """How success is measured, for the report."""
-        raise NotImplementedError
 
     def check_pair(self, pair: tuple[str, str]) -> None:
         """Do nothing if both are arms.

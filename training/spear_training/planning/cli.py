@@ -50,7 +50,7 @@ def plan(
     from spear_agents.metrics import read_history
     from spear_envs.core.memory import find_free_memory
     from spear_training.launch import compose_config
-    from spear_training.planning.fitting import SHARE
+    from spear_training.planning.fitting import CPU_SHARE
     from spear_training.planning.memory import GIB
     from spear_training.planning.report import make_plan, print_plan
     from spear_training.planning.step import Texts
@@ -66,7 +66,7 @@ def plan(
     if device_memory is not None:
         room = device_memory * GIB
     else:
-        room = SHARE["cpu"] * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
+        room = CPU_SHARE * find_free_memory() if config.trainer.device == "cpu" else 80.0 * GIB
     made = make_plan(config, known, measured, room, overrides)
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=1))

@@ -19,8 +19,10 @@ from spear_training.planning.memory import GIB, Item, Trainer, read_width, size_
 
 ENOUGH = 2048
 """Tokens of a micro-batch beyond which larger ones are hardly faster: for fewer, activations are made again."""
-SHARE = {"cpu": 0.8, "gpu": 0.9}
-"""Of the free memory that a training may take. On a CPU its parts are estimates, and Ray kills workers at 95 %."""
+CPU_SHARE = 0.8
+"""Of the free memory that a training may take: its parts are estimates, and Ray kills workers at 95 %."""
+GPU_SHARE = 0.9
+"""Of a card's memory that a training may take."""
 CARDS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 Keys = tuple[str, str]
 """Where a configuration has tokens of a micro-batch, and gradient checkpointing."""
@@ -209,9 +211,9 @@ def _write(config: DictConfig, values: dict[str, Any]) -> None:
 def find_room(device: str) -> float | None:
     """Bytes that a training may take: a share of what is free here, or of the smallest GPU; None if unknown."""
     if device == "cpu":
-        return SHARE["cpu"] * find_free_memory()
+        return CPU_SHARE * find_free_memory()
     if shutil.which(CARDS[0]) is None:
         return None
     done = subprocess.run(CARDS, capture_output=True, text=True, timeout=60, check=False)
     sizes = [int(line) * 2**20 for line in done.stdout.split() if line.isdigit()]
-    return SHARE["gpu"] * min(sizes) if sizes and not done.returncode else None
+    return GPU_SHARE * min(sizes) if sizes and not done.returncode else None

@@ -133,20 +133,21 @@ def ledger() -> None:
 @click.option("--name", required=True, help="Of the entry.")
 @click.option("--model", help="What the model is called; default: the end of its path.")
 @click.option("--notes", default="", show_default=False, help="A sentence for readers.")
+@click.option("--publish", is_flag=True, help="Copy the model beside the entry, for others to play it.")
 @LEDGER
-def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, ledger: Path) -> None:
+def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, publish: bool, ledger: Path) -> None:
     """Write the entry of RUN, a folder of spear eval --panel … --out.
 
     \b
       spear ledger add runs/first --panel sokoban-tiny --name my-model-1
     """
-    click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes))
+    click.echo(add_entry(run, panel_name, name, ledger, model=model, notes=notes, publish=publish))
 
 
 @ledger.command("verify")
 @click.argument("names", nargs=-1)
 @LEDGER
-@click.option("--play", is_flag=True, help="Also play scripted players again, and compare every episode.")
+@click.option("--play", is_flag=True, help="Also play scripted players and published models again.")
 @click.option("--run", type=FOLDER, help="A run of your own of the one entry named: is it within the interval?")
 @click.option(
     "--page", type=click.Path(path_type=Path, dir_okay=False), help="A leaderboard that must be the ledger's."
@@ -167,10 +168,11 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
     failed = 0
     for entry in entries:
         told = check_entry(entry)
-        again = check_again(entry) if play else None
-        told += again or []
+        fits, words = (check_again(entry, ledger) if play else None) or (True, "")
+        if not fits:
+            told.append(words)
         failed += bool(told)
-        how = " (played again)" if again == [] else ""
+        how = f" ({words})" if words else ""
         click.echo(f"{entry.name}: " + ("; ".join(told) if told else f"holds, {_percent(entry.recompute())}{how}"))
     if run is not None:
         fits, words = check_run(entries[0], run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import spear_envs
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import write_text
+from spear_agents.files import digest_model, write_text
 from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
@@ -53,6 +54,8 @@ class Entry:
     success: Mapping[str, Any]
     """Mean over tasks with its interval, computed from the outcomes."""
     notes: str = ""
+    weights: str | None = None
+    """Folder of the model, beside the entry's file, where it is published."""
 
     def recompute(self) -> Estimate:
         """The success from the outcomes."""
@@ -82,7 +85,14 @@ def _collect(episodes: Sequence[Trajectory], panel: Panel) -> tuple[dict[str, li
 
 
 def add_entry(
-    run: Path, panel_name: str, name: str, folder: Path, *, model: str | None = None, notes: str = ""
+    run: Path,
+    panel_name: str,
+    name: str,
+    folder: Path,
+    *,
+    model: str | None = None,
+    notes: str = "",
+    publish: bool = False,
 ) -> Path:
     """Write the entry of a finished run; returns its file.
 
@@ -93,9 +103,10 @@ def add_entry(
         folder: the ledger.
         model: what the model is called; by default the end of its path.
         notes: a sentence for readers.
+        publish: copy the model's folder beside the entry, so that anybody can play it again.
 
     Raises:
-        SpearError: the run is not on that panel, is not whole, or the entry exists.
+        SpearError: the run is not on that panel or not whole, the entry exists, or the model to publish has changed.
     """
     path = folder / f"{name}.json"
     if path.exists():
@@ -115,7 +126,9 @@ def add_entry(
     if missing := {task["id"] for task in written["tasks"]} ^ outcomes.keys():
         raise SpearError(f"{run} does not hold the tasks of panel {panel.name}: {len(missing)} differ.")
     shown = model or (Path(str(settings["model"])).name if settings.get("model") else None)
-    player = f"--engine {engine}" + (f" --model {shown}" if shown else "")
+    weights = _publish(settings, name, folder) if publish else None
+    played = f"{folder.name}/{weights}" if weights else shown
+    player = f"--engine {engine}" + (f" --model {played}" if played else "")
     entry = Entry(
         name=name,
         panel=panel.name,
@@ -131,9 +144,22 @@ def add_entry(
         digest=digest_outcomes(outcomes, scores),
         success=plain_estimate(estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()])),
         notes=notes,
+        weights=weights,
     )
     write_text(path, json.dumps(asdict(entry)) + "\n")
     return path
+
+
+def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
+    """Copy the model of a run into the ledger's folder; returns where it is there."""
+    source = Path(str(settings.get("model")))
+    if not source.is_dir():
+        raise SpearError(f"{source} is not the folder of a model: --publish copies one.")
+    if digest_model(source) != settings.get("model_digest"):
+        raise SpearError(f"{source} holds other weights than the run was played with: play the panel again.")
+    weights = f"policies/{name}"
+    shutil.copytree(source, folder / weights, dirs_exist_ok=True)
+    return weights
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:
@@ -170,14 +196,30 @@ def check_entry(entry: Entry) -> list[str]:
     return told
 
 
-def check_again(entry: Entry) -> list[str] | None:
-    """Play an entry of a scripted player once more; what differs, or None where a model is needed."""
-    if entry.engine not in SCRIPTED:
+def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
+    """Play an entry once more: whether it holds, in words. None where its model was not published.
+
+    A scripted player must end every episode as recorded. A model must come out within the entry's interval, since the
+    last digits of a float, and with them some sampled tokens, differ between processors.
+
+    Raises:
+        SpearError: the published model is not the entry's.
+    """
+    panel, engine = open_panel(entry.panel), EngineKind(entry.engine)
+    if entry.engine in SCRIPTED:
+        outcomes, scores = _collect(
+            run_evaluation(panel.make_settings(EvalSettings(panel.env_id, engine))).trajectories, panel
+        )
+        same = digest_outcomes(outcomes, scores) == entry.digest
+        return same, "played again" if same else "played again, episodes end differently"
+    if entry.weights is None:
         return None
-    panel = open_panel(entry.panel)
-    settings = panel.make_settings(EvalSettings(panel.env_id, EngineKind(entry.engine)))
-    outcomes, scores = _collect(run_evaluation(settings).trajectories, panel)
-    return [] if digest_outcomes(outcomes, scores) == entry.digest else ["played again, episodes end differently"]
+    model = folder / entry.weights
+    if not model.is_dir() or digest_model(model) != entry.model_digest:
+        raise SpearError(f"{model} does not hold the weights of {entry.name}: restore the folder from the repository.")
+    settings = panel.make_settings(EvalSettings(panel.env_id, engine, model=str(model)))
+    fits, words = _compare(entry, *_collect(run_evaluation(settings, deterministic=True).trajectories, panel))
+    return fits, f"played again: {words}"
 
 
 def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
@@ -189,6 +231,11 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
     outcomes, scores = _collect(read_last(run / EPISODES), open_panel(entry.panel))
     if outcomes.keys() != entry.outcomes.keys():
         raise SpearError(f"{run} is on other tasks than {entry.name}: play panel {entry.panel}.")
+    return _compare(entry, outcomes, scores)
+
+
+def _compare(entry: Entry, outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> tuple[bool, str]:
+    """Whether a run's success lies within the interval of an entry, in words."""
     found, recorded = estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()]), entry.recompute()
     if digest_outcomes(outcomes, scores) == entry.digest:
         return True, f"{_percent(found)}: the same episodes"

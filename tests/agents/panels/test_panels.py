@@ -146,6 +146,30 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     assert "the digest is not" in call(ledger, "verify", "--ledger", folder, code=1)
 
 
+def test_a_published_model_is_played_again(runs: Path, tiny_model: Path, tmp_path: Path) -> None:
+    file, folder, model = runs / "small.json", tmp_path / "results", tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    play = ("--panel", file, "--engine", "hf", "--model", model, "--out", tmp_path / "run")
+    call(evaluate, *play)
+    add = ("add", tmp_path / "run", "--panel", file, "--ledger", folder, "--publish")
+    call(ledger, *add, "--name", "tiny", "--model", "a tiny model")
+    path = folder / "tiny.json"
+    entry = json.loads(path.read_text())
+    assert entry["model"] == "a tiny model" and entry["command"].endswith("--model results/policies/tiny")
+    path.write_text(json.dumps(entry | {"panel": str(file)}))
+    verify = ("verify", "--ledger", folder, "--play")
+    assert "tiny: holds" in (told := call(ledger, *verify)) and "(played again: " in told
+    with pytest.raises(SpearError, match="is not the folder of a model"):
+        call(ledger, "add", runs / "random", *add[2:], "--name", "none")
+    config = json.loads((folder / "policies" / "tiny" / "config.json").read_text())
+    for weights in (model, folder / "policies" / "tiny"):
+        (weights / "config.json").write_text(json.dumps(config | {"initializer_range": 0.5}))
+    with pytest.raises(SpearError, match="other weights than the run was played with"):
+        call(ledger, *add, "--name", "other")
+    with pytest.raises(SpearError, match="does not hold the weights of tiny"):
+        call(ledger, *verify)
+
+
 @pytest.mark.slow
 def test_the_ledger_of_this_project_holds_and_its_page_is_made_of_it() -> None:
     call(ledger, "verify", "--ledger", ROOT / "results", "--page", ROOT / "docs" / "leaderboard.md")

@@ -180,7 +180,7 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
         click.echo(f"{run}: {words}")
     if page is not None and page.read_text(encoding="utf-8") != format_leaderboard(every):
         failed += 1
-        click.echo(f"{page} is not made of this ledger: spear leaderboard --out {page}")
+        click.echo(f"{page} does not match this ledger: run spear leaderboard --out {page}")
     if failed:
         raise SystemExit(1)
 

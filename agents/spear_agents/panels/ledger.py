@@ -265,8 +265,8 @@ def format_leaderboard(entries: Sequence[Entry]) -> str:
     """The ledger as a page in Markdown: a table for each panel, the best first."""
     parts = [
         "# Leaderboard",
-        "Made of the files in `results/` by `spear leaderboard`; `spear ledger verify` computes every number anew."
-        " Intervals are 95 %, over tasks: they do not tell how much another training of the same kind would differ.",
+        "`spear leaderboard` writes this page from the files in `results/`, and `spear ledger verify` recomputes every"
+        " figure. The 95 % intervals are over tasks; another training may differ by more.",
     ]
     for name in dict.fromkeys(entry.panel for entry in entries):
         panel = open_panel(name)

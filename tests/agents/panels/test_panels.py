@@ -130,7 +130,7 @@ def test_a_ledger_is_computed_anew(runs: Path, tmp_path: Path) -> None:
     assert page.index("| expert | 100.0") < page.index("| random |")
     call(ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md")
     (tmp_path / "page.md").write_text(page.replace("100.0", "100.1"))
-    assert "is not made of this ledger" in call(
+    assert "does not match this ledger" in call(
         ledger, "verify", "--ledger", folder, "--page", tmp_path / "page.md", code=1
     )
     with pytest.raises(SpearError, match="an entry is never changed"):

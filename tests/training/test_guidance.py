@@ -106,6 +106,7 @@ QUIET = {
     "entropy/token-mean": 1.0,
     "clip/ppo_fraction": 0.02,
     "groups/equal": 0.3,
+    "groups/same_outcome": 0.4,
     "success/all": 0.4,
     "rows/trained": 100.0,
     "mask/void": 0.1,
@@ -191,6 +192,7 @@ def test_a_run_that_goes_wrong_is_told_with_the_mend(topic: str) -> None:
         (run(replay__failed=0.74), {"sil": {"gamma": "success"}}, "require_tool_call"),
         (run(replay__failed=0.74, spear__mu=0.0), {"reward": {"format": "none"}}, "easier tasks"),
         (run(sampling__differing=0.2, success__all=0.01), {}, "easier"),
+        (run(groups__same_outcome=0.9, spear__mu=0.0), {"advantage": {"normalize_std": True}}, "format=none"),
     ],
 )
 def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dict[str, Any], mend: str) -> None:
@@ -203,6 +205,9 @@ def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dic
     [
         (run(groups__equal=1.0), {"advantage": {"estimator": "gae"}}),
         (run(without=DRAWS), {"sil": {"enabled": False}}),
+        (run(groups__same_outcome=0.9, spear__mu=0.0), {"advantage": {"normalize_std": False}}),
+        (run(groups__same_outcome=0.9, spear__mu=0.1), {"advantage": {"normalize_std": True}}),
+        (run(groups__same_outcome=0.6, spear__mu=0.0), {"advantage": {"normalize_std": True}}),
         (run(8, without=DRAWS), {}),
         (run(WINDOW - 1, groups__equal=1.0, rows__trained=0.0), {}),
         (run(clip__cov_fraction=0.0), {"cov": {"ratio": 0.0}}),

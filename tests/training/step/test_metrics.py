@@ -51,6 +51,7 @@ def test_a_step_of_faults_alone_has_no_success() -> None:
         "mask/repetition": 0.0,
         "mask/low_variance": 0.0,
         "groups/equal": 0.0,
+        "groups/same_outcome": 0.0,
         "rows/total": 0.0,
         "rows/trained": 0.0,
     }
@@ -83,3 +84,12 @@ def test_groups_whose_episodes_earned_the_same_are_counted() -> None:
     records.append(make_episode("e", 0, won=True, fault="timeout"))  # a group of a fault alone is not a group
     plan = plan_rows(play(records), SpearSettings(), mu=0.0, max_response_length=8)
     assert summarize_plan(plan)["groups/equal"] == 0.75
+
+
+def test_groups_of_one_outcome_are_counted_whatever_else_their_episodes_earned() -> None:
+    malformed = {"terms": {"outcome": -1.0, "format": 0.0, "tool_call": 0.0}}
+    records = [make_episode("a", n, won=n == 0) for n in range(3)]
+    records += [make_episode("b", n, **(malformed if n == 0 else {})) for n in range(3)]
+    records += [make_episode("c", n) for n in range(3)]
+    found = summarize_plan(plan_rows(play(records), SpearSettings(), mu=0.0, max_response_length=8))
+    assert (found["groups/equal"], found["groups/same_outcome"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))

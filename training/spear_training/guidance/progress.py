@@ -10,6 +10,9 @@ from spear_training.guidance.history import WINDOW, History, Rule
 MASKED = 0.5
 """Share of the rows that a filter should not take out of the loss."""
 
+PETTY = 0.5
+"""Share of the groups with unlike rewards that should not owe them to the format alone."""
+
 APART = 0.05
 """Mean difference of log-probs between rollouts and trainer, in nats, that is too much."""
 
@@ -20,6 +23,22 @@ def _find_equal_groups(history: History, settings: SpearSettings) -> Advice | No
         return None
     finding = f"in {equal:.0%} of the groups all episodes earned the same, which teaches nothing"
     return Advice("equal advantages", finding, _judge_tasks(history))
+
+
+def _find_petty_differences(history: History, settings: SpearSettings) -> Advice | None:
+    """Groups that a format term or tool calls alone tell apart, once the tool-call reward has decayed."""
+    equal, same, mu = (history.recent(name) for name in ("groups/equal", "groups/same_outcome", "spear/mu"))
+    if equal is None or same is None or mu or equal >= 1 or not settings.advantage.normalize_std:
+        return None
+    petty = (same - equal) / (1 - equal)
+    if petty < PETTY:
+        return None
+    return Advice(
+        "petty differences",
+        f"{petty:.0%} of the groups whose rewards differ have one outcome: what tells their episodes apart is the"
+        " format reward, and divided by the deviation it counts as much as a win",
+        "set spear.reward.format=none, or spear.advantage.normalize_std=false",
+    )
 
 
 def _judge_tasks(history: History) -> str:
@@ -156,6 +175,7 @@ def _find_dull_tasks(history: History, settings: SpearSettings) -> Advice | None
 
 PROGRESS_RULES: tuple[Rule, ...] = (
     _find_equal_groups,
+    _find_petty_differences,
     _find_dull_tasks,
     _find_entropy,
     _find_masks,

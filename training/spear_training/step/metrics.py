@@ -73,6 +73,7 @@ def summarize_plan(plan: StepPlan) -> dict[str, float]:
     share = 1.0 / max(1, plan.total_rows)
     metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
     metrics["groups/equal"] = plan.equal_groups
+    metrics["groups/same_outcome"] = plan.same_outcome
     metrics["rows/total"] = float(plan.total_rows)
     metrics["rows/trained"] = float(plan.rows.kept.sum())
     return metrics

@@ -19,6 +19,7 @@ from spear_training.algorithms import (
     keep_high_variance_groups,
     tool_call_reward,
 )
+from spear_training.algorithms.groups import GroupStatistics
 from spear_training.algorithms.settings import RewardSettings
 from spear_training.custom_reward import CUSTOM
 from spear_training.step.records import EpisodeRecord, Rollout
@@ -79,6 +80,7 @@ class StepPlan:
         masked: number of rows each filter took out; a row that two filters hit counts in both.
         total_rows: rows of valid episodes before any filter.
         equal_groups: share of the groups in which all episodes earned the same.
+        same_outcome: share of the groups in which all episodes had the same outcome, whatever else they earned.
     """
 
     rewards: tuple[EpisodeReward, ...]
@@ -87,6 +89,7 @@ class StepPlan:
     masked: dict[str, int]
     total_rows: int
     equal_groups: float
+    same_outcome: float
 
 
 def plan_rows(
@@ -113,6 +116,7 @@ def plan_rows(
     place = {record.trajectory: number for number, record in enumerate(records)}
     owner = np.asarray([place[name] for name in rows.trajectory.tolist()], dtype=np.int64)
     totals = torch.tensor([reward.total for reward in rewards], dtype=torch.float64)
+    outcomes = torch.tensor([reward.outcome for reward in rewards], dtype=torch.float64)
     rows = rows.add(reward=totals.numpy()[owner])
     filters = filter_rows(rows, settings, max_response_length)
     hit = np.any(list(filters.values()), axis=0)
@@ -138,5 +142,10 @@ def plan_rows(
         baselines=tuple(mean for group, mean in means if group in kept_groups),
         masked={name: int(mask.sum()) for name, mask in filters.items()} | {"low_variance": int(out.sum())},
         total_rows=len(hit),
-        equal_groups=float((statistics.std == 0).double().mean()) if statistics.ids else 0.0,
+        equal_groups=_share_equal(statistics),
+        same_outcome=_share_equal(group_statistics(outcomes, groups, valid=flags)),
     )
+
+
+def _share_equal(statistics: GroupStatistics) -> float:
+    return float((statistics.std == 0).double().mean()) if statistics.ids else 0.0

@@ -17,9 +17,10 @@ from spear_agents.engines.base import Finish, Generation, Sampling
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.replay.bodies import describe_episode
 from spear_agents.replay_gif import replay_frames
 from spear_agents.snapshots import Snapshot
-from spear_agents.trajectory import Layout, Trajectory
+from spear_agents.trajectory import Layout, TokenKind, Trajectory
 from spear_envs.core.env import ActionResult
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
@@ -130,6 +131,10 @@ def test_a_record_says_where_the_episode_began() -> None:
     assert "began" not in whole.to_json() and "snapshot" not in whole.to_json()
     with pytest.raises(SpearError, match=r"begun before turn 3 of another episode: choose one from the start"):
         replay_frames("tests/Corridor-v0", {}, rest)
+    (note,) = describe_episode(replace(rest, env_id="spear/Sokoban-v1", tokens=TokenKind.BYTES), {}, ByteTokenizer)[
+        "notes"
+    ]
+    assert note.startswith("Began before turn 3 of an earlier episode")
 
 
 def test_a_conversation_is_refused() -> None:

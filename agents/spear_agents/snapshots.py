@@ -12,6 +12,7 @@ from spear_envs.core.errors import SpearError
 
 STREAM = "np_random"
 """Of a state: its random stream, which no snapshot keeps."""
+_MEND = "a snapshot keeps plain values, so have get_state() give numbers, texts, lists, tuples, sets and dicts alone"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,10 @@ class Snapshot:
         """
         state = core.get_state()
         del state[STREAM]
-        packed = pickle.dumps(state, protocol=5)
+        try:
+            packed = pickle.dumps(state, protocol=5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise SpearError(f"the state cannot be packed ({error}): {_MEND}") from error
         _unpack(packed)
         return cls(core.turn, packed, history)
 
@@ -59,10 +63,7 @@ class _Reader(pickle.Unpickler):
     """Reads numbers, texts and containers of them, and runs nothing: a checkpoint may have been tampered with."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise SpearError(
-            f"the state holds {module}.{name}: a snapshot keeps plain values, so have get_state() give numbers, texts, "
-            "lists, tuples, sets and dicts alone"
-        )
+        raise SpearError(f"the state holds {module}.{name}: {_MEND}")
 
 
 def _unpack(packed: bytes) -> dict[str, Any]:

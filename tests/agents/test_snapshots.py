@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,11 +160,11 @@ def test_a_tampered_state_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("value", [np.zeros(3), Layout.PER_TURN])
+@pytest.mark.parametrize("value", [np.zeros(3), Layout.PER_TURN, len, re])
 def test_a_state_that_is_not_plain_is_refused(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     env = CorridorEnv()
     env.reset(seed=0)
-    monkeypatch.setattr(env, "_world", lambda: value)
+    monkeypatch.setattr(env, "get_state", lambda: {"np_random": {}, "world": value})
     with pytest.raises(SpearError, match="have get_state\\(\\) give numbers, texts"):
         Snapshot.take(env, ())
 

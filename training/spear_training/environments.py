@@ -77,15 +77,19 @@ class EnvironmentFacts:
     train: SplitFacts
     valid: SplitFacts
     obstacle: str | None = None
-    """Why no episode can begin in a state of another one; None where it can."""
+    """Why no episode can begin in a state of another one; None where it can, or nobody asked."""
 
     def describe_tasks(self) -> dict[str, Any]:
         """The splits as JSON has them."""
         return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
 
 
-def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
+def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:
     """Make the environment of each split once, and look at it.
+
+    Args:
+        settings: name it.
+        branches: look whether episodes can begin in states of others, too.
 
     Raises:
         SpearError: the environment cannot be made, or it has no such template.
@@ -96,7 +100,7 @@ def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
         try:
             template = choose_template(env, settings.template)
             observation, info = env.reset(seed=0)
-            obstacle = _find_obstacle(env.unwrapped)
+            obstacle = _find_obstacle(env.unwrapped) if branches else None
             splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
             max_turns = env.max_turns
         finally:

@@ -341,8 +341,9 @@ def check_config(config: DictConfig) -> Training:
     if settings.agent is not None and settings.env.layout is not Layout.CONVERSATION:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     check_sequence_parallel(config, str(name), vision=vision)
-    environment = inspect_environment(settings.env)
-    if settings.algorithm.branch.share > 0:
+    branches = settings.algorithm.branch.share > 0
+    environment = inspect_environment(settings.env, branches=branches)
+    if branches:
         check_branching(
             layout=settings.env.layout,
             program=settings.agent,

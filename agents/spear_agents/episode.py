@@ -25,6 +25,7 @@ from spear_agents.engines.base import (
 )
 from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.prompting import Prompt, PromptBuilder
+from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, TokenKind, Trajectory, Turn
 from spear_envs.core.env import image_of, text_of
 from spear_envs.core.errors import SpearError, describe_error
@@ -47,6 +48,8 @@ async def play_episode(
     sampling: Sampling,
     seed: int,
     env_id: str,
+    begin: Snapshot | None = None,
+    snapshots: bool = False,
 ) -> Trajectory:
     """Plays one episode to its end: observe, build the prompt, generate, step, record.
 
@@ -64,13 +67,18 @@ async def play_episode(
         sampling: how responses are drawn; its stop strings are those of ``prompts``.
         seed: of the environment and of the sampling.
         env_id: for the record.
+        begin: where the episode begins instead of the start of the task. The record has the turns from there on; what
+            the environment counted before stays counted.
+        snapshots: keep the moment before each response in the record.
 
     Raises:
         UnknownTaskError: the environment has no such task.
-        SpearError: the engine or the environment failed; names the task and the turn.
+        SpearError: the engine or the environment failed; names the task and the turn. Or the layout is not
+            ``per_turn``, and the episode is to begin in a snapshot.
     """
     sampling = replace(sampling, stop_strings=prompts.stop_strings)
-    return await _Episode(World(env, task_id, seed, env_id), engine, prompts, sampling).play()
+    world = World(env, task_id, seed, env_id, begin)
+    return await _Episode(world, engine, prompts, sampling, snapshots=snapshots).play()
 
 
 class World:
@@ -82,14 +90,18 @@ class World:
         task_id: task to reset to.
         seed: of the environment.
         env_id: for the record.
+        snapshot: where the episode begins; None for the start of the task.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], task_id: str, seed: int, env_id: str) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], task_id: str, seed: int, env_id: str, snapshot: Snapshot | None = None
+    ) -> None:
         self.env = env
         self.core: Any = env.unwrapped
         self.task_id = task_id
         self.seed = seed
         self.env_id = env_id
+        self.snapshot = snapshot
         self.observation: Any = ""
         self.info: Mapping[str, Any] = {}
         self._paid = 0.0
@@ -106,6 +118,8 @@ class World:
             self.observation, self.info = await self._call(
                 self.env.reset, seed=self.seed, options={"task": self.task_id}
             )
+            if self.snapshot is not None:
+                self.observation, self.info = await self._call(self.snapshot.restore, self.core)
         except EnvFault as fault:
             self.info = _describe_missing(self.core.tasks, self.task_id, fault)
             return StopReason.FAULT
@@ -163,6 +177,7 @@ class World:
             tokens=TokenKind.BYTES if is_bytes else TokenKind.MODEL,
             final_observation=text_of(self.observation) if turns else "",
             criteria=() if stop is StopReason.FAULT else tuple(self.core.criteria()),
+            began=None if self.snapshot is None else self.snapshot.turn,
             **fields,
         )
 
@@ -199,12 +214,15 @@ async def draw_response(
 class _Episode:
     """An episode under way: one response, one step."""
 
-    def __init__(self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling) -> None:
+    def __init__(
+        self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling, *, snapshots: bool
+    ) -> None:
         self.world = world
         self.engine = engine
         self.prompts = prompts
         self.sampling = sampling
-        self.dialogue = prompts.begin()
+        self.snapshots = snapshots
+        self.dialogue = prompts.begin(world.snapshot.history if world.snapshot is not None else None)
         self.turns: list[Turn] = []
         self.images: list[np.ndarray] = []
         self.engine_fault: str | None = None
@@ -212,7 +230,7 @@ class _Episode:
     async def play(self) -> Trajectory:
         """Plays it to its end."""
         stop = await self.world.begin(self.prompts.measure)
-        number = 0
+        number = self.world.snapshot.turn if self.world.snapshot is not None else 0
         # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
         while stop is None and number < self.world.core.max_turns:
             number += 1
@@ -223,6 +241,7 @@ class _Episode:
     async def _play_turn(self, number: int) -> StopReason | None:
         """Plays turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
         world, before = self.world, self.world.info
+        snapshot = Snapshot.take(world.core, self.dialogue.recall()) if self.snapshots else None
         text, picture = text_of(world.observation), image_of(world.observation)
         prompt = self.dialogue.next(
             instruction=before["instruction"],
@@ -251,7 +270,8 @@ class _Episode:
         stop = await world.step(response)
         # What a local model read belongs to its training rows; other engines leave pictures to the replay.
         read = picture if self.prompts.mark_image is not None else None
-        self.turns.append(_record_turn(prompt, generation, response, text, before, world.info, read))
+        turn = _record_turn(prompt, generation, response, text, before, world.info, read)
+        self.turns.append(replace(turn, snapshot=snapshot) if snapshot is not None else turn)
         if stop is None:
             action = world.info["action"] or UNREAD_ACTION
             self.dialogue.add(text, action, generation.token_ids, generation.finish)

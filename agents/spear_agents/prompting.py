@@ -132,9 +132,15 @@ class PromptBuilder:
         if self.rewrites:
             _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
 
-    def begin(self) -> Dialogue:
-        """The prompts of one episode."""
-        return Dialogue(self)
+    def begin(self, history: Sequence[tuple[str, str]] | None = None) -> Dialogue:
+        """The prompts of one episode, which goes on behind ``history`` where that is given.
+
+        Raises:
+            SpearError: a conversation is to go on in its middle.
+        """
+        if history is not None and self.layout is Layout.CONVERSATION:
+            raise SpearError("a conversation cannot begin in a snapshot, which lacks its tokens: use layout per_turn")
+        return Dialogue(self, history or ())
 
     def with_template(self, template: PromptTemplate) -> PromptBuilder:
         """The same builder with other words, whose system message and stop strings must be those of its own."""
@@ -217,11 +223,11 @@ class PromptBuilder:
 
 
 class Dialogue:
-    """The prompts of one episode in their order."""
+    """The prompts of one episode in their order; ``past`` are observation and action of turns before the first."""
 
-    def __init__(self, builder: PromptBuilder) -> None:
+    def __init__(self, builder: PromptBuilder, past: Sequence[tuple[str, str]] = ()) -> None:
         self._builder = builder
-        self._past: list[tuple[str, str]] = []
+        self._past = list(past)
         self._ids: tuple[int, ...] = ()
         self._finish: Finish | None = None
         self._opening = 0
@@ -242,7 +248,7 @@ class Dialogue:
         ``picture`` is what the observation shows besides its text, uint8 [height, width, 3].
         """
         builder = self._builder
-        history = self._past[-builder.history :] if builder.history else []
+        history = self.recall()
         context = PromptContext(
             instruction=instruction,
             observation=observation,
@@ -271,6 +277,11 @@ class Dialogue:
             prompt = replace(prompt, room=room)
         self._ids = prompt.ids
         return prompt
+
+    def recall(self) -> tuple[tuple[str, str], ...]:
+        """Observation and action of the turns that the next prompt may show."""
+        window = self._builder.history
+        return tuple(self._past[-window:]) if window else ()
 
     def _shorten(self, context: PromptContext, picture: np.ndarray | None) -> Prompt:
         """The prompt with as many of the latest turns as fit; without any where even that is too long."""

@@ -61,6 +61,11 @@ def replay_frames(
     Raises:
         SpearError: as for :func:`render_episode_gif`.
     """
+    if trajectory.began is not None:
+        raise SpearError(
+            f"{trajectory.task_id} was begun before turn {trajectory.began + 1} of another episode: choose one from "
+            "the start of its task"
+        )
     env = make_env(env_id, split or _find_split(trajectory.task_id), {**env_kwargs, "render_mode": "rgb_array"})
     try:
         _, info = env.reset(seed=trajectory.seed, options={"task": trajectory.task_id})

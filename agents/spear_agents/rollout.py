@@ -16,6 +16,7 @@ from spear_agents.admission import CacheGate
 from spear_agents.engines.base import Engine, Sampling
 from spear_agents.episode import play_episode
 from spear_agents.prompting import PromptBuilder
+from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout, StopReason, Trajectory
 
 Env = gym.Env[Any, Any]
@@ -23,10 +24,11 @@ Env = gym.Env[Any, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play."""
+    """One episode to play; ``begin`` is the snapshot that it begins in, where not at the start of the task."""
 
     task_id: str
     seed: int
+    begin: Snapshot | None = None
 
 
 class Play(Protocol):
@@ -127,10 +129,11 @@ async def play_many(
         with stack:
             while waiting:
                 index, job = waiting.popleft()
+                # Not every way of playing can begin in a snapshot.
+                given: dict[str, Any] = {} if job.begin is None else {"begin": job.begin}
+                given |= {"task_id": job.task_id, "seed": job.seed}
                 with admit(engine) as seat:
-                    trajectory = await play(
-                        env, seat, prompts, task_id=job.task_id, sampling=sampling, seed=job.seed, env_id=env_id
-                    )
+                    trajectory = await play(env, seat, prompts, sampling=sampling, env_id=env_id, **given)
                 done[index] = trajectory
                 if on_done is not None:
                     on_done(trajectory)

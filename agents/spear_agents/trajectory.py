@@ -14,6 +14,7 @@ import numpy as np
 
 from spear_agents.engines.base import Finish, Served
 from spear_agents.files import explain_unwritable
+from spear_agents.snapshots import Snapshot
 from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
 
@@ -86,6 +87,7 @@ class Turn:
             is for training rows and is not written: a record shows pictures by playing its responses again.
         follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
             None where the prompt begins anew.
+        snapshot: the moment before the response, where it was asked for, for other episodes to begin in; not written.
     """
 
     prompt_ids: tuple[int, ...]
@@ -105,6 +107,7 @@ class Turn:
     version: int | None = field(default=None, compare=False)
     picture: np.ndarray | None = field(default=None, compare=False, repr=False)
     follows: int | None = None
+    snapshot: Snapshot | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,9 @@ class Trajectory:
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the
     fingerprint of what found passages for it; None if it asked for none. ``steps`` is what a program played, each
     response with the place of the turn before it (-1 for none); None where each turn's response was played.
-    ``criteria`` is what the task asked for, point by point, as the environment has it at the end.
+    ``criteria`` is what the task asked for, point by point, as the environment has it at the end. ``began`` counts the
+    responses that an earlier episode gave before the snapshot that this one began in, whose ``turns`` are those from
+    there on; None where it began at the start of its task.
     """
 
     env_id: str
@@ -162,6 +167,7 @@ class Trajectory:
     retriever: str | None = None
     steps: tuple[tuple[int, str], ...] | None = None
     criteria: tuple[Criterion, ...] = ()
+    began: int | None = None
 
     @property
     def format_ok(self) -> bool:
@@ -198,7 +204,7 @@ class Trajectory:
         # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
-            del turn["picture"]
+            del turn["picture"], turn["snapshot"]
             for key in ("cached_tokens", "follows", "version"):
                 if turn[key] is None:
                     del turn[key]
@@ -209,6 +215,8 @@ class Trajectory:
             del data["steps"]
         if not self.criteria:
             del data["criteria"]
+        if self.began is None:
+            del data["began"]
         return json.dumps(data, separators=(",", ":"))
 
     @classmethod
@@ -255,7 +263,7 @@ _TRAJECTORY_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("reward", "score"), _NUMBER),
     **dict.fromkeys(("tool_calls", "seed", "trial"), int),
     **dict.fromkeys(("fault", "reflection", "retriever"), (str, type(None))),
-    "step": (int, type(None)),
+    **dict.fromkeys(("step", "began"), (int, type(None))),
     "won": bool,
     "reward_terms": dict,
 }

@@ -125,6 +125,9 @@ class SpearEnv(gym.Env[ObsType, str], ABC):
     splits: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
     """Values that the keyword ``split`` may have: to train on, to validate on and to test on, in this order."""
 
+    restores: bool = True
+    """Whether :meth:`set_state` alone goes back: nothing outside of the process is asked once more."""
+
     tools: ClassVar[tuple[Tool, ...]] = (ACT,)
     """The actions as functions, for models that act by calling tools; a template named ``tools`` may explain them."""
 

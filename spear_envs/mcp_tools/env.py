@@ -62,6 +62,7 @@ class McpToolsEnv(SpearEnv[str]):
         self._server = server
         if server is not None:
             self.metadata = {**self.metadata, "blocking": True}  # type: ignore[misc]
+            self.restores = False  # a server's state cannot be kept: its calls are made again
         self._seconds = float(seconds)
         self._variables = tuple(pass_variables)
         self._most = most_characters

@@ -6,6 +6,7 @@ verl takes the better part of a minute, so that all tests share these two.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -49,6 +50,7 @@ OVERRIDES = (
     "spear.reward.decay_steps=4",
     "spear.curriculum.choice=thompson",
     "data.train_max_samples=64",
+    "spear.branch.share=0.5",
 )
 
 
@@ -125,6 +127,9 @@ def test_a_run_trains_through_all_steps(whole_run: Path) -> None:
     assert {"cov/lower", "cov/upper"} <= replayed.keys()
     assert {"val/success/all"} <= steps[2].keys()
     assert steps[1]["curriculum/met"] == 8 / 64 < steps[STEPS]["curriculum/met"]
+    # What was won at first is begun in from then on, and curriculum and success are of whole episodes alone.
+    assert steps[1]["branch/share"] == 0 and {steps[step]["branch/share"] for step in range(2, STEPS + 1)} == {0.5}
+    assert all(metrics["branch/turns_before"] > 0 for step, metrics in steps.items() if step > 1)
     first, last = steps[1], steps[STEPS]
     # The critic begins with the value 0 everywhere and moves from there; the reference is the policy of the beginning.
     assert first["critic/value_mean"] == 0 and first["critic/explained_variance"] == 0
@@ -217,6 +222,9 @@ def test_a_run_that_is_stopped_in_every_way_comes_to_the_same_end(
     assert read_recorded(out) == read_recorded(whole_run), "episodes for people to look at, each once"
     saved = [read_state(run / "checkpoints" / f"global_step_{STEPS}") for run in (whole_run, out)]
     assert saved[0]["curriculum"] == saved[1]["curriculum"] and sum(saved[0]["curriculum"]["source"]["wins"]) > 0
+    episodes = saved[0]["branch"]["archive"]["episodes"]
+    assert len(episodes) > 8 and max(past["back"] for past in episodes) > 1
+    assert len({json.dumps(one["branch"], default=lambda array: array.tolist()) for one in saved}) == 1
     states = [one["state"] for one in saved]
     assert states[0]["rng"] == states[1]["rng"] and states[0]["baseline"] == states[1]["baseline"]
 

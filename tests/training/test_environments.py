@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
-from spear_training.environments import EnvironmentSettings, make_environment
+from spear_envs.core.registration import register_env
+from spear_training.environments import EnvironmentSettings, inspect_environment, make_environment
+from tests.spear_envs.corridor import CorridorEnv
 
 
 def test_settings_come_from_a_plain_mapping() -> None:
@@ -61,3 +66,24 @@ def test_what_cannot_be_made_is_told(settings: EnvironmentSettings, split: str, 
     with pytest.raises(SpearError) as caught:
         make_environment(settings, split=split)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_environment_whose_states_cannot_be_kept_says_why() -> None:
+    corridor = EnvironmentSettings("tests.spear_envs.corridor:tests/Corridor-v0", template="compact")
+    assert inspect_environment(corridor, branches=True).obstacle is None
+    for name, expected in (("Far", "outside of this process"), ("Odd", "holds numpy.*snapshot keeps plain values")):
+        obstacle = inspect_environment(replace(corridor, id=f"{__name__}:tests/{name}-v0"), branches=True).obstacle
+        assert obstacle is not None and re.search(expected, obstacle) and not obstacle.endswith(".")
+
+
+class Far(CorridorEnv):
+    restores = False
+
+
+class Odd(CorridorEnv):
+    def _world(self) -> Any:
+        return np.asarray(super()._world())
+
+
+for made in (Far, Odd):
+    register_env(f"tests/{made.__name__}-v0", f"{__name__}:{made.__name__}")

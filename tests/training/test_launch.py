@@ -254,6 +254,7 @@ def test_a_hub_id_is_left_to_verl() -> None:
         ("data.train_batch_size", 2_000_000, "data.train_batch_size=2000000 exceeds the 1000000 tasks"),
         ("data.train_max_samples", 31, "data.train_batch_size=32 exceeds the 31 tasks of the split train"),
         ("spear.curriculum.choice", "thompson", "set data.train_max_samples to 65,536 or fewer"),
+        ("spear.branch.share", 1.5, "spear.branch.share must be at most 1, not 1.5"),
         ("spear.env", None, "spear.env must be a mapping"),
         ("spear.env.history", -1, "spear.env.history must be at least 0, not -1"),
         ("spear.record", None, "spear.record must be a mapping"),
@@ -277,6 +278,29 @@ def test_a_setting_that_cannot_be_is_told_before_anything_starts(
 ) -> None:
     config = composed["none"].copy()
     OmegaConf.update(config, key, value, merge=False, force_add=True)
+    with pytest.raises(SpearError) as caught:
+        check_config(config)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"spear.env.layout": "conversation"}, "set spear.env.layout=per_turn, or set spear.branch.share=0"),
+        ({"spear.rollout.staleness": 1}, "set spear.rollout.staleness=0, or set spear.branch.share=0"),
+        ({"spear.env.layout": "conversation", "spear.agent": "a.py:play"}, "leave out spear.agent"),
+    ],
+)
+def test_a_run_that_cannot_branch_is_refused(
+    composed: dict[str, Any], change: dict[str, Any], expected: str | None
+) -> None:
+    config = composed["none"].copy()
+    for key, value in {"spear.branch.share": 0.5, **change}.items():
+        OmegaConf.update(config, key, value)
+    if expected is None:
+        assert check_config(config).settings.algorithm.branch.share == 0.5
+        return
     with pytest.raises(SpearError) as caught:
         check_config(config)
     assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -13,8 +13,10 @@ from pydantic.dataclasses import dataclass
 
 from spear_agents.evaluation import choose_template
 from spear_agents.prompting import disarm_context
+from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Layout
 from spear_envs.core.env import text_of
+from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, PromptContext
 from spear_training.algorithms.records import STRICT, Record, number
@@ -74,14 +76,20 @@ class EnvironmentFacts:
     """Whether the prompt of a first turn has one."""
     train: SplitFacts
     valid: SplitFacts
+    obstacle: str | None = None
+    """Why no episode can begin in a state of another one; None where it can, or nobody asked."""
 
     def describe_tasks(self) -> dict[str, Any]:
         """The splits as JSON has them."""
         return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
 
 
-def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
+def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:
     """Make the environment of each split once, and look at it.
+
+    Args:
+        settings: name it.
+        branches: look whether episodes can begin in states of others, too.
 
     Raises:
         SpearError: the environment cannot be made, or it has no such template.
@@ -92,6 +100,7 @@ def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
         try:
             template = choose_template(env, settings.template)
             observation, info = env.reset(seed=0)
+            obstacle = _find_obstacle(env.unwrapped) if branches else None
             splits.append(SplitFacts(split, len(env.tasks), env.tasks.fingerprint))
             max_turns = env.max_turns
         finally:
@@ -105,7 +114,18 @@ def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
         max_turns=max_turns,
     )
     shows_picture = IMAGE in template.render(disarm_context(context))
-    return EnvironmentFacts(settings.id, max_turns, shows_picture, train=splits[1], valid=splits[0])
+    return EnvironmentFacts(settings.id, max_turns, shows_picture, train=splits[1], valid=splits[0], obstacle=obstacle)
+
+
+def _find_obstacle(env: Any) -> str | None:
+    """Why no episode can begin in a state of an environment that has just been reset."""
+    if not env.restores:
+        return "what it asks outside of this process would have to be asked again"
+    try:
+        Snapshot.take(env, ()).restore(env)
+    except SpearError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def count_turns(settings: EnvironmentSettings) -> int:

@@ -50,6 +50,7 @@ from spear_training.rollout_correction import RolloutCorrection, resolve_correct
 from spear_training.rollouts import check_rollouts, require_backend
 from spear_training.settings import RunSettings
 from spear_training.sizing import WORKERS, check_queue, size_workers
+from spear_training.step.branching import check_branching
 from spear_training.step.curriculum import check_tasks
 from spear_training.store import CheckpointStore, bring_config, fetch_newer, publish
 from spear_training.supervise import hold_lock
@@ -340,7 +341,15 @@ def check_config(config: DictConfig) -> Training:
     if settings.agent is not None and settings.env.layout is not Layout.CONVERSATION:
         raise SpearError("an agent leaves conversations: set spear.env.layout=conversation with spear.agent")
     check_sequence_parallel(config, str(name), vision=vision)
-    environment = inspect_environment(settings.env)
+    branches = settings.algorithm.branch.share > 0
+    environment = inspect_environment(settings.env, branches=branches)
+    if branches:
+        check_branching(
+            layout=settings.env.layout,
+            program=settings.agent,
+            staleness=settings.rollout.staleness,
+            obstacle=environment.obstacle,
+        )
     check_queue(config, settings.algorithm, environment.max_turns)
     size, train = config.data.train_batch_size, environment.train
     limit = config.data.train_max_samples

@@ -142,6 +142,12 @@ def _fits(decoder: Decoder, turns: Sequence[Turn]) -> bool:
 
 
 def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str]) -> list[str]:
+    if trajectory.began is not None:
+        notes.append(
+            f"Began before turn {trajectory.began + 1} of an earlier episode, whose responses are not in this record: "
+            "no pictures"
+        )
+        return []
     try:
         return draw_episode(trajectory, settings.get("env_kwargs") or {}, settings.get("split"))
     except Exception as error:  # of an environment that is given another's responses: the texts are still worth showing

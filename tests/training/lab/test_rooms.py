@@ -78,7 +78,7 @@ def test_success_is_what_sampling_finds(rooms: Rooms) -> None:
 
 def test_a_snapshot_has_the_turns_that_were_left(rooms: Rooms) -> None:
     begun = begin(rooms, np.arange(4))
-    begun = Beginning(begun.levels, begun.states, np.asarray([1, 2, 3, TURNS]), begun.branch)
+    begun = Beginning(begun.levels, begun.states, np.asarray([1, 2, 3, TURNS]), begun.began)
     played = play_groups(rooms, BoardPolicy(rooms.cells), begun, 5, np.random.default_rng(0))
     longest = [played.turn[played.episode // 5 == group].max() + 1 for group in range(4)]
     assert longest[:3] == [1, 2, 3] and longest[3] > 3

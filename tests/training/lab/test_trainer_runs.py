@@ -39,6 +39,7 @@ CONTENT: dict[str, Any] = {
             "algorithm": "grpo_sil",
             "spear": {"replay": {"capacity": 8}},
             "curriculum": {"choice": "thompson", "forget": 0.5},
+            "branch": {"share": 0.5, "mode": "near_miss"},
         },
     },
     "compare": [["thompson", "grpo"]],
@@ -52,7 +53,7 @@ assert isinstance(COMPARISON, TrainerComparison)
     [
         ({"engine": "verl"}, "comparison.engine cannot be 'verl'; choose trainer"),
         ({"looks": 4}, "comparison.looks is not a setting"),
-        ({"arms": {"a": {"branch": {"share": 0.5}}}, "compare": []}, "arm a: the trainer does not branch"),
+        ({"arms": {"a": {"tree": {"turns": [1]}}}, "compare": []}, "arm a: the trainer plays no trees"),
         ({"training": {"minibatch": 9, "group": 2}}, "a multiple of training.group"),
         ({"arms": {"a": {"spear": {"replay": {"capacty": 1}}}}, "compare": []}, "capacty"),
     ],

@@ -12,11 +12,12 @@ import torch
 from spear_envs.sokoban.generate import Recipe
 from spear_envs.sokoban.tasks import make_task_set
 from spear_training.algorithms import SettingsError, policy_loss
+from spear_training.algorithms.branching import Branch
 from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.controls import weigh_positive
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, BranchSettings
+from spear_training.lab.sources import Beginning
 from spear_training.lab.training import Training, train
 
 SETTINGS = TrainingSettings(
@@ -100,9 +101,10 @@ def test_a_result_tells_what_was_done(rooms: Rooms) -> None:
     assert result["steps"] == training.steps and training.finished
 
 
-def test_a_curriculum_is_given_in_one_place(rooms: Rooms) -> None:
-    with pytest.raises(SettingsError, match=r"arm\.curriculum"):
-        make(rooms, spear={"curriculum": {"choice": "thompson"}})
+@pytest.mark.parametrize(("name", "node"), [("curriculum", {"choice": "thompson"}), ("branch", {"share": 0.5})])
+def test_what_an_arm_has_itself_is_given_in_one_place(rooms: Rooms, name: str, node: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=rf"arm\.spear\.{name}: {name} is a key of the arm itself"):
+        make(rooms, spear={name: node})
 
 
 @pytest.mark.parametrize(
@@ -114,43 +116,6 @@ def test_what_the_lab_has_not_is_refused(rooms: Rooms, change: dict[str, Any]) -
 
 
 # ---- where a group begins --------------------------------------------------------------------------------------------
-def archive(**settings: Any) -> Archive:
-    return Archive(BranchSettings.from_mapping({"share": 0.5, **settings}), turns=8)
-
-
-def test_a_reverse_curriculum_walks_back_as_groups_win() -> None:
-    past, rng = archive(), np.random.default_rng(0)
-    past.remember(3, [10, 11, 12], 0, True)
-    levels, starts = np.asarray([7, 8]), np.asarray([70, 80])
-    for back, wins in ((1, 1), (1, 4), (2, 8), (3, 8)):
-        begun = past.begin(levels, starts, rng)
-        assert begun.levels.tolist() == [3, 8] and begun.states.tolist() == [[10, 11, 12][-back], 80]
-        assert begun.turns.tolist() == [8 - (3 - back), 8], "turns that were used stay used"
-        assert begun.branch.tolist() == [0, -1]
-        past.tell(begun, np.asarray([wins, 0]), 8)
-    assert past.begin(levels, starts, rng).branch.tolist() == [-1, -1], (
-        "it won from the start: nothing is left to learn"
-    )
-
-
-def test_a_near_miss_begins_where_wins_passed() -> None:
-    past, rng = archive(mode="near_miss", share=1.0), np.random.default_rng(0)
-    past.remember(3, [10, 11, 12, 13], 0, True)
-    past.remember(3, [10, 12, 20, 21], 0, False)
-    assert past.begin(np.asarray([7]), np.asarray([70]), rng).states.tolist() == [12]
-    alone = archive(mode="near_miss", share=1.0)
-    alone.remember(3, [10, 12, 20, 21], 0, False)
-    assert alone.begin(np.asarray([7]), np.asarray([70]), rng).states.tolist() == [20]
-
-
-def test_old_snapshots_leave_and_no_share_keeps_none() -> None:
-    past = archive(capacity=2)
-    for level in range(3):
-        past.remember(level, [1], 0, True)
-    assert [one["level"] for one in past.state_dict()["episodes"]] == [1, 2]
-    assert archive(share=0.0).wants == (False, False) and archive().wants == (False, True)
-
-
 def test_members_of_a_branched_group_share_their_state(rooms: Rooms) -> None:
     """The anchors of the first rows of a group are one state, so that its advantages are of that state."""
     training = make(rooms, branch={"share": 1.0, "target": 0.1})
@@ -163,3 +128,10 @@ def test_members_of_a_branched_group_share_their_state(rooms: Rooms) -> None:
     for group in set(first.group):
         assert len(set(first.anchor[first.group == group])) == 1
     assert training.restored > 0
+
+
+def test_turns_that_were_used_before_a_snapshot_stay_used() -> None:
+    branches = [Branch(5, 3, 2, 12), Branch(6, 4, 0, 40)]
+    begun = Beginning.of(np.asarray([7, 8, 9]), np.asarray([70, 80, 90]), 8, branches)
+    assert (begun.levels.tolist(), begun.states.tolist()) == ([3, 4, 9], [12, 40, 90])
+    assert (begun.turns.tolist(), begun.began.tolist()) == ([6, 8, 8], [2, 0, -1])

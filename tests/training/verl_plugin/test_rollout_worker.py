@@ -22,6 +22,7 @@ from spear_agents.engines.bytes import ByteTokenizer
 from spear_agents.engines.scripted import ScriptedEngine
 from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
+from spear_training.algorithms.branching import BranchSettings
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.custom_reward import read_custom_reward
 from spear_training.environments import EnvironmentSettings
@@ -206,6 +207,7 @@ def open_worker(
     worker._end_ids = (ByteTokenizer().eos_token_id,)
     worker._settings = EnvironmentSettings("tests/Corridor-v0", template="compact", layout=layout)
     worker._find_repetition = True
+    worker._branch = BranchSettings()
     worker._reward = None
     worker.config = OmegaConf.create({"data": {"apply_chat_template_kwargs": template_kwargs or {}}})
     worker._idle = {}

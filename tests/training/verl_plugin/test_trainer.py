@@ -22,6 +22,7 @@ from spear_training.checkpoints import BEST, STATE, read_best
 from spear_training.environments import EnvironmentSettings
 from spear_training.recording import VALIDATIONS, EpisodeRecorder, RecordSettings
 from spear_training.step.ahead import BatchesAhead
+from spear_training.step.branching import Branching
 from spear_training.step.records import Rollout
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
@@ -87,6 +88,8 @@ def open_trainer(tmp_path: Path, staleness: int = 0, **nodes: Any) -> SpearTrain
     trainer._batches = BatchesAhead(staleness, trainer._draw_tasks, trainer._start_batch)
     trainer._train_iterator, trainer.train_dataloader = None, [{"task_id": ["t"]}]
     trainer.curriculum = None
+    branch = trainer.settings.branch
+    trainer.branching = Branching(branch, trainer.seed) if branch.share else None
     trainer.parameter_sync_step, trainer.steps_per_epoch = 1, 4
     trainer._metrics, trainer._step_start, trainer._saved = {}, 0.0, None
     trainer.config = OmegaConf.create(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from spear_training.algorithms.branching import BranchSettings
 from spear_training.algorithms.choices import (
     Aggregation,
     BoundsMode,
@@ -301,6 +302,7 @@ class SpearSettings(Record):
     filter: FilterSettings = field(default_factory=FilterSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+    branch: BranchSettings = field(default_factory=BranchSettings)
 
     def override(self, mapping: Mapping[str, Any]) -> SpearSettings:
         """A copy in which the settings of a nested mapping replace these.

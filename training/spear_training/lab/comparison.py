@@ -20,10 +20,10 @@ from pydantic.dataclasses import dataclass
 from spear_envs.core.errors import SpearError
 from spear_envs.sokoban.generate import Recipe
 from spear_training.algorithms import SettingsError, SpearSettings
+from spear_training.algorithms.branching import BranchSettings
 from spear_training.algorithms.curriculum import CurriculumSettings
 from spear_training.algorithms.records import STRICT, Record, number
 from spear_training.choices import check_choice, find_files, read_config
-from spear_training.lab.sources import BranchSettings
 from spear_training.lab.tree import ESTIMATOR, TreeSettings
 
 TUNING_SEED = 1000
@@ -117,8 +117,9 @@ class Arm(Record):
     def check(self) -> None:
         if self.tree and self.branch.share:
             raise SettingsError("arm.tree: trees begin at their task's own start; leave out branch, or tree")
-        if "curriculum" in self.spear:
-            raise SettingsError("arm.spear.curriculum: the curriculum is a key of the arm itself, arm.curriculum")
+        for name in ("branch", "curriculum"):
+            if name in self.spear:
+                raise SettingsError(f"arm.spear.{name}: {name} is a key of the arm itself, arm.{name}")
 
     def compose(self, settings: TrainingSettings) -> SpearSettings:
         """Settings of the algorithm: the trainer's defaults, the algorithm's file, what arms share, the arm's own.
@@ -132,7 +133,7 @@ class Arm(Record):
         if self.tree:
             self._check_tree(self.tree, made, settings)
             made = made.override({"advantage": {"estimator": ESTIMATOR}})
-        return made.override({"curriculum": self.curriculum.to_mapping()})
+        return made.override({"branch": self.branch.to_mapping(), "curriculum": self.curriculum.to_mapping()})
 
     def _check_tree(self, tree: TreeSettings, made: SpearSettings, settings: TrainingSettings) -> None:
         if made.advantage.estimator != "grpo":
@@ -319,10 +320,8 @@ class TrainerComparison(Comparison):
 
     def check_arm(self, name: str, arm: Arm) -> None:
         arm.compose(self.training)
-        if arm.branch.share or arm.tree:
-            raise SettingsError(
-                f"arm {name}: the trainer does not branch; leave out branch and tree, or engine: trainer"
-            )
+        if arm.tree:
+            raise SettingsError(f"arm {name}: the trainer plays no trees; leave out tree, or engine: trainer")
         if self.training.minibatch % self.training.group:
             raise SettingsError(
                 "training.minibatch: the trainer counts it in groups; take a multiple of training.group"

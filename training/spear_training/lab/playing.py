@@ -10,12 +10,13 @@ from spear_agents.trajectory import StopReason
 from spear_envs.core.rewards import FORMAT_BONUS, tool_call_reward
 from spear_envs.sokoban.levels import find_band
 from spear_training.algorithms import RowTable
+from spear_training.algorithms.branching import Archive
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
 from spear_training.lab.policy import BoardPolicy
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive, Beginning
+from spear_training.lab.sources import Beginning
 from spear_training.lab.tree import TreeSettings
 from spear_training.step.records import EpisodeRecord, Rollout
 
@@ -37,29 +38,32 @@ class LabRollouts:
         policy: BoardPolicy,
         actor: LabActor,
         source: TaskSource,
-        archive: Archive,
+        archive: Archive[int, int],
         rng: np.random.Generator,
         *,
         groups: int,
         members: int,
+        turns: int,
         tree: TreeSettings | None = None,
     ) -> None:
         self._t, self._rooms, self._policy, self._actor = t, rooms, policy, actor
         self._source, self._archive, self._rng = source, archive, rng
-        self._groups, self._members, self._tree = groups, members, tree
+        self._groups, self._members, self._turns, self._tree = groups, members, turns, tree
         self.tokens = self.restored = self.episodes = 0
         self.wins = 0.0
 
     def play(self, number: int) -> Rollout:
         """Play a batch of tasks, and tell source and archive how it went."""
         drawn = self._source.draw(self._groups, self._rng)
-        begun = self._archive.begin(drawn, self._rooms.start[drawn], self._rng)
+        branches = self._archive.draw(self._groups, self._rng)
+        begun = Beginning.of(drawn, self._rooms.start[drawn], self._turns, branches)
         played = play_groups(self._rooms, self._policy, begun, self._members, self._rng, self._tree)
         wins = (played.share * played.won).reshape(self._groups, self._members).sum(1)
         episodes = self._members // (self._tree.leaves if self._tree else 1)
-        own = begun.branch < 0
+        own = begun.began < 0
         self._source.tell(begun.levels[own], wins[own], episodes)
-        self._archive.tell(begun, wins, episodes)
+        for branch, won in zip(branches, wins.tolist(), strict=False):
+            self._archive.tell(branch.episode, won, episodes)
         self._remember(begun, played)
         self.tokens += len(played.turn)
         self.restored += int((~own).sum())
@@ -73,13 +77,12 @@ class LabRollouts:
         """Nothing to give back."""
 
     def _remember(self, begun: Beginning, played: Played) -> None:
-        lost, won = self._archive.wants
         starts = np.searchsorted(played.episode, np.arange(len(played.won) + 1))
-        for episode in np.flatnonzero(np.where(played.won, won, lost)).tolist():
+        for episode, won in enumerate(played.won.tolist()):
             group = episode // self._members
-            if begun.branch[group] < 0:
-                states = played.state[starts[episode] : starts[episode + 1]]
-                self._archive.remember(int(begun.levels[group]), states.tolist(), 0, bool(played.won[episode]))
+            if begun.began[group] < 0:
+                states = played.state[starts[episode] : starts[episode + 1]].tolist()
+                self._archive.remember(int(begun.levels[group]), states, states, won=won)
 
 
 class Played:
@@ -172,8 +175,11 @@ def tabulate_play(
     owned = np.bincount(played.episode, minlength=len(played.won))
     groups = np.repeat(np.asarray(names, dtype=object), members)
     tasks = [rooms.tasks[level] for level in begun.levels.tolist()]
+    began = [None if turn < 0 else turn for turn in begun.began.tolist()]
     records = [
-        _record(played, owned, number, groups[number], number % members, tasks[number // members])
+        _record(
+            played, owned, number, groups[number], number % members, tasks[number // members], began[number // members]
+        )
         for number in np.flatnonzero(played.share).tolist()
     ]
     trajectories = np.empty(len(groups), dtype=object)
@@ -208,7 +214,9 @@ def tabulate_play(
     return tuple(records), RowTable(**columns)
 
 
-def _record(played: Played, owned: Array, number: int, group: str, sample: int, task: Any) -> EpisodeRecord:
+def _record(
+    played: Played, owned: Array, number: int, group: str, sample: int, task: Any, began: int | None
+) -> EpisodeRecord:
     won, turns, calls = bool(played.won[number]), int(played.turns[number]), int(played.calls[number])
     terms = {"outcome": 1.0 if won else -1.0, "tool_call": tool_call_reward(calls), "format": FORMAT_BONUS}
     return EpisodeRecord(
@@ -226,4 +234,5 @@ def _record(played: Played, owned: Array, number: int, group: str, sample: int, 
         well_formed_turns=turns,
         valid_actions=calls,
         rows=int(owned[number]),
+        began=began,
     )

@@ -108,7 +108,7 @@ class TrainerBench:
         for record in history:
             tokens += int(record[WRITTEN])
             metrics = {name: float(record[name]) for name in KEPT if record.get(name) is not None}
-            lines.append(StepLine(tokens, float(record["success/all"]), metrics))
+            lines.append(StepLine(tokens, float(record.get("success/all", 0.0)), metrics))
         result = {
             **{"arm": plan.arm, "rate": plan.rate, "seed": plan.seed, "digest": comparison.digest},
             "code": describe_code()["source"],

@@ -12,6 +12,7 @@ import torch
 
 from spear_agents.engines.base import derive_seed
 from spear_training.algorithms import SpearSettings
+from spear_training.algorithms.branching import Archive
 from spear_training.algorithms.curriculum import TaskSource
 from spear_training.algorithms.rows import Array
 from spear_training.lab.actor import LabActor
@@ -19,7 +20,6 @@ from spear_training.lab.comparison import Arm, TrainingSettings
 from spear_training.lab.playing import LabRollouts
 from spear_training.lab.policy import BoardPolicy, Examiner
 from spear_training.lab.rooms import Rooms
-from spear_training.lab.sources import Archive
 from spear_training.step.curriculum import rate_difficulty
 from spear_training.step.state import SpearState
 from spear_training.step.step import SpearStep
@@ -63,7 +63,8 @@ class Training:
         sizes = UpdateSizes(settings.minibatch, float(spear.loss.scale_factor or 1.0), arm.epochs)
         self._step = SpearStep(spear, self.state, self._actor, None, max_response_length=1, sizes=sizes)
         self._source = TaskSource([rate_difficulty(task) for task in rooms.tasks], spear.curriculum, settings.group)
-        self._archive, self._tree = Archive(arm.branch, settings.turns), arm.tree
+        self._archive: Archive[int, int] = Archive(spear.branch)
+        self._tree = arm.tree
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "lab")))
         self.steps = self.tokens = self.restored = 0
 
@@ -81,7 +82,7 @@ class Training:
             group["lr"] = self._rate * min(1.0, self.steps / WARMUP) * cosine
         rollouts = LabRollouts(
             self.steps, self._rooms, self.policy, self._actor, self._source, self._archive, self._rng,
-            groups=settings.tasks, members=settings.group, tree=self._tree,
+            groups=settings.tasks, members=settings.group, turns=settings.turns, tree=self._tree,
         )  # fmt: skip
         metrics = self._step.run(self.steps, rollouts).metrics
         self._actor.release()

@@ -57,10 +57,10 @@ class Curriculum:
         return [self._ids[number] for number in self._source.draw(count, self._rng)]
 
     def tell(self, records: Iterable[EpisodeRecord]) -> None:
-        """Take in episodes of groups; those with a fault say nothing of their task."""
+        """Take in episodes of groups; those with a fault, or from a snapshot, say nothing of their task."""
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
-            if record.fault is None:
+            if record.fault is None and record.began is None:
                 groups.setdefault(record.group, []).append(record)
         found = list(groups.values())
         tasks = np.asarray([self._place[group[0].task_id] for group in found], dtype=np.int64)

@@ -17,23 +17,26 @@ from spear_training.step.records import EpisodeRecord
 def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     """Success by subtask, score, turns, tool calls, stop reasons (shares) and faults (counts) of a set of episodes.
 
-    Success never includes bonus terms. Faulted episodes count in ``fault/*`` and ``stop/*`` alone.
+    Success never includes bonus terms. Faulted episodes count in ``fault/*`` and ``stop/*`` alone, those from snapshots
+    in all but success, score and means of turns and tool calls.
     """
     valid = [record for record in records if record.fault is None]
+    whole = [record for record in valid if record.began is None]
     metrics: dict[str, float] = {}
     by_subtask: dict[str, list[bool]] = defaultdict(list)
-    for record in valid:
+    for record in whole:
         by_subtask[record.subtask].append(record.won)
     for subtask, wins in sorted(by_subtask.items()):
         metrics[f"success/{subtask}"] = float(np.mean(wins))
-    if valid:
-        metrics["success/all"] = float(np.mean([record.won for record in valid]))
-        custom = [record.terms[CUSTOM] for record in valid if CUSTOM in record.terms]
+    if whole:
+        metrics["success/all"] = float(np.mean([record.won for record in whole]))
+        custom = [record.terms[CUSTOM] for record in whole if CUSTOM in record.terms]
         if custom:
             metrics["custom_reward/mean"] = float(np.mean(custom))
-        metrics["score/mean"] = float(np.mean([record.score for record in valid]))
-        metrics["turns/mean"] = float(np.mean([record.turns for record in valid]))
-        metrics["tool_calls/mean"] = float(np.mean([record.tool_calls for record in valid]))
+        metrics["score/mean"] = float(np.mean([record.score for record in whole]))
+        metrics["turns/mean"] = float(np.mean([record.turns for record in whole]))
+        metrics["tool_calls/mean"] = float(np.mean([record.tool_calls for record in whole]))
+    if valid:
         turns = max(1, sum(record.turns for record in valid))
         metrics["turns/well_formed"] = sum(record.well_formed_turns for record in valid) / turns
         metrics["turns/valid_action"] = sum(record.valid_actions for record in valid) / turns

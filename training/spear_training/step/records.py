@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
 from spear_agents.engines.vision import pack_pictures
+from spear_agents.snapshots import Snapshot
 from spear_agents.trajectory import Row, StopReason, Trajectory, Turn
 from spear_training.algorithms import RowTable, has_repetition
 
@@ -22,7 +23,8 @@ class EpisodeRecord:
     """One episode: which group it belongs to, how it ended, what it earned.
 
     ``terms`` are the raw reward terms, ``fault`` the kind of fault or None. ``rows`` counts its rows.
-    ``versions`` are the training steps of the weights that wrote it, in ascending order.
+    ``versions`` are the training steps of the weights that wrote it, in ascending order. ``began`` counts the turns
+    before the snapshot that it began in, which are none of ``turns``; None where it began at the start of its task.
     """
 
     group: str
@@ -40,6 +42,7 @@ class EpisodeRecord:
     valid_actions: int
     rows: int
     versions: tuple[int, ...] = ()
+    began: int | None = None
 
     @property
     def trajectory(self) -> str:
@@ -69,6 +72,7 @@ def record_episode(trajectory: Trajectory, group: str, sample: int) -> EpisodeRe
         valid_actions=sum(turn.action_ok for turn in turns),
         rows=len(trajectory.chains()) if fault is None else 0,
         versions=tuple(sorted(_list_versions(turns))),
+        began=trajectory.began,
     )
 
 
@@ -153,6 +157,14 @@ def _join(parts: Sequence[Sequence[float]], kind: type) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """States that an episode passed: their names, one before each turn, and snapshots where groups may begin there."""
+
+    anchors: tuple[str, ...]
+    snapshots: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True)
 class Rollout:
     """What a step, or a validation, played.
 
@@ -165,6 +177,7 @@ class Rollout:
         prompt_tokens: of all prompts.
         cached_tokens: of these, those that were in the engine's cache of prefixes.
         cacheable_tokens: of these, those that an engine with such a cache had seen before in the same conversation.
+        walks: of the episodes that groups of later steps may begin in, by :attr:`EpisodeRecord.trajectory`.
     """
 
     records: tuple[EpisodeRecord, ...]
@@ -175,6 +188,7 @@ class Rollout:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     cacheable_tokens: int = 0
+    walks: Mapping[str, Walk] = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Rollout]) -> Rollout:
@@ -192,4 +206,5 @@ class Rollout:
             sum(part.prompt_tokens for part in parts),
             sum(part.cached_tokens for part in parts),
             sum(part.cacheable_tokens for part in parts),
+            {name: walk for part in parts for name, walk in part.walks.items()},
         )

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -38,6 +39,7 @@ from spear_agents.episode import play_episode
 from spear_agents.gateway.programs import open_program
 from spear_agents.prompting import PromptBuilder
 from spear_agents.rollout import Job, Play, Retrying, open_session, play_many
+from spear_agents.snapshots import Snapshot
 from spear_agents.usage import sum_usage
 from spear_training.algorithms import RowTable
 from spear_training.custom_reward import read_custom_reward
@@ -45,6 +47,7 @@ from spear_training.environments import make_environment
 from spear_training.rollouts import HF, VLLM_CPU
 from spear_training.settings import RunSettings
 from spear_training.sizing import MOST_EPISODES
+from spear_training.step.branching import list_walks
 from spear_training.step.records import Rollout, record_episode, tabulate
 from spear_training.verl_plugin.columns import build_columns
 from spear_training.verl_plugin.deaths import stop_if_dead
@@ -60,7 +63,8 @@ ROWS_PER_WRITE = 4096
 class EpisodeOrder:
     """One episode to play: member ``sample`` of ``group``, on ``task_id``, with its own seed.
 
-    With ``recorded`` the whole episode comes back, for people to look at.
+    With ``recorded`` the whole episode comes back, for people to look at. ``begin`` is the snapshot that it begins in,
+    where not at the start of the task.
     """
 
     group: str
@@ -68,6 +72,7 @@ class EpisodeOrder:
     task_id: str
     seed: int
     recorded: bool = False
+    begin: Snapshot | None = None
 
 
 class CountingEngine:
@@ -177,6 +182,7 @@ class RolloutWorker(AgentLoopWorker):
         run = RunSettings.from_config(config)
         self._settings = run.env
         self._find_repetition = run.algorithm.filter.repetition
+        self._branch = run.algorithm.branch
         self._reward = read_custom_reward(config)
         self._agent, self._agent_timeout = run.agent, run.agent_timeout
         self._tries = run.tries
@@ -278,9 +284,11 @@ class RolloutWorker(AgentLoopWorker):
         Other batches may be played meanwhile; they share the engine and the environments.
         """
         player, prompts = await self._open(split)
-        engine, play = CountingEngine(self._engine, self._cache_tokens), Retrying(player, self._tries)
+        branches = keep and self._branch.share > 0
+        engine = CountingEngine(self._engine, self._cache_tokens)
+        play = Retrying(partial(play_episode, snapshots=True) if branches else player, self._tries)
         trajectories = await play_many(
-            [Job(order.task_id, order.seed) for order in orders],
+            [Job(order.task_id, order.seed, order.begin) for order in orders],
             make_env=lambda: self._take_environment(split),
             release_env=self._idle.setdefault(split, []).append,
             engine_for=lambda env: engine,
@@ -311,6 +319,7 @@ class RolloutWorker(AgentLoopWorker):
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.cacheable_tokens,
+            list_walks(trajectories, records, self._branch) if branches else {},
         )
 
     async def _write_rows(self, rows: RowTable) -> None:

@@ -22,6 +22,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from spear_agents.engines.base import Sampling, derive_seed
 from spear_agents.engines.vision import has_vision
 from spear_agents.metrics import read_history
+from spear_agents.snapshots import Snapshot
 from spear_envs.core.errors import SpearError
 from spear_training.algorithms.curriculum import Choice
 from spear_training.checkpoints import check_files, describe_code, is_finished, keep_best, write_manifest
@@ -29,6 +30,7 @@ from spear_training.launch import CONFIG_FILE, flatten_config
 from spear_training.recording import VALIDATIONS, EpisodeRecorder
 from spear_training.settings import RunSettings
 from spear_training.step.ahead import BatchesAhead, summarize_versions
+from spear_training.step.branching import Branching
 from spear_training.step.curriculum import Curriculum
 from spear_training.step.metrics import summarize_episodes
 from spear_training.step.records import Rollout
@@ -78,6 +80,8 @@ class SpearTrainer(PPOTrainerSync):
         self.staleness = run.rollout.staleness
         self._batches = BatchesAhead(self.staleness, self._draw_tasks, self._start_batch)
         self.curriculum: Curriculum | None = None
+        branch = self.settings.branch
+        self.branching = Branching(branch, self.seed) if branch.share > 0 else None
         self._train_iterator: Any = None
         self._metrics: dict[str, float] = {}
         """Those of the step under way, once it has trained."""
@@ -197,18 +201,28 @@ class SpearTrainer(PPOTrainerSync):
         return list(batch["task_id"])
 
     def _start_batch(self, step: int, tasks: list[str], number: int = 0) -> list[Any]:
-        """Begin to play each of ``tasks`` ``rollout.n`` times, as the batch ``number`` (from 0) of ``step``."""
-        # Of as many tasks as there are, then further samples of the same.
+        """Begin to play each of ``tasks`` ``rollout.n`` times, as the batch ``number`` (from 0) of ``step``.
+
+        Snapshots may take the places of the first tasks.
+        """
+        first, size = number * len(tasks), len(tasks)
+        names = [f"{step}-{group:05d}" for group in range(first, first + size)]
+        begun: list[tuple[str, Snapshot | None]] = [(task, None) for task in tasks]
+        if self.branching is not None:
+            begun = self.branching.begin(names, tasks)
+        # Of as many tasks as there are, then further samples of the same; what began in snapshots comes last.
         count = self.record.count(step) if number == 0 else 0
+        branched = sum(snapshot is not None for _, snapshot in begun)
         orders = [
             EpisodeOrder(
-                f"{step}-{group:05d}",
+                names[place],
                 sample,
                 task_id,
-                derive_seed(self.seed, "train", step, group, sample),
-                recorded=sample * len(tasks) + group < count,
+                derive_seed(self.seed, "train", step, first + place, sample),
+                recorded=sample * size + (place - branched) % size < count,
+                begin=snapshot,
             )
-            for group, task_id in enumerate(tasks, start=number * len(tasks))
+            for place, (task_id, snapshot) in enumerate(begun)
             for sample in range(self.config.actor_rollout_ref.rollout.n)
         ]
         return self.rollouts.start(orders, self._sampling(validate=False), self.environment.train_split, keep=True)
@@ -224,6 +238,8 @@ class SpearTrainer(PPOTrainerSync):
         rollout = self.rollouts.collect(playing)
         if self.curriculum is not None:
             self.curriculum.tell(rollout.records)
+        if self.branching is not None:
+            self.branching.tell(rollout)
         return rollout
 
     def finish(self) -> None:
@@ -247,6 +263,8 @@ class SpearTrainer(PPOTrainerSync):
             metrics.update(summarize_versions(report.rollout, self.global_steps - 1))
         if self.curriculum is not None:
             metrics.update(self.curriculum.summarize())
+        if self.branching is not None:
+            metrics.update(self.branching.summarize(report.rollout.records))
         metrics["rollout/recorded"] = float(self.recorder.write(self.global_steps, report.rollout.episodes))
         keys = self.queue.take_keys(report.rollout.rows.key.tolist())
         return KVBatchMeta(partition_id=PARTITION, keys=keys, tags=[{} for _ in keys])
@@ -312,6 +330,7 @@ class SpearTrainer(PPOTrainerSync):
             "metrics": self._measure_step(),
             "ahead": self._batches.list_drawn(),
             "curriculum": self.curriculum.state_dict() if self.curriculum is not None else None,
+            "branch": self.branching.state_dict() if self.branching is not None else None,
         }
         self.state.save(folder, about)
         self.uploads.wait()  # verl may remove what is under way
@@ -355,6 +374,8 @@ class SpearTrainer(PPOTrainerSync):
             self._batches.restore(self._saved["ahead"])
             if self.curriculum is not None:
                 self.curriculum.load_state_dict(self._saved["curriculum"])
+            if self.branching is not None:
+                self.branching.load_state_dict(self._saved.get("branch"))
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

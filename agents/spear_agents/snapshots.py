@@ -1,0 +1,76 @@
+"""Moments of an episode that other episodes may begin in."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spear_envs.core.errors import SpearError
+
+STREAM = "np_random"
+"""Of a state: its random stream, which no snapshot keeps."""
+_MEND = "a snapshot keeps plain values, so have get_state() give numbers, texts, lists, tuples, sets and dicts alone"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A moment before a response: all that an episode in the layout ``per_turn`` needs to begin there.
+
+    Attributes:
+        turn: responses that were taken before it, 0 at the start of the task.
+        state: the environment's, packed; small enough to be kept by the thousand.
+        history: observation and action of the turns before it that a prompt shows, the latest last.
+    """
+
+    turn: int
+    state: bytes
+    history: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def take(cls, core: Any, history: tuple[tuple[str, str], ...]) -> Snapshot:
+        """The moment that an environment is in.
+
+        Raises:
+            SpearError: its state is not made of plain values.
+        """
+        state = core.get_state()
+        del state[STREAM]
+        try:
+            packed = pickle.dumps(state, protocol=5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise SpearError(f"the state cannot be packed ({error}): {_MEND}") from error
+        _unpack(packed)
+        return cls(core.turn, packed, history)
+
+    def restore(self, core: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Bring an environment that has been reset to this moment; returns its observation and info.
+
+        The random stream stays the environment's own, so that episodes of several seeds differ from here on wherever
+        the world is random, as they do from the start of a task.
+
+        Raises:
+            SpearError: the state is damaged, or of another environment.
+        """
+        stream = core.np_random.bit_generator.state
+        found: tuple[Any, Mapping[str, Any]] = core.set_state({**_unpack(self.state), STREAM: stream})
+        return found
+
+
+class _Reader(pickle.Unpickler):
+    """Reads numbers, texts and containers of them, and runs nothing: a checkpoint may have been tampered with."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise SpearError(f"the state holds {module}.{name}: {_MEND}")
+
+
+def _unpack(packed: bytes) -> dict[str, Any]:
+    try:
+        state = _Reader(io.BytesIO(packed)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise SpearError(f"the state of a snapshot is damaged ({type(error).__name__})") from error
+    if not isinstance(state, dict):
+        raise SpearError(f"the state of a snapshot is damaged ({type(state).__name__})")
+    return state

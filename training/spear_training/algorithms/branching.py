@@ -1,0 +1,136 @@
+"""Which groups of a step begin in a state of an earlier episode, and in which (``spear.branch``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from pydantic.dataclasses import dataclass as checked
+
+from spear_training.algorithms.records import STRICT, Record, number
+
+Task = TypeVar("Task", bound=Hashable)
+State = TypeVar("State")
+
+
+class BranchMode(str, Enum):
+    """Which states of earlier episodes are begun in."""
+
+    SUCCESS = "success"
+    """Of wins, backwards from the end, as far as groups still win (a reverse curriculum)."""
+    NEAR_MISS = "near_miss"
+    """Of losses: the last state that a win of the same task also passed through, or half-way where there is none."""
+
+
+@checked(frozen=True, config=STRICT)
+class BranchSettings(Record):
+    """Groups that begin in a state of an earlier episode: all members in the same, so that advantages are of it."""
+
+    PATH: ClassVar[str] = "spear.branch"
+
+    share: float = number(0.0, at_least=0, at_most=1)
+    """Of the groups of a step; 0 switches branching off."""
+    mode: BranchMode = BranchMode.SUCCESS
+    capacity: int = number(256, at_least=1)
+    """Episodes that are kept, the oldest leave first."""
+    target: float = number(0.5, above=0, below=1)
+    """Success at which a reverse curriculum goes one move further back."""
+
+    def keeps(self, *, won: bool) -> bool:
+        """Whether an episode that ended so is remembered."""
+        return self.share > 0 and (won or self.mode is BranchMode.NEAR_MISS)
+
+    def begins_in(self, *, won: bool) -> bool:
+        """Whether groups begin in states of such an episode; of others only the names of states are needed."""
+        return self.share > 0 and won is (self.mode is BranchMode.SUCCESS)
+
+
+@dataclass
+class _Past(Generic[Task, State]):
+    """An episode: the states before its turns, their names, whether it won, and how far back groups begin in it."""
+
+    number: int
+    task: Task
+    anchors: list[Hashable]
+    states: list[State]
+    won: bool
+    back: int = 1
+
+
+@dataclass(frozen=True)
+class Branch(Generic[Task, State]):
+    """Where a group begins: in the state before turn ``turn`` (from 0) of the remembered episode ``episode``."""
+
+    episode: int
+    task: Task
+    turn: int
+    state: State
+
+
+class Archive(Generic[Task, State]):
+    """Earlier episodes, all from their task's own start, as snapshots to begin in.
+
+    Args:
+        settings: of the branching.
+    """
+
+    def __init__(self, settings: BranchSettings) -> None:
+        self._settings = settings
+        self._episodes: deque[_Past[Task, State]] = deque(maxlen=settings.capacity)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def draw(self, groups: int, rng: np.random.Generator) -> list[Branch[Task, State]]:
+        """Where the first of ``groups`` groups begin: ``share`` of them, or none while there is nothing to begin in."""
+        usable = [past for past in self._episodes if self._can_begin(past)]
+        return [
+            self._choose(usable[int(rng.integers(len(usable)))])
+            for _ in range(round(self._settings.share * groups) if usable else 0)
+        ]
+
+    def _can_begin(self, past: _Past[Task, State]) -> bool:
+        left = past.back if self._settings.mode is BranchMode.SUCCESS else 1
+        return self._settings.begins_in(won=past.won) and left <= len(past.states)
+
+    def _choose(self, past: _Past[Task, State]) -> Branch[Task, State]:
+        turn = len(past.states) - past.back
+        if self._settings.mode is BranchMode.NEAR_MISS:
+            wins = (one for one in self._episodes if one.won and one.task == past.task)
+            passed = {anchor for one in wins for anchor in one.anchors}
+            shared = [at for at, anchor in enumerate(past.anchors) if anchor in passed]
+            turn = shared[-1] if shared else len(past.states) // 2
+        return Branch(past.number, past.task, turn, past.states[turn])
+
+    def tell(self, episode: int, wins: float, played: int) -> None:
+        """Take in how a group went that began in ``episode``: where enough of it won, the next goes one move back."""
+        for past in self._episodes:
+            if past.number == episode and played and wins >= self._settings.target * played:
+                past.back += 1
+
+    def remember(self, task: Task, anchors: Sequence[Hashable], states: Sequence[State], *, won: bool) -> None:
+        """Keep an episode from its task's own start, if the settings keep those that ended so.
+
+        Args:
+            task: of the episode.
+            anchors: names of the states before each of its turns, equal ones of one task for equal states.
+            states: these states; may be empty where no group begins in them.
+            won: whether it did.
+        """
+        if self._settings.keeps(won=won):
+            self._episodes.append(_Past(self._count, task, list(anchors), list(states), won))
+            self._count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """All snapshots."""
+        return {"episodes": [vars(past).copy() for past in self._episodes], "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state."""
+        self._episodes = deque((_Past(**past) for past in state["episodes"]), maxlen=self._settings.capacity)
+        self._count = state["count"]

@@ -1,0 +1,157 @@
+"""Groups of a training's steps that begin in snapshots of its earlier episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spear_agents.engines.base import derive_seed
+from spear_agents.snapshots import Snapshot
+from spear_agents.trajectory import Layout, Trajectory
+from spear_envs.core.errors import SpearError
+from spear_training.algorithms.branching import Archive, BranchSettings
+from spear_training.step.records import EpisodeRecord, Rollout, Walk
+
+OFF = "or set spear.branch.share=0"
+
+
+def check_branching(*, layout: Layout, program: str | None, staleness: int, obstacle: str | None) -> None:
+    """Do nothing if groups of a training can begin in snapshots.
+
+    Args:
+        layout: of the prompts.
+        program: that plays instead of our own loop.
+        staleness: steps that batches are begun ahead of their own.
+        obstacle: what the environment has against it.
+
+    Raises:
+        SpearError: they cannot; says what to change.
+    """
+    if program is not None:
+        raise SpearError(f"spear.branch cannot begin {program} in mid-episode: leave out spear.agent, {OFF}")
+    if layout is not Layout.PER_TURN:
+        raise SpearError(
+            f"spear.branch builds prompts from a snapshot, and a {layout.value} needs the tokens of all its turns: set "
+            f"spear.env.layout={Layout.PER_TURN.value}, {OFF}"
+        )
+    if staleness:
+        raise SpearError(
+            f"spear.branch begins groups in episodes of the steps before, and with spear.rollout.staleness={staleness} "
+            f"they are begun ahead of those: set spear.rollout.staleness=0, {OFF}"
+        )
+    if obstacle is not None:
+        raise SpearError(f"spear.branch cannot go back to states of this environment: {obstacle}. Change it, {OFF}")
+
+
+def list_walks(
+    trajectories: Iterable[Trajectory], records: Iterable[EpisodeRecord], settings: BranchSettings
+) -> dict[str, Walk]:
+    """What the archive may keep of a rollout, by the names of the episodes: those from the start of their task.
+
+    Args:
+        trajectories: with a snapshot before each response.
+        records: of the same episodes.
+        settings: of the branching.
+    """
+    walks = {}
+    for trajectory, record in zip(trajectories, records, strict=True):
+        if record.fault is None and record.began is None and settings.keeps(won=record.won):
+            moments = trajectory.turns if settings.begins_in(won=record.won) else ()
+            snapshots = tuple(turn.snapshot for turn in moments if turn.snapshot is not None)
+            walks[record.trajectory] = Walk(tuple(turn.anchor for turn in trajectory.turns), snapshots)
+    return walks
+
+
+class Branching:
+    """Decides which groups of a batch begin in snapshots, and learns from the episodes that were played.
+
+    Args:
+        settings: of the branching.
+        seed: of the run.
+    """
+
+    def __init__(self, settings: BranchSettings, seed: int) -> None:
+        self._archive: Archive[str, Snapshot] = Archive(settings)
+        self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "branch")))
+        self._begun: dict[str, int] = {}
+        """Remembered episode of each group that is under way in a snapshot of it."""
+
+    def begin(self, groups: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, Snapshot | None]]:
+        """Task of each group, and the snapshot that it begins in; those with one come first, in the tasks' places."""
+        branches = self._archive.draw(len(groups), self._rng)
+        self._begun |= {group: branch.episode for group, branch in zip(groups, branches, strict=False)}
+        taken: list[tuple[str, Snapshot | None]] = [(branch.task, branch.state) for branch in branches]
+        return taken + [(task, None) for task in tasks[len(branches) :]]
+
+    def tell(self, rollout: Rollout) -> None:
+        """Take in what was played; an episode with a fault says nothing."""
+        wins: dict[str, list[bool]] = {}
+        for record in rollout.records:
+            found = wins.setdefault(record.group, [])
+            if record.fault is None:
+                found.append(record.won)
+        for group, found in wins.items():
+            if group in self._begun:
+                self._archive.tell(self._begun.pop(group), sum(found), len(found))
+        for record in rollout.records:
+            walk = rollout.walks.get(record.trajectory)
+            if walk is not None:
+                self._archive.remember(record.task_id, walk.anchors, walk.snapshots, won=record.won)
+
+    def summarize(self, records: Sequence[EpisodeRecord]) -> dict[str, float]:
+        """Metrics of a step: how much of it began in snapshots, and how that went."""
+        branched = [record for record in records if record.began is not None]
+        groups = len({record.group for record in records})
+        metrics = {
+            "branch/share": len({record.group for record in branched}) / max(1, groups),
+            "branch/kept": float(len(self._archive)),
+        }
+        valid = [record for record in branched if record.fault is None]
+        if valid:
+            metrics["branch/success"] = float(np.mean([record.won for record in valid]))
+            metrics["branch/turns_before"] = float(np.mean([record.began for record in valid]))
+            metrics["branch/turns"] = float(np.mean([record.turns for record in valid]))
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs to begin where this one would have begun."""
+        state = self._archive.state_dict()
+        for past in state["episodes"]:
+            past["states"] = _pack(past["states"])
+        return {"archive": state, "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            SpearError: nothing was saved.
+        """
+        if state is None:
+            raise SpearError("the checkpoint was written without spear.branch: start a new run folder")
+        saved = state["archive"]
+        episodes = [{**past, "states": _unpack(past["states"])} for past in saved["episodes"]]
+        self._archive.load_state_dict({**saved, "episodes": episodes})
+        self._rng.bit_generator.state = state["rng"]
+        self._begun = {}
+
+
+def _pack(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Snapshots of an episode as a checkpoint has them, their states as one array."""
+    return {
+        "turns": [one.turn for one in snapshots],
+        "histories": [one.history for one in snapshots],
+        "sizes": [len(one.state) for one in snapshots],
+        "bytes": np.frombuffer(b"".join(one.state for one in snapshots), dtype=np.uint8),
+    }
+
+
+def _unpack(saved: Mapping[str, Any]) -> list[Snapshot]:
+    ends = np.cumsum([0, *saved["sizes"]]).tolist()
+    content = saved["bytes"].tobytes()
+    histories = [tuple((seen, done) for seen, done in history) for history in saved["histories"]]
+    return [
+        Snapshot(turn, content[low:high], history)
+        for turn, low, high, history in zip(saved["turns"], ends[:-1], ends[1:], histories, strict=True)
+    ]

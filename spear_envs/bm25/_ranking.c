@@ -87,7 +87,7 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
     search->maps = PyMem_Calloc(size, sizeof *search->maps);
     search->rests = PyMem_Calloc(size + 1, sizeof *search->rests);
     search->sums = PyMem_Calloc(WINDOW, sizeof *search->sums);
-    search->steps = PyMem_Malloc((size_t)map_count * (WINDOW / GROUP) + 1);
+    search->steps = PyMem_Malloc((size_t)map_count * (WINDOW / SPAN) + 1);
     search->scores = PyMem_Malloc(BATCH * size * sizeof *search->scores);
     work->heap.hits = PyMem_Malloc((size_t)work->heap.limit * sizeof *work->heap.hits);
     search->terms = work->terms = PyMem_Calloc(size, sizeof *work->terms);
@@ -182,7 +182,7 @@ rank_buffers(Py_buffer *buffers, Py_ssize_t k)
     for (int i = 0; i < BUFFERS; i++)
         if ((items[i] = count_items(&buffers[i], sizes[i], names[i])) < 0)
             return NULL;
-    const Py_ssize_t count = items[7], words = (items[3] + GROUP - 1) / GROUP;
+    const Py_ssize_t count = items[7], words = (items[3] + SPAN - 1) / SPAN * (SPAN / GROUP);
     if (items[1] != items[0] || items[5] != CODES || items[6] % 4 || items[6] / 4 != count || items[3] > UINT32_MAX
         || (words ? items[4] % words : items[4]))
         return PyErr_Format(PyExc_ValueError, "the lengths of the arrays do not fit");

@@ -76,6 +76,15 @@ find_step(Term *term, const Search *search, unsigned code)
     return term->steps[code];
 }
 
+/* Add a bound to the sum of a document of the window. */
+static inline void
+add_step(const Search *search, uint32_t document, unsigned step)
+{
+    uint8_t *sum = &search->sums[document - search->base];
+    const unsigned more = *sum + step;
+    *sum = more > FULL ? FULL : (uint8_t)more;
+}
+
 /* Add the bounds of a term with gaps to the sums of the window. Returns -1 if a block is damaged. */
 static int
 add_list(Term *term, const Search *search)
@@ -98,11 +107,8 @@ add_list(Term *term, const Search *search)
             stop = scan->place;
         }
         const unsigned step = find_step(term, search, read_bound(term->blocks[scan->block]));
-        for (; place < stop; place++) {
-            uint8_t *sum = &search->sums[scan->documents[place] - base];
-            const unsigned more = *sum + step;
-            *sum = more > FULL ? FULL : (uint8_t)more;
-        }
+        for (; place < stop; place++)
+            add_step(search, scan->documents[place], step);
         if (stop < scan->size)
             return 0;
         scan->block++;
@@ -116,7 +122,7 @@ static void
 spread_steps(Term *term, const Search *search, uint8_t *steps)
 {
     const uint32_t base = search->base, end = base + search->width;
-    memset(steps, 0, WINDOW / GROUP);
+    memset(steps, 0, WINDOW / SPAN);
     if (!find_block(term, &term->scan, base))
         return;
     if (term->look.block < term->scan.block) {
@@ -130,75 +136,91 @@ spread_steps(Term *term, const Search *search, uint8_t *steps)
         const uint32_t last = term->lasts[block] < end ? term->lasts[block] : end - 1;
         if (last < first)
             continue;   /* a damaged file */
-        for (uint32_t group = ((uint32_t)first - base) / GROUP; group <= (last - base) / GROUP; group++)
-            steps[group] = steps[group] > step ? steps[group] : (uint8_t)step;
+        for (uint32_t span = ((uint32_t)first - base) / SPAN; span <= (last - base) / SPAN; span++)
+            steps[span] = steps[span] > step ? steps[span] : (uint8_t)step;
         first = (int64_t)term->lasts[block] + 1;
     }
 }
 
-/* Add the terms with maps to the sums of a group of documents. Returns a bit for each that is FULL then. */
+/* Add the terms with maps to the sums of a span, and clear these. `full` gets a bit for each document that is FULL. */
 #if defined __AVX512BW__
-static inline uint64_t
-find_full(const Search *search, uint32_t group)
+static inline void
+find_full(const Search *search, uint32_t span, uint64_t *full)
 {
-    const int64_t word = search->base / GROUP + group;
-    __m512i sums = _mm512_loadu_si512(search->sums + GROUP * group);
-    for (ptrdiff_t t = 0; t < search->map_count; t++) {
-        const __m512i steps = _mm512_set1_epi8((char)search->steps[t * (WINDOW / GROUP) + group]);
-        sums = _mm512_mask_adds_epu8(sums, search->maps[t]->map[word], sums, steps);
+    uint8_t *place = search->sums + SPAN * span;
+    const int64_t word = (search->base + SPAN * span) / GROUP;
+    __m512i sums[SPAN / GROUP];
+    for (int i = 0; i < SPAN / GROUP; i++) {
+        sums[i] = _mm512_loadu_si512(place + GROUP * i);
+        _mm512_storeu_si512(place + GROUP * i, _mm512_setzero_si512());
     }
-    return _mm512_cmpeq_epi8_mask(sums, _mm512_set1_epi8((char)FULL));
+    for (ptrdiff_t t = 0; t < search->map_count; t++) {
+        const __m512i steps = _mm512_set1_epi8((char)search->steps[t * (WINDOW / SPAN) + span]);
+        const uint64_t *map = search->maps[t]->map + word;
+        for (int i = 0; i < SPAN / GROUP; i++)
+            sums[i] = _mm512_mask_adds_epu8(sums[i], map[i], sums[i], steps);
+    }
+    for (int i = 0; i < SPAN / GROUP; i++)
+        full[i] = _mm512_cmpeq_epi8_mask(sums[i], _mm512_set1_epi8((char)FULL));
 }
 #elif defined __AVX2__
-static inline uint64_t
-find_full(const Search *search, uint32_t group)
+static inline void
+find_full(const Search *search, uint32_t span, uint64_t *full)
 {
-    const int64_t word = search->base / GROUP + group;
+    uint8_t *place = search->sums + SPAN * span;
+    const int64_t word = (search->base + SPAN * span) / GROUP;
     const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bits = _mm256_set1_epi64x((long long)0x8040201008040201);
-    __m256i low = _mm256_loadu_si256((const __m256i *)(search->sums + GROUP * group));
-    __m256i high = _mm256_loadu_si256((const __m256i *)(search->sums + GROUP * group + GROUP / 2));
-    for (ptrdiff_t t = 0; t < search->map_count; t++) {
-        const uint64_t map = search->maps[t]->map[word];
-        const __m256i steps = _mm256_set1_epi8((char)search->steps[t * (WINDOW / GROUP) + group]);
-        const __m256i lows = _mm256_shuffle_epi8(_mm256_set1_epi32((int)(uint32_t)map), spread);
-        const __m256i highs = _mm256_shuffle_epi8(_mm256_set1_epi32((int)(uint32_t)(map >> 32)), spread);
-        low = _mm256_adds_epu8(low, _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(lows, bits), bits), steps));
-        high = _mm256_adds_epu8(high, _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(highs, bits), bits), steps));
+    __m256i sums[SPAN / 32];
+    for (int i = 0; i < SPAN / 32; i++) {
+        sums[i] = _mm256_loadu_si256((const __m256i *)(place + 32 * i));
+        _mm256_storeu_si256((__m256i *)(place + 32 * i), _mm256_setzero_si256());
     }
-    const __m256i full = _mm256_set1_epi8((char)FULL);
-    return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(low, full))
-           | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(high, full)) << 32;
+    for (ptrdiff_t t = 0; t < search->map_count; t++) {
+        const __m256i steps = _mm256_set1_epi8((char)search->steps[t * (WINDOW / SPAN) + span]);
+        const uint64_t *map = search->maps[t]->map + word;
+        for (int i = 0; i < SPAN / 32; i++) {
+            const uint32_t half = (uint32_t)(map[i / 2] >> 32 * (i % 2));
+            const __m256i held = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int)half), spread), bits);
+            sums[i] = _mm256_adds_epu8(sums[i], _mm256_and_si256(_mm256_cmpeq_epi8(held, bits), steps));
+        }
+    }
+    for (int i = 0; i < SPAN / GROUP; i++) {
+        const __m256i all = _mm256_set1_epi8((char)FULL);
+        full[i] = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(sums[2 * i], all))
+                  | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(sums[2 * i + 1], all)) << 32;
+    }
 }
 #else
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef uint64_t Words __attribute__((vector_size(16)));
 
-static inline uint64_t
-find_full(const Search *search, uint32_t group)
+static inline void
+find_full(const Search *search, uint32_t span, uint64_t *full)
 {
-    const int64_t word = search->base / GROUP + group;
+    uint8_t *place = search->sums + SPAN * span;
+    const int64_t word = (search->base + SPAN * span) / GROUP;
     const uint64_t ones = 0x0101010101010101;
     const Words bits = {0x8040201008040201, 0x8040201008040201};
-    uint64_t found = 0;
-    for (int part = 0; part < GROUP / 16; part++) {
+    memset(full, 0, SPAN / GROUP * sizeof *full);
+    for (int i = 0; i < SPAN / 16; i++) {
         Bytes sums;
-        memcpy(&sums, search->sums + GROUP * group + 16 * part, sizeof sums);
+        memcpy(&sums, place + 16 * i, sizeof sums);
         for (ptrdiff_t t = 0; t < search->map_count; t++) {
-            const uint64_t map = search->maps[t]->map[word] >> 16 * part;
+            const uint64_t map = search->maps[t]->map[word + i / 4] >> 16 * (i % 4);
             const Words spread = {(map & 255) * ones, (map >> 8 & 255) * ones};
             const Bytes held = (Bytes)((Bytes)(spread & bits) == (Bytes)bits);
-            const Bytes more = sums + (held & search->steps[t * (WINDOW / GROUP) + group]);
+            const Bytes more = sums + (held & search->steps[t * (WINDOW / SPAN) + span]);
             sums = more | (Bytes)(more < sums);
         }
         for (int half = 0; half < 2; half++) {
             /* A byte of 255 is the only one whose complement is 0. */
             const uint64_t rest = ~((Words)sums)[half];
             const uint64_t zero = ~(((rest & 0x7f * ones) + 0x7f * ones) | rest | 0x7f * ones);
-            found |= ((zero >> 7) * 0x0102040810204080 >> 56) << (16 * part + 8 * half);
+            full[i / 4] |= ((zero >> 7) * 0x0102040810204080 >> 56) << (16 * (i % 4) + 8 * half);
         }
     }
-    return found;
+    memset(place, 0, SPAN);
 }
 #endif
 
@@ -236,6 +258,15 @@ score_document(Term *term, const Index *index, uint32_t document, float *score)
     }
     *score = score_posting(term, index, read_count(look, place), document);
     return 1;
+}
+
+/* The most that a document of the window can have of the `t`-th term with a map. */
+static inline double
+bound_mapped(const Search *search, ptrdiff_t t, uint32_t document)
+{
+    const unsigned step = search->steps[t * (WINDOW / SPAN) + (document - search->base) / SPAN];
+    const double peak = search->maps[t]->peak, bound = step / search->unit;
+    return step == FULL || peak < bound ? peak : bound;
 }
 
 /* Score some documents, which ascend, and offer the best. Returns -1 if a block is damaged. */
@@ -309,22 +340,25 @@ search_window(Search *search)
         if (add_list(search->lists[t], search) < 0)
             return -1;
     for (ptrdiff_t t = 0; t < search->map_count; t++)
-        spread_steps(search->maps[t], search, search->steps + t * (WINDOW / GROUP));
+        spread_steps(search->maps[t], search, search->steps + t * (WINDOW / SPAN));
     uint32_t documents[BATCH];
     int count = 0;
-    for (uint32_t group = 0; group < (search->width + GROUP - 1) / GROUP; group++)
-        for (uint64_t full = find_full(search, group); full; full &= full - 1) {
-            const uint32_t document = search->base + GROUP * group + (uint32_t)__builtin_ctzll(full);
-            if (document >= search->index->size)
-                return -1;   /* a map has documents that there are not */
-            documents[count++] = document;
-            if (count == BATCH) {
-                if (score_batch(search, documents, count) < 0)
-                    return -1;
-                count = 0;
+    for (uint32_t span = 0; span < (search->width + SPAN - 1) / SPAN; span++) {
+        uint64_t full[SPAN / GROUP];
+        find_full(search, span, full);
+        for (uint32_t i = 0; i < SPAN / GROUP; i++)
+            for (; full[i]; full[i] &= full[i] - 1) {
+                const uint32_t document = search->base + SPAN * span + GROUP * i + (uint32_t)__builtin_ctzll(full[i]);
+                if (document >= search->index->size)
+                    return -1;   /* a map has documents that there are not */
+                documents[count++] = document;
+                if (count == BATCH) {
+                    if (score_batch(search, documents, count) < 0)
+                        return -1;
+                    count = 0;
+                }
             }
-        }
-    memset(search->sums, 0, WINDOW);
+    }
     return count ? score_batch(search, documents, count) : 0;
 }
 
@@ -386,7 +420,7 @@ spear_search(Search *search)
                 return -1;
             if (next >= size)
                 break;
-            base = next / GROUP * GROUP;
+            base = next / SPAN * SPAN;
         }
         if (search->lead != lead || search->heap->least != least) {
             lead = search->lead;

@@ -9,6 +9,7 @@
 
 #define WINDOW 16384   /* documents: 16 KiB of sums */
 #define GROUP 64       /* documents of a word of a map */
+#define SPAN 256       /* documents that share a bound of a term with a map */
 #define BATCH 64       /* candidates that are scored together */
 
 /* Whether the compiler can be told in the source which commands a processor has. */
@@ -42,7 +43,7 @@ typedef struct {
     uint32_t base, width;
     double unit;         /* of the bytes: so many of it are what a document must have */
     uint8_t *sums;       /* (WINDOW) */
-    uint8_t *steps;      /* (map_count, WINDOW / GROUP): what a document of the group has of the term at most */
+    uint8_t *steps;      /* (map_count, WINDOW / SPAN): what a document of the span has of the term at most */
     float *scores;       /* (BATCH, count) */
 } Search;
 

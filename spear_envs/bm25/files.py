@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.packing import MAP_WORD, PADDING, Packed
+from spear_envs.bm25.packing import PADDING, Packed, count_words
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
@@ -115,7 +115,7 @@ def map_index(folder: Path) -> Packed:
         or len(packed.peaks) != terms
         or len(packed.lasts) != len(packed.blocks)
         or len(packed.data) < PADDING
-        or len(packed.maps) != len(packed.mapped) * -(-len(packed.norms) // MAP_WORD)
+        or len(packed.maps) != len(packed.mapped) * count_words(len(packed.norms))
         or not 0 <= packed.filled <= len(packed.norms)
         or not packed.filled <= packed.terms_total < 1 << 62
     ):

@@ -36,8 +36,8 @@ MANTISSA_SHIFT = 23 - 5
 LOWEST_BOUND = int(np.float32(0.25).view(np.uint32)) >> MANTISSA_SHIFT
 MAPPED_SHARE = 32
 """A term has a map if at least one document in so many holds it."""
-MAP_WORD = 64
-"""Documents of a word of a map."""
+MAP_SPAN = 256
+"""Maps end at a whole number of so many documents: four words."""
 DAMAGE = "document numbers are not ascending"
 
 
@@ -185,9 +185,14 @@ def pack_pairs(
     )
 
 
+def count_words(size: int) -> int:
+    """Words of a map of so many documents."""
+    return -(-size // MAP_SPAN) * MAP_SPAN // 64
+
+
 def map_documents(documents: npt.NDArray[np.uint32], size: int) -> npt.NDArray[np.uint64]:
     """A bit for each of ``size`` documents, in words from the lowest bit on."""
-    held = np.zeros(-(-size // MAP_WORD) * MAP_WORD, bool)
+    held = np.zeros(64 * count_words(size), bool)
     held[documents] = True
     return np.packbits(held, bitorder="little").view("<u8")
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.packing import BLOCK, MAP_WORD, unpack_pairs
+from spear_envs.bm25.packing import BLOCK, count_words, unpack_pairs
 
 
 class Rank(Protocol):
@@ -61,7 +61,7 @@ def rank_with_numpy(
 ) -> list[tuple[int, float]]:
     """See :class:`Rank`."""
     sums = np.zeros(len(norms))
-    words = -(-len(norms) // MAP_WORD)
+    words = count_words(len(norms))
     for (start, frequency, _peak, number), weight in zip(spans.tolist(), weights, strict=True):
         end = start + -(-frequency // BLOCK)
         if not (0 <= start < end <= len(blocks) and len(lasts) == len(blocks) and (number + 1) * words <= len(maps)):

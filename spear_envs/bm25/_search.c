@@ -24,7 +24,10 @@
 #include "_search.h"
 
 #define FIRST_WIDTH 512   /* documents of the first window; each is twice as wide as the one before, up to WINDOW */
-#define LOOKUP 16         /* postings that are gone through in the time of looking up one document */
+/* What takes as long as going through so many postings: */
+#define LOOKUP 16         /* looking up a document */
+#define MAP_PASS 200      /* going through a window of a map */
+#define WINDOW_PASS 400   /* a window */
 #define FULL 255          /* a byte sum that cannot be excluded */
 
 /* ---------------------------------------------------------------- the best */
@@ -154,7 +157,7 @@ find_full(const Search *search, uint32_t span, uint64_t *full)
         sums[i] = _mm512_loadu_si512(place + GROUP * i);
         _mm512_storeu_si512(place + GROUP * i, _mm512_setzero_si512());
     }
-    for (ptrdiff_t t = 0; t < search->map_count; t++) {
+    for (ptrdiff_t t = 0; t < search->passed_maps; t++) {
         const __m512i steps = _mm512_set1_epi8((char)search->steps[t * (WINDOW / SPAN) + span]);
         const uint64_t *map = search->maps[t]->map + word;
         for (int i = 0; i < SPAN / GROUP; i++)
@@ -176,7 +179,7 @@ find_full(const Search *search, uint32_t span, uint64_t *full)
         sums[i] = _mm256_loadu_si256((const __m256i *)(place + 32 * i));
         _mm256_storeu_si256((__m256i *)(place + 32 * i), _mm256_setzero_si256());
     }
-    for (ptrdiff_t t = 0; t < search->map_count; t++) {
+    for (ptrdiff_t t = 0; t < search->passed_maps; t++) {
         const __m256i steps = _mm256_set1_epi8((char)search->steps[t * (WINDOW / SPAN) + span]);
         const uint64_t *map = search->maps[t]->map + word;
         for (int i = 0; i < SPAN / 32; i++) {
@@ -206,7 +209,7 @@ find_full(const Search *search, uint32_t span, uint64_t *full)
     for (int i = 0; i < SPAN / 16; i++) {
         Bytes sums;
         memcpy(&sums, place + 16 * i, sizeof sums);
-        for (ptrdiff_t t = 0; t < search->map_count; t++) {
+        for (ptrdiff_t t = 0; t < search->passed_maps; t++) {
             const uint64_t map = search->maps[t]->map[word + i / 4] >> 16 * (i % 4);
             const Words spread = {(map & 255) * ones, (map >> 8 & 255) * ones};
             const Bytes held = (Bytes)((Bytes)(spread & bits) == (Bytes)bits);
@@ -260,15 +263,6 @@ score_document(Term *term, const Index *index, uint32_t document, float *score)
     return 1;
 }
 
-/* The most that a document of the window can have of the `t`-th term with a map. */
-static inline double
-bound_mapped(const Search *search, ptrdiff_t t, uint32_t document)
-{
-    const unsigned step = search->steps[t * (WINDOW / SPAN) + (document - search->base) / SPAN];
-    const double peak = search->maps[t]->peak, bound = step / search->unit;
-    return step == FULL || peak < bound ? peak : bound;
-}
-
 /* Score some documents, which ascend, and offer the best. Returns -1 if a block is damaged. */
 static int
 score_batch(Search *search, const uint32_t *documents, int count)
@@ -298,7 +292,6 @@ score_batch(Search *search, const uint32_t *documents, int count)
                 if (find_block(term, &term->look, documents[at])) {
                     if (rest + recall_bound(term, read_bound(term->blocks[term->look.block])) <= cut)
                         continue;
-                    search->lookups++;
                     if (score_document(term, search->index, documents[at], &score) < 0)
                         return -1;
                 }
@@ -325,11 +318,11 @@ score_batch(Search *search, const uint32_t *documents, int count)
 
 /* ---------------------------------------------------------------- windows */
 
-/* Postings of the term that a window has on average. */
+/* Postings of the term that a whole window has on average. */
 static inline double
 expect_postings(const Term *term, const Search *search)
 {
-    return (double)term->frequency * search->width / (double)search->index->size;
+    return (double)term->frequency * WINDOW / (double)search->index->size;
 }
 
 /* Search a window: returns -1 if a block is damaged. */
@@ -339,7 +332,7 @@ search_window(Search *search)
     for (ptrdiff_t t = search->lead; t < search->list_count; t++)
         if (add_list(search->lists[t], search) < 0)
             return -1;
-    for (ptrdiff_t t = 0; t < search->map_count; t++)
+    for (ptrdiff_t t = 0; t < search->passed_maps; t++)
         spread_steps(search->maps[t], search, search->steps + t * (WINDOW / SPAN));
     uint32_t documents[BATCH];
     int count = 0;
@@ -387,22 +380,25 @@ find_next(Search *search, int64_t base)
     return next > base ? next : base;
 }
 
-/* Choose the lists that are not gone through: no more than can be spared, and such that what is saved is not spent on
-   lookups. */
+/* Choose what the first pass goes through. If the maps and some lists do not suffice together, it may be the other lists
+   alone, whose documents are looked up; else it is everything. */
 static void
-choose_lead(Search *search)
+choose_passed(Search *search)
 {
     const double least = search->heap->least - search->slack;
-    const double spent = (double)search->lookups * LOOKUP;
-    ptrdiff_t lead = search->lead;
-    if (lead > 0 && spent > expect_postings(search->lists[lead - 1], search))
-        lead--;
-    else if (lead < search->list_count && spent * 4 < expect_postings(search->lists[lead], search))
+    ptrdiff_t lead = 0;
+    double all = 0, rare = 0;
+    while (lead < search->list_count && search->map_total + search->rests[lead + 1] <= least)
         lead++;
-    while (lead > 0 && search->rests[lead] > least)
-        lead--;
-    search->lead = lead;
-    search->lookups = 0;
+    for (ptrdiff_t t = 0; t < search->list_count; t++)
+        all += expect_postings(search->lists[t], search);
+    for (ptrdiff_t t = lead; t < search->list_count; t++)
+        rare += expect_postings(search->lists[t], search);
+    const int alone = search->map_total <= least
+                      && rare * LOOKUP < all + MAP_PASS * (double)search->map_count + WINDOW_PASS;
+    search->lead = alone ? lead : 0;
+    search->passed_maps = alone ? 0 : search->map_count;
+    search->rest = alone ? search->map_total + search->rests[lead] : 0;
 }
 
 int
@@ -411,24 +407,22 @@ spear_search(Search *search)
     const int64_t size = search->index->size;
     int64_t base = 0, width = FIRST_WIDTH;
     float least = -1;
-    ptrdiff_t lead = -1;
     while (base < size) {
-        choose_lead(search);
-        if (search->map_total + search->rests[search->lead] <= search->heap->least - search->slack) {
+        if (search->heap->least != least) {
+            least = search->heap->least;
+            choose_passed(search);
+            const double need = least - search->slack - search->rest;
+            search->unit = need > 0 ? FULL / need : 1e300;
+            for (ptrdiff_t t = 0; t < search->count; t++)
+                memset(search->terms[t].steps, 0, CODES);
+        }
+        if (search->passed_maps == 0) {
             const int64_t next = find_next(search, base);
             if (next < 0)
                 return -1;
             if (next >= size)
                 break;
             base = next / SPAN * SPAN;
-        }
-        if (search->lead != lead || search->heap->least != least) {
-            lead = search->lead;
-            least = search->heap->least;
-            const double need = least - search->slack - search->rests[lead];
-            search->unit = need > 0 ? FULL / need : 1e300;
-            for (ptrdiff_t t = 0; t < search->count; t++)
-                memset(search->terms[t].steps, 0, CODES);
         }
         search->base = (uint32_t)base;
         search->width = (uint32_t)(size - base < width ? size - base : width);

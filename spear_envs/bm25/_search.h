@@ -38,8 +38,9 @@ typedef struct {
     ptrdiff_t count, list_count, map_count;
     double total, map_total, slack;   /* the sum of all peaks, that of the maps, and more than its rounding */
     double *rests;       /* (list_count + 1): the sum of the peaks of the lists before each */
-    ptrdiff_t lead;      /* lists before it are not gone through, but looked up */
-    int64_t lookups;     /* in the present window */
+    /* The first pass goes through these; `rest` is what a document can have of the other terms. */
+    ptrdiff_t lead, passed_maps;   /* lists from `lead` on; maps before */
+    double rest;
     uint32_t base, width;
     double unit;         /* of the bytes: so many of it are what a document must have */
     uint8_t *sums;       /* (WINDOW) */

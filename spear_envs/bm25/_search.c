@@ -295,6 +295,8 @@ score_batch(Search *search, const uint32_t *documents, int count)
                     if (score_document(term, search->index, documents[at], &score) < 0)
                         return -1;
                 }
+                else if (term->map)
+                    return -1;
                 tops[at] = rest + score;
                 if (tops[at] <= cut)
                     continue;

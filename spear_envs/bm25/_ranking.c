@@ -133,17 +133,27 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
     return 0;
 }
 
-/* The search for this processor. */
+/* The searches that there are, each for processors with more commands than the one before. */
+static int (*const levels[])(Search *) = {
+    spear_search,
+#ifdef HAS_LEVELS
+    spear_search_avx2,
+    spear_search_avx512,
+#endif
+};
+
+/* The last of them that this processor can do. */
 static int
-search_documents(Search *search)
+find_level(void)
 {
 #ifdef HAS_LEVELS
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return spear_search_avx512(search);
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+        && __builtin_cpu_supports("bmi2"))
+        return 2;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt"))
-        return spear_search_avx2(search);
+        return 1;
 #endif
-    return spear_search(search);
+    return 0;
 }
 
 /* Whether a search with these numbers stays inside the arrays; an exception if not. Returns the pairs of the terms. */
@@ -174,7 +184,7 @@ check_numbers(const int64_t *spans, const float *weights, Py_ssize_t count, Py_s
 }
 
 static PyObject *
-rank_buffers(Py_buffer *buffers, Py_ssize_t k)
+rank_buffers(Py_buffer *buffers, Py_ssize_t k, int level)
 {
     static const char *const names[] = {"lasts", "blocks", "data", "norms", "maps", "factors", "spans", "weights"};
     static const size_t sizes[BUFFERS] = {4, 8, 1, 1, 8, 4, 8, 4};
@@ -188,6 +198,8 @@ rank_buffers(Py_buffer *buffers, Py_ssize_t k)
         return PyErr_Format(PyExc_ValueError, "the lengths of the arrays do not fit");
     if (k < 1)
         return PyErr_Format(PyExc_ValueError, "k must be at least 1");
+    if (level < 0 || level > find_level())
+        return PyErr_Format(PyExc_ValueError, "this processor has no level %d", level);
     const Index index = {buffers[0].buf, buffers[1].buf, buffers[2].buf, buffers[3].buf, buffers[4].buf,
                          buffers[5].buf, items[2], items[3], words};
     const int64_t *spans = buffers[6].buf;
@@ -206,7 +218,7 @@ rank_buffers(Py_buffer *buffers, Py_ssize_t k)
     if (prepare_work(&work, &index, spans, weights, count) == 0) {
         int failed;
         Py_BEGIN_ALLOW_THREADS
-        failed = search_documents(&work.search);
+        failed = levels[level](&work.search);
         Py_END_ALLOW_THREADS
         if (failed)
             PyErr_Format(PyExc_ValueError, "a block of postings contradicts itself");
@@ -222,11 +234,12 @@ rank_hits(PyObject *module, PyObject *args)
 {
     Py_buffer buffers[BUFFERS];
     Py_ssize_t k;
+    int level = find_level();
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*n:rank_hits", &buffers[0], &buffers[1], &buffers[2], &buffers[3],
-                          &buffers[4], &buffers[5], &buffers[6], &buffers[7], &k))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*n|i:rank_hits", &buffers[0], &buffers[1], &buffers[2], &buffers[3],
+                          &buffers[4], &buffers[5], &buffers[6], &buffers[7], &k, &level))
         return NULL;
-    PyObject *result = rank_buffers(buffers, k);
+    PyObject *result = rank_buffers(buffers, k, level);
     for (int i = 0; i < BUFFERS; i++)
         PyBuffer_Release(&buffers[i]);
     return result;
@@ -234,8 +247,9 @@ rank_hits(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"rank_hits", rank_hits, METH_VARARGS,
-     "rank_hits(lasts, blocks, data, norms, maps, factors, spans, weights, k)\n--\n\n"
-     "Numbers and scores of the k best documents; see spear_envs.bm25.ranking.Rank."},
+     "rank_hits(lasts, blocks, data, norms, maps, factors, spans, weights, k, level=...)\n--\n\n"
+     "Numbers and scores of the k best documents; see spear_envs.bm25.ranking.Rank. A level below the processor's gives\n"
+     "the same with fewer of its commands."},
     {NULL, NULL, 0, NULL},
 };
 

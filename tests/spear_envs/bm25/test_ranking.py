@@ -7,6 +7,7 @@ import struct
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from spear_envs.bm25.packing import BLOCK, PADDING, PackedPairs, pack_pairs, pac
 from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
 from spear_envs.bm25.ranking import Rank, choose_rank, rank_with_numpy
 
-compiled = choose_rank()
+compiled: Any = choose_rank()
 needs_compiled = pytest.mark.skipif(compiled is rank_with_numpy, reason="the extension module was not built")
+LEVELS = (0, 1) if "avx2" in Path("/proc/cpuinfo").read_text("ascii").split() else (0,)
+"""Of the compiled loop, those below the processor's best."""
 LOOPS = [pytest.param(rank_with_numpy, id="numpy"), pytest.param(compiled, id="compiled", marks=needs_compiled)]
 
 WORDS = st.sampled_from(
@@ -149,7 +152,10 @@ def test_loops_agree_whatever_the_weights(seed: int, terms: int, documents: int,
     """Also where sums are rounded, which depends on their order: weights of 2 to the power of 40 and less beside 1."""
     arguments = draw_spans(seed, terms, documents)
     weights = np.exp2(np.random.default_rng(seed).uniform(-spread, spread, terms)).astype(np.float32)
-    assert compiled(*arguments, weights, k) == rank_with_numpy(*arguments, weights, k)
+    expected = rank_with_numpy(*arguments, weights, k)
+    assert compiled(*arguments, weights, k) == expected
+    for level in LEVELS:
+        assert compiled(*arguments, weights, k, level) == expected
 
 
 @needs_compiled
@@ -270,6 +276,8 @@ def test_numbers_that_no_index_has_are_found(loop: Rank, change: dict[str, Any])
         {"spans": np.array([[2**62, 3, 0, -1]])},
         {"spans": np.array([[0, 2**62, 0, -1]])},
         {"data": np.zeros(600, np.uint8)},
+        {"level": -1},
+        {"level": 3},
         {"k": 0},
         {"k": -5},
     ],

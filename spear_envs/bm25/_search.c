@@ -79,15 +79,6 @@ find_step(Term *term, const Search *search, unsigned code)
     return term->steps[code];
 }
 
-/* Add a bound to the sum of a document of the window. */
-static inline void
-add_step(const Search *search, uint32_t document, unsigned step)
-{
-    uint8_t *sum = &search->sums[document - search->base];
-    const unsigned more = *sum + step;
-    *sum = more > FULL ? FULL : (uint8_t)more;
-}
-
 /* Add the bounds of a term with gaps to the sums of the window. Returns -1 if a block is damaged. */
 static int
 add_list(Term *term, const Search *search)
@@ -96,7 +87,7 @@ add_list(Term *term, const Search *search)
     Cursor *scan = &term->scan;
     if (!find_block(term, scan, base))
         return 0;
-    do {
+    for (; scan->block < term->block_count; scan->block++, scan->size = 0) {
         if (scan->size == 0) {
             if (find_first(term, scan) >= end)
                 return 0;
@@ -110,13 +101,14 @@ add_list(Term *term, const Search *search)
             stop = scan->place;
         }
         const unsigned step = find_step(term, search, read_bound(term->blocks[scan->block]));
-        for (; place < stop; place++)
-            add_step(search, scan->documents[place], step);
+        for (; place < stop; place++) {
+            uint8_t *sum = &search->sums[scan->documents[place] - base];
+            const unsigned more = *sum + step;
+            *sum = more > FULL ? FULL : (uint8_t)more;
+        }
         if (stop < scan->size)
             return 0;
-        scan->block++;
-        scan->size = 0;
-    } while (scan->block < term->block_count);
+    }
     return 0;
 }
 

@@ -128,7 +128,10 @@ def draw_spans(seed: int, terms: int, documents: int) -> list[Any]:
 
 
 def list_arguments(
-    pairs: PackedPairs, frequencies: npt.NDArray[np.int64], norms: npt.NDArray[np.uint8], factors: npt.NDArray[np.float32]
+    pairs: PackedPairs,
+    frequencies: npt.NDArray[np.int64],
+    norms: npt.NDArray[np.uint8],
+    factors: npt.NDArray[np.float32],
 ) -> list[Any]:
     """Arguments of a loop for a query of all terms, all but the weights and k."""
     blocks = -(-frequencies // BLOCK)

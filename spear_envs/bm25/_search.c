@@ -23,7 +23,7 @@
 
 #include "_search.h"
 
-#define FIRST_WIDTH 512   /* documents of the first window; each is twice as wide as the one before, up to WINDOW */
+#define FIRST_WIDTH 256   /* documents of the first window; each is twice as wide as the one before, up to WINDOW */
 /* What takes as long as going through so many postings: */
 #define LOOKUP 16         /* looking up a document */
 #define MAP_PASS 200      /* going through a window of a map */

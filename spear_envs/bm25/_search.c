@@ -265,9 +265,9 @@ score_batch(Search *search, const uint32_t *documents, int count)
     const double cut = heap->least - search->slack;
     int left_count = 0;
     for (int i = 0; i < count; i++) {
-        tops[i] = search->total;
+        tops[i] = search->rests[search->list_count];
         for (ptrdiff_t t = 0; t < search->map_count; t++)
-            tops[i] -= is_mapped(search->maps[t], documents[i]) ? 0 : search->maps[t]->peak;
+            tops[i] += is_mapped(search->maps[t], documents[i]) * (double)search->maps[t]->peak;
         left[left_count] = (uint8_t)i;
         left_count += tops[i] > cut;
     }

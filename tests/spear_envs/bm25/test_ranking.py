@@ -183,6 +183,17 @@ def test_a_document_that_is_a_little_better_is_never_passed_over(loop: Rank, pla
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_documents_that_share_a_bound_have_that_of_the_better_block(loop: Rank) -> None:
+    """Document 300 is in the better of two blocks of one span, and the threshold lies between their bounds."""
+    documents, counts = np.arange(1_024, dtype=np.uint32), np.ones(1_024, np.uint16)
+    counts[5], counts[300] = 3, 50
+    frequencies, factors = np.array([len(documents)]), np.ones(256, np.float32)
+    pairs = pack_pairs(frequencies, documents, counts, factors[np.zeros(len(documents), np.uint8)])
+    arguments = list_arguments(pairs, frequencies, np.zeros(len(documents), np.uint8), factors)
+    assert [number for number, _ in loop(*arguments, np.ones(1, np.float32), 1)] == [300]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_sums_that_are_rounded_are_made_in_the_order_of_the_terms(loop: Rank) -> None:
     """Eight numbers that a large one would swallow one by one, and which decide together how the sum is rounded."""
     weights = np.array([2.0**-24] * 8 + [64, 2.0**30], np.float32)

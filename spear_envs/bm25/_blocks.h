@@ -1,4 +1,8 @@
-/* The blocks of packing.py: reading them, going through a term's, and what their pairs score. For _ranking.c alone. */
+/* The blocks and maps of packing.py: reading them, going through a term's, and what their pairs score. For _search.c
+   and _ranking.c alone. */
+
+#ifndef SPEAR_BLOCKS_H
+#define SPEAR_BLOCKS_H
 
 #include <float.h>
 #include <math.h>
@@ -14,7 +18,6 @@
 #endif
 
 #define CODES 256     /* quantised lengths */
-#define TABLED 8      /* counts whose scores are worth a table */
 
 /* The format of packing.py. */
 #define BLOCK 128
@@ -31,24 +34,30 @@ typedef struct {
     const uint64_t *blocks;
     const uint8_t *data;
     const uint8_t *norms;
+    const uint64_t *maps;
     const float *factors;
-    int64_t data_size, size;   /* bytes; documents */
+    int64_t data_size, size, map_words;   /* bytes; documents; of one map */
 } Index;
 
+/* A place in a term's blocks. */
 typedef struct {
-    const uint32_t *lasts;   /* of the term's blocks */
-    const uint64_t *blocks;
-    int64_t block_count, frequency;
-    float weight;
-    float peak;              /* no score is above it */
-    float *table;            /* scores by count - 1 and length, or NULL */
-    int64_t block;           /* where the term is; all before has been gone through or passed over */
-    int64_t bounded;         /* the block that `bound` is of, or -1 */
-    float bound;
+    int64_t block;           /* all before has been gone through or passed over */
     int size, place;         /* postings of the block, and the next of them; size 0: not read yet */
     int count_bits;
     const uint8_t *packed_counts;
     uint32_t documents[BLOCK];
+} Cursor;
+
+typedef struct {
+    const uint32_t *lasts;   /* of the term's blocks */
+    const uint64_t *blocks;
+    const uint64_t *map;     /* a bit for each document, or NULL: gaps */
+    int64_t block_count, frequency;
+    float weight;
+    float peak;              /* no score is above it */
+    float bounds[CODES];     /* what each code of a bound stands for; 0: not worked out yet */
+    uint8_t steps[CODES];    /* the same in the unit of the present window; 0: not worked out yet */
+    Cursor scan, look;
 } Term;
 
 /* ---------------------------------------------------------------- scores and bounds */
@@ -64,21 +73,7 @@ score_share(float weight, float length)
 static inline float
 score_posting(const Term *term, const Index *index, uint32_t count, uint32_t document)
 {
-    const uint8_t code = index->norms[document];
-    if (term->table && count <= TABLED)
-        return term->table[(count - 1) * CODES + code];
-    const float length = (float)count * index->factors[code];
-    return score_share(term->weight, length);
-}
-
-static void
-fill_table(Term *term, const float *factors)
-{
-    for (int count = 0; count < TABLED; count++)
-        for (int code = 0; code < CODES; code++) {
-            const float length = (float)(count + 1) * factors[code];
-            term->table[count * CODES + code] = score_share(term->weight, length);
-        }
+    return score_share(term->weight, (float)count * index->factors[index->norms[document]]);
 }
 
 /* The most that a posting can score whose bound has this code. */
@@ -97,22 +92,13 @@ read_bound(uint64_t block)
     return (unsigned)(block >> BOUND_SHIFT) & 255;
 }
 
-/* Whether sums of the terms' scores and bounds are the same in any order, without rounding. */
-static int
-is_order_free(const float *weights, Py_ssize_t count)
+/* The same, remembered. */
+static inline float
+recall_bound(Term *term, unsigned code)
 {
-    double total = 0;
-    int lowest = 1024, highest;
-    for (Py_ssize_t t = 0; t < count; t++) {
-        int exponent;
-        frexp(weights[t], &exponent);
-        lowest = exponent < lowest ? exponent : lowest;
-        total += weights[t];
-    }
-    frexp(total, &highest);
-    /* All are multiples of 2^(lowest - 25) and below 2^(highest + 1); a double has 53 bits. Tiny weights may have fewer
-       bits than others. */
-    return lowest > -100 && highest + 1 - (lowest - 25) <= 53;
+    if (term->bounds[code] == 0)
+        term->bounds[code] = score_bound(term->weight, code);
+    return term->bounds[code];
 }
 
 /* ---------------------------------------------------------------- blocks */
@@ -141,49 +127,11 @@ unpack_numbers(const uint8_t *packed, int groups, unsigned width, uint32_t *numb
     }
 }
 
-/* Read the documents of the term's block. Returns -1 if it is damaged. */
-static int
-read_block(Term *term, const Index *index)
-{
-    const uint64_t block = term->blocks[term->block];
-    const int64_t offset = (int64_t)(block & ((UINT64_C(1) << OFFSET_BITS) - 1));
-    const unsigned gap_bits = (unsigned)(block >> GAP_SHIFT) & 63, count_bits = (unsigned)(block >> COUNT_SHIFT) & 31;
-    const int64_t last = term->lasts[term->block];
-    const int64_t left = term->frequency - BLOCK * term->block;
-    const int size = left < BLOCK ? (int)left : BLOCK;
-    if (gap_bits > 32 || count_bits > 16 || offset + READ_BYTES > index->data_size || last >= index->size)
-        return -1;
-    unpack_numbers(index->data + offset, (size + 6) / 8, gap_bits, term->documents);
-    int64_t document = term->block ? (int64_t)term->lasts[term->block - 1] : -1;
-    for (int i = 0; i < size - 1; i++) {
-        document += (int64_t)term->documents[i] + 1;
-        term->documents[i] = (uint32_t)document;
-    }
-    if (document >= last)
-        return -1;
-    term->documents[size - 1] = (uint32_t)last;
-    term->packed_counts = index->data + offset + ((size - 1) * (int)gap_bits + 7) / 8;
-    term->count_bits = (int)count_bits;
-    term->size = size;
-    term->place = 0;
-    return 0;
-}
-
-/* How often the term occurs in a document of the block that was read. */
-static inline uint32_t
-read_count(const Term *term, int place)
-{
-    const int bit = place * term->count_bits;
-    uint32_t bits;
-    memcpy(&bits, term->packed_counts + (bit >> 3), sizeof bits);
-    return (bits >> (bit & 7) & ((UINT32_C(1) << term->count_bits) - 1)) + 1;
-}
-
 /* Go to the first block that may hold a document from `document` on. Returns whether there is one. */
-static int
-find_block(Term *term, uint32_t document)
+static inline int
+find_block(const Term *term, Cursor *cursor, uint32_t document)
 {
-    int64_t low = term->block, step = 1;
+    int64_t low = cursor->block, step = 1;
     if (low < term->block_count && term->lasts[low] >= document)
         return 1;
     /* All up to `low` end before it; look ahead by 1, 2, 4, ... and then between the last two places. */
@@ -202,24 +150,72 @@ find_block(Term *term, uint32_t document)
         else
             high = middle;
     }
-    term->block = high;
-    term->size = 0;
+    cursor->block = high;
+    cursor->size = 0;
     return high < term->block_count;
+}
+
+/* The first document that the cursor's block may hold. */
+static inline int64_t
+find_first(const Term *term, const Cursor *cursor)
+{
+    return cursor->block ? (int64_t)term->lasts[cursor->block - 1] + 1 : 0;
+}
+
+/* Read how the cursor's block is written. Returns the bits of a gap, or -1 if the block is damaged. */
+static inline int
+open_block(const Term *term, Cursor *cursor, const Index *index)
+{
+    const uint64_t block = term->blocks[cursor->block];
+    const int64_t offset = (int64_t)(block & ((UINT64_C(1) << OFFSET_BITS) - 1));
+    const unsigned gap_bits = (unsigned)(block >> GAP_SHIFT) & 63, count_bits = (unsigned)(block >> COUNT_SHIFT) & 31;
+    const int64_t left = term->frequency - BLOCK * cursor->block;
+    const int size = left < BLOCK ? (int)left : BLOCK;
+    if (gap_bits > 32 || count_bits > 16 || offset + READ_BYTES > index->data_size
+        || term->lasts[cursor->block] >= index->size)
+        return -1;
+    cursor->packed_counts = index->data + offset + ((size - 1) * (int)gap_bits + 7) / 8;
+    cursor->count_bits = (int)count_bits;
+    cursor->size = size;
+    cursor->place = 0;
+    return (int)gap_bits;
+}
+
+/* Read the documents of the cursor's block of a term with gaps. Returns -1 if it is damaged. */
+static inline int
+read_block(const Term *term, Cursor *cursor, const Index *index)
+{
+    const int gap_bits = open_block(term, cursor, index);
+    if (gap_bits < 0)
+        return -1;
+    const int size = cursor->size;
+    const uint8_t *packed = index->data + (term->blocks[cursor->block] & ((UINT64_C(1) << OFFSET_BITS) - 1));
+    unpack_numbers(packed, (size + 6) / 8, (unsigned)gap_bits, cursor->documents);
+    const int64_t last = term->lasts[cursor->block];
+    int64_t document = find_first(term, cursor) - 1;
+    for (int i = 0; i < size - 1; i++) {
+        document += (int64_t)cursor->documents[i] + 1;
+        cursor->documents[i] = (uint32_t)document;
+    }
+    if (document >= last)
+        return -1;
+    cursor->documents[size - 1] = (uint32_t)last;
+    return 0;
 }
 
 /* Go to the first posting from `document` on in the block that was read, or to its end. */
 static inline void
-find_place(Term *term, uint32_t document)
+find_place(Cursor *cursor, uint32_t document)
 {
-    const uint32_t *documents = term->documents;
-    int low = term->place, step = 1;
-    if (low == term->size || documents[low] >= document)
+    const uint32_t *documents = cursor->documents;
+    int low = cursor->place, step = 1;
+    if (low == cursor->size || documents[low] >= document)
         return;
-    while (low + step < term->size && documents[low + step] < document) {
+    while (low + step < cursor->size && documents[low + step] < document) {
         low += step;
         step *= 2;
     }
-    int high = low + step < term->size ? low + step : term->size;
+    int high = low + step < cursor->size ? low + step : cursor->size;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (documents[middle] < document)
@@ -227,5 +223,31 @@ find_place(Term *term, uint32_t document)
         else
             high = middle;
     }
-    term->place = high;
+    cursor->place = high;
 }
+
+/* How often the term occurs in the posting at a place of the block that was opened. */
+static inline uint32_t
+read_count(const Cursor *cursor, int place)
+{
+    const int bit = place * cursor->count_bits;
+    uint32_t bits;
+    memcpy(&bits, cursor->packed_counts + (bit >> 3), sizeof bits);
+    return (bits >> (bit & 7) & ((UINT32_C(1) << cursor->count_bits) - 1)) + 1;
+}
+
+/* Documents of a map from `first` to before `stop`. */
+static inline int64_t
+count_bits(const uint64_t *map, int64_t first, int64_t stop)
+{
+    const int64_t from = first >> 6, to = stop >> 6;
+    const uint64_t before = ~UINT64_C(0) << (first & 63), until = (UINT64_C(1) << (stop & 63)) - 1;
+    if (from == to)
+        return __builtin_popcountll(map[from] & before & until);
+    int64_t count = __builtin_popcountll(map[from] & before);
+    for (int64_t word = from + 1; word < to; word++)
+        count += __builtin_popcountll(map[word]);
+    return until ? count + __builtin_popcountll(map[to] & until) : count;
+}
+
+#endif

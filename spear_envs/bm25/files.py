@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.packing import PADDING, Packed
+from spear_envs.bm25.packing import PADDING, Packed, count_words
 from spear_envs.core.errors import SpearError
 from spear_envs.data.files import digest_file
 
 MANIFEST = "manifest.json"
 FORMAT = "spear-bm25-index"
-VERSION = 2
+VERSION = 3
 """Raised whenever the files, the analysis or the order of documents would differ."""
 ARRAYS: Mapping[str, npt.DTypeLike] = {
     "term_bytes": "u1",
@@ -35,6 +35,8 @@ ARRAYS: Mapping[str, npt.DTypeLike] = {
     "blocks": "<u8",
     "data": "u1",
     "norms": "u1",
+    "mapped": "<u4",
+    "maps": "<u8",
 }
 """Fields of :class:`~.packing.Packed` that are files, and their types."""
 MEND = "build it again"
@@ -113,6 +115,7 @@ def map_index(folder: Path) -> Packed:
         or len(packed.peaks) != terms
         or len(packed.lasts) != len(packed.blocks)
         or len(packed.data) < PADDING
+        or len(packed.maps) != len(packed.mapped) * count_words(len(packed.norms))
         or not 0 <= packed.filled <= len(packed.norms)
         or not packed.filled <= packed.terms_total < 1 << 62
     ):

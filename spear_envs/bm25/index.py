@@ -71,7 +71,7 @@ class SearchIndex:
         """What :meth:`search` finds, each with its score: the float32 that Lucene gives."""
         if k < 1:
             raise SpearError(f"k={k}: ask for at least one document.")
-        spans: list[tuple[int, int, int]] = []
+        spans: list[tuple[int, int, int, int]] = []
         weights: list[np.float32] = []
         held = self._packed
         try:
@@ -87,6 +87,7 @@ class SearchIndex:
                 held.blocks,
                 held.data,
                 held.norms,
+                held.maps,
                 self._factors,
                 np.array(spans, np.int64),
                 np.array(weights, np.float32),
@@ -99,8 +100,8 @@ class SearchIndex:
         """ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term."""
         return np.float32(math.log(1 + (self._packed.filled - frequency + 0.5) / (frequency + 0.5)))
 
-    def _look_up(self, term: str) -> tuple[int, int, int] | None:
-        """First block, documents and peak of a term, by binary search."""
+    def _look_up(self, term: str) -> tuple[int, int, int, int] | None:
+        """First block, documents, peak and map of a term, by binary search."""
         key = term.encode("utf-8", "surrogatepass")
         held = self._packed
         low, high = 0, len(held.frequencies)
@@ -108,7 +109,14 @@ class SearchIndex:
             middle = (low + high) // 2
             found = held.term_bytes[held.term_ends[middle] : held.term_ends[middle + 1]].tobytes()
             if found == key:
-                return int(held.starts[middle]), int(held.frequencies[middle]), int(held.peaks[middle])
+                place = int(np.searchsorted(held.mapped, np.uint32(middle)))
+                is_mapped = place < len(held.mapped) and held.mapped[place] == middle
+                return (
+                    int(held.starts[middle]),
+                    int(held.frequencies[middle]),
+                    int(held.peaks[middle]),
+                    place if is_mapped else -1,
+                )
             if found < key:
                 low = middle + 1
             else:

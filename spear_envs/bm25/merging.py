@@ -32,7 +32,7 @@ def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
         writer.append("norms", norms)
         writer.append("term_ends", np.zeros(1))
         writer.append("starts", np.zeros(1))
-        letters, blocks, offset = 0, 0, 0
+        terms, letters, blocks, offset = 0, 0, 0, 0
         for stretch in _cut_stretches(chunks):
             term_bytes, term_ends = pack_terms(stretch.terms)
             pairs = pack_pairs(stretch.frequencies, stretch.documents, stretch.counts, factors, offset)
@@ -40,8 +40,10 @@ def merge_chunks(chunks: Sequence[Chunk], folder: Path) -> None:
             writer.append("term_ends", term_ends[1:] + letters)
             writer.append("frequencies", stretch.frequencies)
             writer.append("starts", np.cumsum(count_blocks(stretch.frequencies)) + blocks)
-            for array in ("peaks", "lasts", "blocks", "data"):
+            writer.append("mapped", pairs.mapped + np.uint32(terms))
+            for array in ("peaks", "lasts", "blocks", "data", "maps"):
                 writer.append(array, getattr(pairs, array))
+            terms += len(stretch.terms)
             letters += len(term_bytes)
             blocks += len(pairs.blocks)
             offset += len(pairs.data)

@@ -4,6 +4,9 @@ A block of n pairs is n - 1 gaps between document numbers, less 1, and then n co
 block lies in an array of its own, so that blocks are skipped unread, and a term of one document has no gaps. Numbers of
 w bits follow one another from the lowest bit of the first byte on, so that eight of them take w bytes.
 
+A term that one document in 32 holds, or more, has a map instead of gaps: a bit for each document. A search goes through
+64 documents of it at a time, and its blocks hold counts alone.
+
 A pair scores g(x) = weight - weight / (1 + x) with x = count * factor of the document's length, all in float32. Each
 operation keeps order, and so g does: with the greatest x of a block, rounded up, g is never below a score in the block,
 whatever the weight. This bound is a byte: a float32 with five bits of mantissa, from 0.25 to 62, or infinity.
@@ -31,6 +34,10 @@ COUNT_SHIFT = GAP_SHIFT + GAP_BITS
 BOUND_SHIFT = COUNT_SHIFT + COUNT_BITS
 MANTISSA_SHIFT = 23 - 5
 LOWEST_BOUND = int(np.float32(0.25).view(np.uint32)) >> MANTISSA_SHIFT
+MAPPED_SHARE = 32
+"""A term has a map if at least one document in so many holds it."""
+MAP_SPAN = 256
+"""Maps end at a whole number of so many documents: four words."""
 DAMAGE = "document numbers are not ascending"
 
 
@@ -56,6 +63,10 @@ class PackedPairs:
     """Gaps and counts."""
     peaks: npt.NDArray[np.uint8]
     """(T,): the greatest code of the term's blocks."""
+    mapped: npt.NDArray[np.uint32]
+    """(M,): the terms that have maps, ascending."""
+    maps: npt.NDArray[np.uint64]
+    """(M · W,): for each of them W words with a bit for each document, from the lowest on."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class Packed:
     lasts: npt.NDArray[np.uint32]
     blocks: npt.NDArray[np.uint64]
     data: npt.NDArray[np.uint8]
+    mapped: npt.NDArray[np.uint32]
+    maps: npt.NDArray[np.uint64]
     """See :class:`PackedPairs`; behind the data are ``PADDING`` zeros."""
     norms: npt.NDArray[np.uint8]
     """(N,): lengths of the documents in terms, quantised."""
@@ -105,6 +118,8 @@ def pack_postings(postings: Postings) -> Packed:
         lasts=pairs.lasts,
         blocks=pairs.blocks,
         data=np.concatenate([pairs.data, np.zeros(PADDING, np.uint8)]),
+        mapped=pairs.mapped,
+        maps=pairs.maps,
         norms=postings.norms,
         terms_total=postings.terms_total,
         filled=postings.filled,
@@ -133,7 +148,9 @@ def pack_pairs(
     """
     if not len(documents):
         empty = np.empty(0, np.uint8)
-        return PackedPairs(empty.astype(np.uint32), empty.astype(np.uint64), empty, empty)
+        numbers, words = empty.astype(np.uint32), empty.astype(np.uint64)
+        return PackedPairs(numbers, words, empty, empty, numbers, words)
+    mapped = np.flatnonzero(frequencies * MAPPED_SHARE >= len(factors))
     starts, blocks = _add_up(frequencies), _add_up(count_blocks(frequencies))
     heads = np.repeat(starts[:-1] - BLOCK * blocks[:-1], np.diff(blocks)) + BLOCK * np.arange(blocks[-1])
     sizes = np.diff(heads, append=len(documents))
@@ -142,6 +159,8 @@ def pack_pairs(
     gaps[starts[:-1]] = documents[starts[:-1]]
     lasts = heads + sizes - 1
     gaps[lasts] = 0
+    for term in mapped:
+        gaps[starts[term] : starts[term + 1]] = 0
     counts = counts - np.uint16(1)
     gap_bits, count_bits = (_count_bits(np.maximum.reduceat(values, heads)) for values in (gaps, counts))
     gap_bytes, count_bytes = -(-(sizes - 1) * gap_bits // 8), -(-sizes * count_bits // 8)
@@ -156,7 +175,31 @@ def pack_pairs(
         blocks=np.bitwise_or.reduce([values.astype(np.uint64) << np.uint64(shift) for values, shift in fields]),
         data=data,
         peaks=np.maximum.reduceat(codes, blocks[:-1]).astype(np.uint8),
+        mapped=mapped.astype(np.uint32),
+        maps=np.concatenate(
+            [
+                np.empty(0, np.uint64),
+                *(map_documents(documents[starts[term] : starts[term + 1]], len(factors)) for term in mapped),
+            ]
+        ),
     )
+
+
+def count_words(size: int) -> int:
+    """Words of a map of so many documents."""
+    return -(-size // MAP_SPAN) * MAP_SPAN // 64
+
+
+def map_documents(documents: npt.NDArray[np.uint32], size: int) -> npt.NDArray[np.uint64]:
+    """A bit for each of ``size`` documents, in words from the lowest bit on."""
+    held = np.zeros(64 * count_words(size), bool)
+    held[documents] = True
+    return np.packbits(held, bitorder="little").view("<u8")
+
+
+def list_documents(term_map: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The documents of a map, ascending."""
+    return np.flatnonzero(np.unpackbits(term_map.view(np.uint8), bitorder="little"))
 
 
 def _add_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -217,7 +260,11 @@ def _pack_groups(numbers: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.
 
 
 def unpack_pairs(
-    frequency: int, lasts: npt.NDArray[np.uint32], blocks: npt.NDArray[np.uint64], data: npt.NDArray[np.uint8]
+    frequency: int,
+    lasts: npt.NDArray[np.uint32],
+    blocks: npt.NDArray[np.uint64],
+    data: npt.NDArray[np.uint8],
+    term_map: npt.NDArray[np.uint64] | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Documents and counts of one term.
 
@@ -225,6 +272,7 @@ def unpack_pairs(
         frequency: pairs, at least 1.
         lasts, blocks: of the term.
         data: all there are, with the zeros behind them.
+        term_map: of the term, if it has one.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -236,12 +284,17 @@ def unpack_pairs(
     count_bits = (blocks >> np.uint64(COUNT_SHIFT)).astype(np.int64) & ((1 << COUNT_BITS) - 1)
     if gap_bits.max() > 32 or count_bits.max() > 16:
         raise ValueError("a number has more bits than there can be")
-    gaps = _unpack_numbers(places, gap_bits, data)
+    held = np.arange(BLOCK) < sizes[:, None]
     counts = _unpack_numbers(places + -(-(sizes - 1) * gap_bits // 8), count_bits, data) + 1
+    if term_map is not None:
+        found = list_documents(term_map)
+        if len(found) != frequency or not np.array_equal(found[np.cumsum(sizes) - 1], lasts):
+            raise ValueError("a map holds other documents than its blocks")
+        return found, counts[held]
+    gaps = _unpack_numbers(places, gap_bits, data)
     befores = np.concatenate([[-1], lasts[:-1].astype(np.int64)])
     documents = np.cumsum(gaps + 1, axis=1) + befores[:, None]
     documents[np.arange(len(blocks)), sizes - 1] = lasts
-    held = np.arange(BLOCK) < sizes[:, None]
     found = documents[held]
     if (found[1:] <= found[:-1]).any():
         raise ValueError(DAMAGE)

@@ -1,7 +1,7 @@
 """BM25 over packed postings: the best documents that hold a term of the query.
 
 Scores are Lucene's to the last bit, since equal scores are ordered by document number: float32 for each term, summed in
-float64 in the order of the terms, compared as float32. The compiled loop of ``_ranking.c``, used where the installation
+float64 in the order of the terms, compared as float32. The compiled loop of ``_search.c``, used where the installation
 could build it, passes over blocks that cannot hold one of the best; ``rank_with_numpy`` scores every document, and is
 what the compiled loop is tested against.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from spear_envs.bm25.packing import BLOCK, unpack_pairs
+from spear_envs.bm25.packing import BLOCK, count_words, unpack_pairs
 
 
 class Rank(Protocol):
@@ -25,6 +25,7 @@ class Rank(Protocol):
         blocks: npt.NDArray[np.uint64],
         data: npt.NDArray[np.uint8],
         norms: npt.NDArray[np.uint8],
+        maps: npt.NDArray[np.uint64],
         factors: npt.NDArray[np.float32],
         spans: npt.NDArray[np.int64],
         weights: npt.NDArray[np.float32],
@@ -34,9 +35,10 @@ class Rank(Protocol):
         """Numbers and scores of the ``k`` best documents, best first, equal ones in ascending order.
 
         Args:
-            lasts, blocks, data, norms: of the index.
+            lasts, blocks, data, norms, maps: of the index.
             factors: float32 (256,), one over the length normalisation of each quantised length.
-            spans: int64 (M, 3), for each term of the query its first block, its documents, and its peak.
+            spans: int64 (M, 4), for each term of the query its first block, its documents, its peak, and the number of
+                its map, or -1.
             weights: float32 (M,), of each term, above 0.
             k: at least 1.
 
@@ -50,6 +52,7 @@ def rank_with_numpy(
     blocks: npt.NDArray[np.uint64],
     data: npt.NDArray[np.uint8],
     norms: npt.NDArray[np.uint8],
+    maps: npt.NDArray[np.uint64],
     factors: npt.NDArray[np.float32],
     spans: npt.NDArray[np.int64],
     weights: npt.NDArray[np.float32],
@@ -58,11 +61,13 @@ def rank_with_numpy(
 ) -> list[tuple[int, float]]:
     """See :class:`Rank`."""
     sums = np.zeros(len(norms))
-    for (start, frequency, _peak), weight in zip(spans.tolist(), weights, strict=True):
+    words = count_words(len(norms))
+    for (start, frequency, _peak, number), weight in zip(spans.tolist(), weights, strict=True):
         end = start + -(-frequency // BLOCK)
-        if not (0 <= start < end <= len(blocks) and len(lasts) == len(blocks)):
+        if not (0 <= start < end <= len(blocks) and len(lasts) == len(blocks) and (number + 1) * words <= len(maps)):
             raise ValueError("a term's blocks lie outside the array")
-        numbers, counts = unpack_pairs(frequency, lasts[start:end], blocks[start:end], data)
+        term_map = None if number < 0 else maps[number * words : (number + 1) * words]
+        numbers, counts = unpack_pairs(frequency, lasts[start:end], blocks[start:end], data, term_map)
         if numbers[-1] >= len(norms):
             raise ValueError("a document number is too large")
         sums[numbers] += weight - weight / (np.float32(1) + counts.astype(np.float32) * factors[norms[numbers]])

@@ -277,7 +277,7 @@ def test_files_of_another_size_are_refused(folder: Path, name: str, damage: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "of version 1, and this is version 2: build it again"),
+        ({"version": 1}, "of version 1, and this is version 3: build it again"),
         ({"version": None}, "of version None"),
         ({"format": "other"}, "not a manifest of a search index"),
         ({"files": []}, "damaged"),

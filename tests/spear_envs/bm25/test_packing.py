@@ -6,7 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spear_envs.bm25.packing import BLOCK, BOUNDS, PADDING, pack_pairs, unpack_pairs
+from spear_envs.bm25.packing import (
+    BLOCK,
+    BOUNDS,
+    MAPPED_SHARE,
+    PADDING,
+    count_words,
+    pack_pairs,
+    unpack_pairs,
+)
 
 
 @settings(max_examples=60)
@@ -21,15 +29,17 @@ def test_pairs_come_back(frequencies: list[int], gap: int, most: int, seed: int)
     documents = [np.cumsum(rng.integers(1, gap + 1, size)) - 1 for size in frequencies]
     counts = [rng.integers(1, most + 1, size) for size in frequencies]
     size = 1 + max(int(numbers[-1]) for numbers in documents)
-    factors = rng.uniform(0.001, 1.9, min(size, 10_000)).astype(np.float32)
-    factors = np.resize(factors, size)
+    factors = np.resize(rng.uniform(0.001, 1.9, min(size, 10_000)).astype(np.float32), size)
     held = np.concatenate(documents).astype(np.uint32), np.concatenate(counts).astype(np.uint16)
     pairs = pack_pairs(np.array(frequencies), *held, factors, offset=5)
     data = np.concatenate([np.full(5, 255, np.uint8), pairs.data, np.zeros(PADDING, np.uint8)])
+    maps = dict(zip(pairs.mapped.tolist(), pairs.maps.reshape(len(pairs.mapped), count_words(size)), strict=True))
     first = 0
     for number, frequency in enumerate(frequencies):
         span = slice(first, first := first + -(-frequency // BLOCK))
-        found = unpack_pairs(frequency, pairs.lasts[span], pairs.blocks[span], data)
+        term_map = maps.get(number)
+        assert (term_map is not None) == (frequency * MAPPED_SHARE >= size)
+        found = unpack_pairs(frequency, pairs.lasts[span], pairs.blocks[span], data, term_map)
         assert np.array_equal(found[0], documents[number])
         assert np.array_equal(found[1], counts[number])
         lengths = counts[number].astype(np.float32) * factors[documents[number]]

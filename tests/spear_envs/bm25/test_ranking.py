@@ -7,21 +7,25 @@ import struct
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spear_envs.bm25.analysis import analyze
 from spear_envs.bm25.index import SearchIndex
-from spear_envs.bm25.packing import BLOCK, pack_pairs, pack_postings
+from spear_envs.bm25.packing import BLOCK, PADDING, PackedPairs, pack_pairs, pack_postings
 from spear_envs.bm25.postings import QUANTIZED_LENGTHS, Postings, make_postings, pack_terms, quantize_lengths
 from spear_envs.bm25.ranking import Rank, choose_rank, rank_with_numpy
 
-compiled = choose_rank()
+compiled: Any = choose_rank()
 needs_compiled = pytest.mark.skipif(compiled is rank_with_numpy, reason="the extension module was not built")
+LEVELS = (0, 1) if "avx2" in Path("/proc/cpuinfo").read_text("ascii").split() else (0,)
+"""Of the compiled loop, those below the processor's best."""
 LOOPS = [pytest.param(rank_with_numpy, id="numpy"), pytest.param(compiled, id="compiled", marks=needs_compiled)]
 
 WORDS = st.sampled_from(
@@ -120,9 +124,22 @@ def draw_spans(seed: int, terms: int, documents: int) -> list[Any]:
     norms = rng.integers(0, 4, documents).astype(np.uint8)
     numbers = np.concatenate(held).astype(np.uint32)
     pairs = pack_pairs(frequencies, numbers, counts.astype(np.uint16), factors[norms])
-    starts = np.cumsum(-(-frequencies // BLOCK)) - -(-frequencies // BLOCK)
-    spans = np.column_stack([starts, frequencies, pairs.peaks]).astype(np.int64)
-    return [pairs.lasts, pairs.blocks, np.append(pairs.data, np.zeros(1_024, np.uint8)), norms, factors, spans]
+    return list_arguments(pairs, frequencies, norms, factors)
+
+
+def list_arguments(
+    pairs: PackedPairs,
+    frequencies: npt.NDArray[np.int64],
+    norms: npt.NDArray[np.uint8],
+    factors: npt.NDArray[np.float32],
+) -> list[Any]:
+    """Arguments of a loop for a query of all terms, all but the weights and k."""
+    blocks = -(-frequencies // BLOCK)
+    map_numbers = np.full(len(frequencies), -1)
+    map_numbers[pairs.mapped] = np.arange(len(pairs.mapped))
+    spans = np.column_stack([np.cumsum(blocks) - blocks, frequencies, pairs.peaks, map_numbers]).astype(np.int64)
+    data = np.append(pairs.data, np.zeros(PADDING, np.uint8))
+    return [pairs.lasts, pairs.blocks, data, norms, pairs.maps, factors, spans]
 
 
 @needs_compiled
@@ -138,7 +155,10 @@ def test_loops_agree_whatever_the_weights(seed: int, terms: int, documents: int,
     """Also where sums are rounded, which depends on their order: weights of 2 to the power of 40 and less beside 1."""
     arguments = draw_spans(seed, terms, documents)
     weights = np.exp2(np.random.default_rng(seed).uniform(-spread, spread, terms)).astype(np.float32)
-    assert compiled(*arguments, weights, k) == rank_with_numpy(*arguments, weights, k)
+    expected = rank_with_numpy(*arguments, weights, k)
+    assert compiled(*arguments, weights, k) == expected
+    for level in LEVELS:
+        assert compiled(*arguments, weights, k, level) == expected
 
 
 @needs_compiled
@@ -158,11 +178,19 @@ def test_a_document_that_is_a_little_better_is_never_passed_over(loop: Rank, pla
     counts = np.ones(2 * len(documents), np.uint16)
     frequencies = np.array([len(documents)] * 2)
     pairs = pack_pairs(frequencies, np.tile(documents, 2), counts, factors[norms])
-    first = len(pairs.lasts) // 2
-    spans = np.array([[0, len(documents), pairs.peaks[0]], [first, len(documents), pairs.peaks[1]]])
-    data = np.append(pairs.data, np.zeros(1_024, np.uint8))
-    found = loop(pairs.lasts, pairs.blocks, data, norms, factors, spans, np.array([2, 1], np.float32), 3)
+    found = loop(*list_arguments(pairs, frequencies, norms, factors), np.array([2, 1], np.float32), 3)
     assert [number for number, _ in found] == [place, 0, 1]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_documents_that_share_a_bound_have_that_of_the_better_block(loop: Rank) -> None:
+    """Document 300 is in the better of two blocks of one span, and the threshold lies between their bounds."""
+    documents, counts = np.arange(1_024, dtype=np.uint32), np.ones(1_024, np.uint16)
+    counts[5], counts[300] = 3, 50
+    frequencies, factors = np.array([len(documents)]), np.ones(256, np.float32)
+    pairs = pack_pairs(frequencies, documents, counts, factors[np.zeros(len(documents), np.uint8)])
+    arguments = list_arguments(pairs, frequencies, np.zeros(len(documents), np.uint8), factors)
+    assert [number for number, _ in loop(*arguments, np.ones(1, np.float32), 1)] == [300]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -173,27 +201,26 @@ def test_sums_that_are_rounded_are_made_in_the_order_of_the_terms(loop: Rank) ->
     frequencies = np.ones(len(weights), np.int64)
     numbers = np.zeros(len(weights), np.uint32)
     pairs = pack_pairs(frequencies, numbers, np.ones(len(weights), np.uint16), factors[norms])
-    spans = np.column_stack([np.arange(len(weights)), frequencies, pairs.peaks]).astype(np.int64)
-    data = np.append(pairs.data, np.zeros(1_024, np.uint8))
-    assert loop(pairs.lasts, pairs.blocks, data, norms, factors, spans, weights, 3) == [(0, 2.0**30 + 128)]
-    assert loop(pairs.lasts, pairs.blocks, data, norms, factors, spans[::-1].copy(), weights[::-1].copy(), 3) == [
-        (0, 2.0**30)
-    ]
+    *arguments, spans = list_arguments(pairs, frequencies, norms, factors)
+    assert loop(*arguments, spans, weights, 3) == [(0, 2.0**30 + 128)]
+    assert loop(*arguments, spans[::-1].copy(), weights[::-1].copy(), 3) == [(0, 2.0**30)]
 
 
 @needs_compiled
-def test_most_of_a_long_list_is_passed_over() -> None:
+@pytest.mark.parametrize("apart", [1, 40], ids=["map", "gaps"])
+def test_most_of_a_long_list_is_passed_over(apart: int) -> None:
     """The rare term alone decides: of the frequent one only the loop that reads all sees a damaged block."""
-    documents, rare = np.arange(200_000, dtype=np.uint32), np.array([7, 70_000, 150_000], np.uint32)
+    documents = np.arange(0, 200_000 * apart, apart, dtype=np.uint32)
+    rare = documents[[7, 8, 9, 70_000, 150_000]]
     frequencies = np.array([len(documents), len(rare)])
     numbers = np.concatenate([documents, rare])
-    pairs = pack_pairs(frequencies, numbers, np.ones(len(numbers), np.uint16), np.ones(len(documents), np.float32))
+    counts, size = np.ones(len(numbers), np.uint16), int(documents[-1]) + 1
+    pairs = pack_pairs(frequencies, numbers, counts, np.ones(size, np.float32))
+    assert len(pairs.mapped) == (apart == 1)
     pairs.blocks[1_000] |= np.uint64(63 << 40)
-    spans = np.array([[0, frequencies[0], pairs.peaks[0]], [len(pairs.lasts) - 1, len(rare), pairs.peaks[1]]])
-    data, norms = np.append(pairs.data, np.zeros(1_024, np.uint8)), np.zeros(len(documents), np.uint8)
     factors, weights = np.ones(256, np.float32), np.array([0.1, 9], np.float32)
-    arguments = [pairs.lasts, pairs.blocks, data, norms, factors, spans, weights, 3]
-    assert [number for number, _ in compiled(*arguments)] == rare.tolist()
+    arguments = [*list_arguments(pairs, frequencies, np.zeros(size, np.uint8), factors), weights, 3]
+    assert [number for number, _ in compiled(*arguments)] == rare[:3].tolist()
     with pytest.raises(ValueError, match="more bits"):
         rank_with_numpy(*arguments)
 
@@ -216,8 +243,9 @@ def make_arguments(**changes: Any) -> list[Any]:
         "blocks": pairs.blocks,
         "data": np.append(pairs.data, np.zeros(1_024, np.uint8)),
         "norms": norms,
+        "maps": pairs.maps,
         "factors": np.ones(256, np.float32),
-        "spans": np.array([[0, 3, pairs.peaks[0]]], np.int64),
+        "spans": np.array([[0, 3, pairs.peaks[0], 0]], np.int64),
         "weights": np.array([1], np.float32),
         "k": 50,
     }
@@ -234,10 +262,10 @@ def make_arguments(**changes: Any) -> list[Any]:
         {"blocks": np.array([33 << 40], np.uint64)},
         {"blocks": np.array([17 << 46], np.uint64)},
         {"blocks": np.array([2**40 - 1], np.uint64)},
-        {"spans": np.array([[1, 3, 0]])},
-        {"spans": np.array([[0, 129, 0]])},
-        {"spans": np.array([[-1, 3, 0]])},
-        {"spans": np.array([[0, 0, 0]])},
+        {"spans": np.array([[1, 3, 0, -1]])},
+        {"spans": np.array([[0, 129, 0, -1]])},
+        {"spans": np.array([[-1, 3, 0, -1]])},
+        {"spans": np.array([[0, 0, 0, -1]])},
     ],
 )
 def test_numbers_that_no_index_has_are_found(loop: Rank, change: dict[str, Any]) -> None:
@@ -257,11 +285,13 @@ def test_numbers_that_no_index_has_are_found(loop: Rank, change: dict[str, Any])
         {"weights": np.ones(2, np.float32)},
         {"weights": np.array([0], np.float32)},
         {"weights": np.array([np.inf], np.float32)},
-        {"spans": np.zeros(4, np.int64)},
-        {"spans": np.array([[0, 3, 256]])},
-        {"spans": np.array([[2**62, 3, 0]])},
-        {"spans": np.array([[0, 2**62, 0]])},
+        {"spans": np.zeros(5, np.int64)},
+        {"spans": np.array([[0, 3, 256, 0]])},
+        {"spans": np.array([[2**62, 3, 0, -1]])},
+        {"spans": np.array([[0, 2**62, 0, -1]])},
         {"data": np.zeros(600, np.uint8)},
+        {"level": -1},
+        {"level": 3},
         {"k": 0},
         {"k": -5},
     ],
@@ -293,9 +323,9 @@ def test_compiled_loop_keeps_no_memory() -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_no_documents_and_no_terms(loop: Rank) -> None:
-    nothing = {"spans": np.empty((0, 3), np.int64), "weights": np.empty(0, np.float32)}
+    nothing = {"spans": np.empty((0, 4), np.int64), "weights": np.empty(0, np.float32)}
     assert loop(*make_arguments(**nothing)) == []
-    assert loop(*make_arguments(norms=np.empty(0, np.uint8), **nothing)) == []
+    assert loop(*make_arguments(norms=np.empty(0, np.uint8), maps=np.empty(0, np.uint64), **nothing)) == []
 
 
 @needs_compiled
@@ -304,7 +334,7 @@ def test_no_documents_and_no_terms(loop: Rank) -> None:
 def test_compiled_loop_survives_any_bytes(seed: int, data: st.DataObject) -> None:
     """Bytes of the files are changed: there is an answer of documents that exist, or an error."""
     arguments = draw_spans(seed, 5, 700)
-    for array in arguments[:4]:
+    for array in filter(len, arguments[:5]):
         for place, value in data.draw(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3)):
             array.view(np.uint8)[place % array.nbytes] = value
     try:

@@ -1,12 +1,12 @@
 /* BM25 over packed postings: what `rank_with_numpy` in ranking.py gives, to the last bit, without reading most of it.
 
    Documents are taken in windows. The first, some for each that was asked for, are scored outright, since so few known
-   scores exclude next to none. From there on, the first pass gives each document of a window a byte: the sum of the bounds of the
-   terms that it holds, rounded up, in a unit of which 255 are what it takes to be among the best; sums stop there.
-   Frequent terms have a map of their documents, so that this pass takes 64 documents at a time; the others are unpacked
-   block by block. Those whose bounds do not suffice together are not unpacked at all: they are taken to be everywhere.
-   The second pass looks up what the candidates hold, the greatest peaks first, and drops each as soon as what is left
-   cannot lift it among the best.
+   scores exclude next to none. From there on, the first pass gives each document of a window a byte: the sum of the
+   bounds of the terms that it holds, rounded up, in a unit of which 255 are what it takes to be among the best; sums
+   stop there. Frequent terms have a map of their documents, so that this pass takes 64 documents at a time; the others
+   are unpacked block by block. Those whose bounds do not suffice together are not unpacked at all: they are taken to be
+   everywhere. The second pass looks up what the candidates hold, the greatest peaks first, and drops each as soon as
+   what is left cannot lift it among the best.
 
    That is exact. A bound is made by the operations that make a score, all of which keep order, so that it is never
    below one; sums of bounds are compared with more room than their rounding takes. What is left is scored term by term
@@ -345,8 +345,8 @@ score_window(Search *search)
         int stop, found;
         for (; (found = enter_block(term, search, &stop)) > 0; leave_block(scan, stop))
             for (int place = scan->place; place < stop; place++) {
-                const uint32_t document = scan->documents[place];
-                totals[document - search->base] += score_posting(term, search->index, read_count(scan, place), document);
+                const uint32_t document = scan->documents[place], count = read_count(scan, place);
+                totals[document - search->base] += score_posting(term, search->index, count, document);
             }
         if (found < 0)
             return -1;

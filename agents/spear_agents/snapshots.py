@@ -14,6 +14,18 @@ STREAM = "np_random"
 """Of a state: its random stream, which no snapshot keeps."""
 _MEND = "a snapshot keeps plain values, so have get_state() give numbers, texts, lists, tuples, sets and dicts alone"
 
+_DAMAGES = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+"""What damaged bytes raise; a length among them may be of any size."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -69,7 +81,7 @@ class _Reader(pickle.Unpickler):
 def _unpack(packed: bytes) -> dict[str, Any]:
     try:
         state = _Reader(io.BytesIO(packed)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGES as error:
         raise SpearError(f"the state of a snapshot is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict):
         raise SpearError(f"the state of a snapshot is damaged ({type(state).__name__})")

@@ -203,6 +203,22 @@ read_block(const Term *term, Cursor *cursor, const Index *index)
     return 0;
 }
 
+/* The same for a term with a map. */
+static inline int
+read_mapped(const Term *term, Cursor *cursor, const Index *index)
+{
+    if (open_block(term, cursor, index) < 0)
+        return -1;
+    const uint32_t last = term->lasts[cursor->block];
+    const int64_t first = find_first(term, cursor);
+    uint64_t before = ~UINT64_C(0) << (first & 63);
+    int size = 0;
+    for (int64_t word = first >> 6; word <= last >> 6; word++, before = ~UINT64_C(0))
+        for (uint64_t bits = term->map[word] & before; bits && size < cursor->size; bits &= bits - 1)
+            cursor->documents[size++] = (uint32_t)(64 * word + __builtin_ctzll(bits));
+    return size == cursor->size && cursor->documents[size - 1] == last ? 0 : -1;
+}
+
 /* Go to the first posting from `document` on in the block that was read, or to its end. */
 static inline void
 find_place(Cursor *cursor, uint32_t document)

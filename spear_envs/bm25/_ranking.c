@@ -70,6 +70,7 @@ release_work(Work *work)
     PyMem_Free(work->search.sums);
     PyMem_Free(work->search.steps);
     PyMem_Free(work->search.scores);
+    PyMem_Free(work->search.totals);
     PyMem_Free(work->heap.hits);
     PyMem_Free(work->terms);
 }
@@ -89,11 +90,12 @@ prepare_work(Work *work, const Index *index, const int64_t *spans, const float *
     search->sums = PyMem_Calloc(WINDOW, sizeof *search->sums);
     search->steps = PyMem_Malloc((size_t)map_count * (WINDOW / SPAN) + 1);
     search->scores = PyMem_Malloc(BATCH * size * sizeof *search->scores);
+    search->totals = PyMem_Malloc(WINDOW * sizeof *search->totals);
     work->heap.hits = PyMem_Malloc((size_t)work->heap.limit * sizeof *work->heap.hits);
     search->terms = work->terms = PyMem_Calloc(size, sizeof *work->terms);
     if (search->ordered == NULL || search->lists == NULL || search->maps == NULL || search->rests == NULL
-        || search->sums == NULL || search->steps == NULL || search->scores == NULL || work->heap.hits == NULL
-        || work->terms == NULL) {
+        || search->sums == NULL || search->steps == NULL || search->scores == NULL || search->totals == NULL
+        || work->heap.hits == NULL || work->terms == NULL) {
         PyErr_NoMemory();
         return -1;
     }

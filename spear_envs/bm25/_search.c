@@ -1,11 +1,12 @@
 /* BM25 over packed postings: what `rank_with_numpy` in ranking.py gives, to the last bit, without reading most of it.
 
-   Documents are taken in windows. The first pass gives each document of a window a byte: the sum of the bounds of the
-   terms that it holds, rounded up, in a unit of which 255 are what it takes to be among the best; sums stop there.
-   Frequent terms have a map of their documents, so that this pass takes 64 documents at a time; the others are unpacked
-   block by block. Those whose bounds do not suffice together are not unpacked at all: they are taken to be everywhere.
-   The second pass looks up what the candidates hold, the greatest peaks first, and drops each as soon as what is left
-   cannot lift it among the best.
+   Documents are taken in windows. The first, some for each that was asked for, are scored outright, since so few known
+   scores exclude next to none. From there on, the first pass gives each document of a window a byte: the sum of the
+   bounds of the terms that it holds, rounded up, in a unit of which 255 are what it takes to be among the best; sums
+   stop there. Frequent terms have a map of their documents, so that this pass takes 64 documents at a time; the others
+   are unpacked block by block. Those whose bounds do not suffice together are not unpacked at all: they are taken to be
+   everywhere. The second pass looks up what the candidates hold, the greatest peaks first, and drops each as soon as
+   what is left cannot lift it among the best.
 
    That is exact. A bound is made by the operations that make a score, all of which keep order, so that it is never
    below one; sums of bounds are compared with more room than their rounding takes. What is left is scored term by term
@@ -23,7 +24,7 @@
 
 #include "_search.h"
 
-#define FIRST_WIDTH 256   /* documents of the first window; each is twice as wide as the one before, up to WINDOW */
+#define SCORED 16         /* documents that are scored outright, for each that was asked for */
 /* What takes as long as going through so many postings: */
 #define LOOKUP 16         /* looking up a document */
 #define MAP_PASS 200      /* going through a window of a map */
@@ -79,37 +80,58 @@ find_step(Term *term, const Search *search, unsigned code)
     return term->steps[code];
 }
 
-/* Add the bounds of a term with gaps to the sums of the window. Returns -1 if a block is damaged. */
+/* Go to the next postings of a term that lie in the window: those of the scan's block from its place to before `stop`.
+   Returns 1, 0 if there are none, or -1 if a block is damaged. */
 static int
-add_list(Term *term, const Search *search)
+enter_block(Term *term, const Search *search, int *stop)
 {
     const uint32_t base = search->base, end = base + search->width;
     Cursor *scan = &term->scan;
     if (!find_block(term, scan, base))
         return 0;
-    for (; scan->block < term->block_count; scan->block++, scan->size = 0) {
-        if (scan->size == 0) {
-            if (find_first(term, scan) >= end)
-                return 0;
-            if (read_block(term, scan, search->index) < 0)
-                return -1;
-        }
-        find_place(scan, base);
-        int place = scan->place, stop = scan->size;
-        if (scan->documents[stop - 1] >= end) {
-            find_place(scan, end);
-            stop = scan->place;
-        }
+    if (scan->size == 0) {
+        if (find_first(term, scan) >= end)
+            return 0;
+        if ((term->map ? read_mapped : read_block)(term, scan, search->index) < 0)
+            return -1;
+    }
+    find_place(scan, base);
+    const int place = scan->place;
+    if (scan->documents[scan->size - 1] >= end)
+        find_place(scan, end);
+    else
+        scan->place = scan->size;
+    *stop = scan->place;
+    scan->place = place;
+    return place < *stop;
+}
+
+/* Go past them. */
+static inline void
+leave_block(Cursor *scan, int stop)
+{
+    scan->place = stop;
+    if (stop == scan->size) {
+        scan->block++;
+        scan->size = 0;
+    }
+}
+
+/* Add the bounds of a term with gaps to the sums of the window. Returns -1 if a block is damaged. */
+static int
+add_list(Term *term, const Search *search)
+{
+    Cursor *scan = &term->scan;
+    int stop, found;
+    for (; (found = enter_block(term, search, &stop)) > 0; leave_block(scan, stop)) {
         const unsigned step = find_step(term, search, read_bound(term->blocks[scan->block]));
-        for (; place < stop; place++) {
-            uint8_t *sum = &search->sums[scan->documents[place] - base];
+        for (int place = scan->place; place < stop; place++) {
+            uint8_t *sum = &search->sums[scan->documents[place] - search->base];
             const unsigned more = *sum + step;
             *sum = more > FULL ? FULL : (uint8_t)more;
         }
-        if (stop < scan->size)
-            return 0;
     }
-    return 0;
+    return found;
 }
 
 /* Write the steps of a term with a map. */
@@ -310,6 +332,31 @@ score_batch(Search *search, const uint32_t *documents, int count)
     return 0;
 }
 
+/* Score all documents of the window, and offer the best. Returns -1 if a block is damaged. */
+static int
+score_window(Search *search)
+{
+    Heap *heap = search->heap;
+    double *totals = search->totals;
+    memset(totals, 0, search->width * sizeof *totals);
+    for (ptrdiff_t t = 0; t < search->count; t++) {
+        Term *term = &search->terms[t];
+        Cursor *scan = &term->scan;
+        int stop, found;
+        for (; (found = enter_block(term, search, &stop)) > 0; leave_block(scan, stop))
+            for (int place = scan->place; place < stop; place++) {
+                const uint32_t document = scan->documents[place], count = read_count(scan, place);
+                totals[document - search->base] += score_posting(term, search->index, count, document);
+            }
+        if (found < 0)
+            return -1;
+    }
+    for (uint32_t i = 0; i < search->width; i++)
+        if ((float)totals[i] > heap->least)
+            offer(heap, (Hit){(float)totals[i], search->base + i});
+    return 0;
+}
+
 /* ---------------------------------------------------------------- windows */
 
 /* Postings of the term that a whole window has on average. */
@@ -399,7 +446,8 @@ int
 spear_search(Search *search)
 {
     const int64_t size = search->index->size;
-    int64_t base = 0, width = FIRST_WIDTH;
+    const int64_t scored = search->heap->limit < size / SCORED ? search->heap->limit * SCORED : size;
+    int64_t base = 0, width = scored < WINDOW ? (scored + SPAN - 1) / SPAN * SPAN : WINDOW;
     float least = -1;
     while (base < size) {
         if (search->heap->least != least) {
@@ -420,10 +468,10 @@ spear_search(Search *search)
         }
         search->base = (uint32_t)base;
         search->width = (uint32_t)(size - base < width ? size - base : width);
-        if (search_window(search) < 0)
+        if ((base < scored ? score_window : search_window)(search) < 0)
             return -1;
         base += search->width;
-        width = width < WINDOW ? 2 * width : WINDOW;
+        width = 2 * width < WINDOW ? 2 * width : WINDOW;
     }
     return 0;
 }

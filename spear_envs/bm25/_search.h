@@ -46,6 +46,7 @@ typedef struct {
     uint8_t *sums;       /* (WINDOW) */
     uint8_t *steps;      /* (map_count, WINDOW / SPAN): what a document of the span has of the term at most */
     float *scores;       /* (BATCH, count) */
+    double *totals;      /* (WINDOW) */
 } Search;
 
 /* Each returns 0, or -1 if a block is damaged. All are the same code, compiled for more of the processor's commands. */

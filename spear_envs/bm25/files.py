@@ -94,21 +94,27 @@ def write_manifest(folder: Path, terms_total: int, filled: int) -> None:
     part.replace(folder / MANIFEST)
 
 
-def map_index(folder: Path) -> Packed:
+def map_index(folder: Path, mend: str = MEND) -> Packed:
     """Map the index in ``folder``.
+
+    Args:
+        folder: of the index.
+        mend: what a message tells the user to do.
 
     Raises:
         SpearError: there is none, it is of another version, or files are missing or of another size than was written.
             Bytes are not compared: :func:`check_files` does.
     """
-    manifest = _read_manifest(folder)
+    manifest = _read_manifest(folder, mend)
     try:
-        arrays = {array: _map_array(folder, array, manifest["files"][name_file(array)]["bytes"]) for array in ARRAYS}
+        arrays = {
+            array: _map_array(folder, array, manifest["files"][name_file(array)]["bytes"], mend) for array in ARRAYS
+        }
         packed = Packed(terms_total=int(manifest["terms_total"]), filled=int(manifest["filled"]), **arrays)
     except OSError as error:
-        raise SpearError(f"{folder}: the search index cannot be read ({error}): {MEND}.") from error
+        raise SpearError(f"{folder}: the search index cannot be read ({error}): {mend}.") from error
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {MEND}.") from error
+        raise SpearError(f"{folder / MANIFEST} is damaged ({error!r}): {mend}.") from error
     terms = len(packed.frequencies)
     if (
         not len(packed.starts) == len(packed.term_ends) == terms + 1
@@ -119,7 +125,7 @@ def map_index(folder: Path) -> Packed:
         or not 0 <= packed.filled <= len(packed.norms)
         or not packed.filled <= packed.terms_total < 1 << 62
     ):
-        raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {MEND}.")
+        raise SpearError(f"{folder}: the files of the search index and its manifest do not belong together: {mend}.")
     return packed
 
 
@@ -130,34 +136,35 @@ def check_files(folder: Path) -> None:
         SpearError: what :func:`map_index` finds, or a file whose bytes are not those that were written.
     """
     map_index(folder)
-    for name, entry in _read_manifest(folder)["files"].items():
-        if digest_file(folder / name) != entry.get("sha256"):
+    files = _read_manifest(folder)["files"]
+    for name in map(name_file, ARRAYS):
+        if digest_file(folder / name) != files[name].get("sha256"):
             raise SpearError(f"{folder / name} is damaged: its checksum is another than was written; {MEND}.")
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path, mend: str = MEND) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise SpearError(f"{folder} holds no finished search index: {MEND}.") from None
+        raise SpearError(f"{folder} holds no finished search index: {mend}.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise SpearError(f"{path} cannot be read ({error}): {MEND}.") from error
+        raise SpearError(f"{path} cannot be read ({error}): {mend}.") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise SpearError(f"{path} is not a manifest of a search index: {MEND}.")
+        raise SpearError(f"{path} is not a manifest of a search index: {mend}.")
     if manifest.get("version") != VERSION:
         raise SpearError(
-            f"{folder} is a search index of version {manifest.get('version')}, and this is version {VERSION}: {MEND}."
+            f"{folder} is a search index of version {manifest.get('version')}, and this is version {VERSION}: {mend}."
         )
     return manifest
 
 
-def _map_array(folder: Path, array: str, size: int) -> npt.NDArray[Any]:
+def _map_array(folder: Path, array: str, size: int, mend: str) -> npt.NDArray[Any]:
     path = folder / name_file(array)
     with path.open("rb") as file:
         found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise SpearError(f"{path} has {found:,} bytes and should have {size:,}: {MEND}.")
+            raise SpearError(f"{path} has {found:,} bytes and should have {size:,}: {mend}.")
         # An empty file cannot be mapped.
         data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     return np.frombuffer(data, ARRAYS[array])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from spear_envs.bm25.analysis import analyze
-from spear_envs.bm25.files import map_index
+from spear_envs.bm25.files import MEND, map_index
 from spear_envs.bm25.packing import Packed, find_factors, pack_postings
 from spear_envs.bm25.postings import make_postings
 from spear_envs.bm25.ranking import Rank, choose_rank
@@ -31,10 +31,12 @@ class SearchIndex:
     Args:
         packed: the documents' terms.
         rank: how to score; the compiled loop by default, where there is one.
+        mend: what a message tells the user to do if a search finds damage.
     """
 
-    def __init__(self, packed: Packed, rank: Rank | None = None) -> None:
+    def __init__(self, packed: Packed, rank: Rank | None = None, mend: str = MEND) -> None:
         self._packed = packed
+        self._mend = mend
         self._rank = choose_rank() if rank is None else rank
         self._factors = find_factors(packed.terms_total, packed.filled)
         self._find_term = lru_cache(maxsize=REMEMBERED_TERMS)(self._look_up)
@@ -45,13 +47,17 @@ class SearchIndex:
         return cls(pack_postings(make_postings(texts)))
 
     @classmethod
-    def open(cls, folder: Path) -> SearchIndex:
+    def open(cls, folder: Path, mend: str = MEND) -> SearchIndex:
         """The index that :func:`~spear_envs.bm25.build.build_index` wrote, mapped.
+
+        Args:
+            folder: of the index.
+            mend: what a message tells the user to do where it cannot be used, now or in a search.
 
         Raises:
             SpearError: there is none, it is half built, of another version, or damaged in a way that shows at once.
         """
-        return cls(map_index(Path(folder)))
+        return cls(map_index(Path(folder), mend), mend=mend)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -94,7 +100,7 @@ class SearchIndex:
                 k,
             )
         except ValueError as error:
-            raise SpearError(f"the search index is damaged ({error}): build it again.") from error
+            raise SpearError(f"the search index is damaged ({error}): {self._mend}.") from error
 
     def _find_idf(self, frequency: int) -> np.float32:
         """ln(1 + (N − df + 0.5)/(df + 0.5)), N = documents with at least one term."""

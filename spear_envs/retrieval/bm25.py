@@ -11,7 +11,7 @@ from spear_envs.bm25.index import SearchIndex
 from spear_envs.bm25.packing import K1, B
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval.corpus import Corpus
-from spear_envs.retrieval.manifest import POSTINGS, Part, open_manifest
+from spear_envs.retrieval.manifest import MEND, POSTINGS, Part, open_manifest
 from spear_envs.retrieval.retriever import Hit
 
 IN_MEMORY_ROWS = 100_000
@@ -34,7 +34,7 @@ class BM25Retriever:
 
     def __init__(self, corpus: Corpus, index: Path | None = None) -> None:
         if index is not None:
-            self._index = SearchIndex.open(open_manifest(index, Part.BM25, corpus).folder / POSTINGS)
+            self._index = SearchIndex.open(open_manifest(index, Part.BM25, corpus).folder / POSTINGS, MEND)
         elif len(corpus) <= IN_MEMORY_ROWS:
             self._index = SearchIndex.in_memory(corpus.texts())
         else:

@@ -228,7 +228,7 @@ def open_store(folder: Path, manifest: Manifest | None = None) -> Catalog:
     }
     return Catalog(
         shelf,
-        SearchIndex.open(folder / INDEX),
+        SearchIndex.open(folder / INDEX, MEND),
         map_array(folder / "prices.bin", ARRAYS["prices"]),
         find_goals,
         tagger=manifest.tagger,

@@ -169,7 +169,11 @@ def test_a_state_that_is_not_plain_is_refused(monkeypatch: pytest.MonkeyPatch, v
         Snapshot.take(env, ())
 
 
-@pytest.mark.parametrize("packed", [b"", b"\x80\x05K\x01.", b"hello", pickle.dumps({"a": 1})[:-3]])
+HUGE = b"\x8e" + b"\xff" * 8, b"\x8e" + (1 << 60).to_bytes(8, "little")
+"""Texts that say they have so many bytes."""
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x80\x05K\x01.", b"hello", pickle.dumps({"a": 1})[:-3], *HUGE])
 def test_a_damaged_state_is_said_to_be_one(packed: bytes) -> None:
     env = CorridorEnv()
     env.reset(seed=0)

@@ -150,7 +150,9 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, pu
 @click.option("--play", is_flag=True, help="Also play scripted players and published models again.")
 @click.option("--run", type=FOLDER, help="A run of your own of the one entry named: is it within the interval?")
 @click.option(
-    "--page", type=click.Path(path_type=Path, dir_okay=False), help="A leaderboard that must be the ledger's."
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A leaderboard that must be the ledger's.",
 )
 def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | None, page: Path | None) -> None:
     """Compute every number of the ledger (or of the entries NAMES) anew; exit code 1 where one does not hold.

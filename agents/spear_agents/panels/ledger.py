@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +16,7 @@ from typing import Any
 
 import spear_envs
 from spear_agents.evaluation import run_evaluation
-from spear_agents.files import digest_model, write_text
+from spear_agents.files import digest_model, explain_unwritable, write_text
 from spear_agents.panels.panel import OFFICIAL, Panel, open_panel, write_panel
 from spear_agents.records import EPISODES, read_last, read_settings
 from spear_agents.settings import EngineKind, EvalSettings
@@ -24,6 +27,9 @@ from spear_envs.core import SpearError, canonical_json
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
 """Settings of a run that its panel fixes."""
 SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)
+POLICIES = "policies"
+"""Folder of the published models in a ledger."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,22 @@ class Entry:
     """Mean over tasks with its interval, computed from the outcomes."""
     notes: str = ""
     weights: str | None = None
-    """Folder of the model, beside the entry's file, where it is published."""
+    """Folder of the model, beside the entry's file, where it is published: ``policies/NAME``."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if a field is not what it says: a ledger may come from anybody."""
+        kind = EngineKind(self.engine)
+        numbers = [list(self.scores.values()), *self.outcomes.values()]
+        if (
+            not self.outcomes
+            or not all(numbers)
+            or not all(type(each) in (int, float) for found in numbers for each in found)
+        ):
+            raise ValueError("outcomes and scores are numbers for each task, and there is at least one task")
+        if not isinstance(self.panel, str) or not isinstance(self.success, Mapping):
+            raise ValueError("panel is a name and success has figures")
+        if self.weights is not None and (self.weights != f"{POLICIES}/{self.name}" or not kind.has_folder):
+            raise ValueError(f"weights is {self.weights!r} and can only be {POLICIES}/{self.name} of a model's folder")
 
     def recompute(self) -> Estimate:
         """The success from the outcomes."""
@@ -106,8 +127,11 @@ def add_entry(
         publish: copy the model's folder beside the entry, so that anybody can play it again.
 
     Raises:
-        SpearError: the run is not on that panel or not whole, the entry exists, or the model to publish has changed.
+        SpearError: the run is not on that panel or not whole, the entry exists or its name is not one of a file, the
+            ledger cannot be written, or the model to publish has changed.
     """
+    if not _NAME.fullmatch(name):
+        raise SpearError(f"{name!r} is not a name of an entry: choose one of letters, digits, '_', '-', '+' and '.'.")
     path = folder / f"{name}.json"
     if path.exists():
         raise SpearError(f"{path} exists: an entry is never changed; choose another name.")
@@ -127,8 +151,8 @@ def add_entry(
         raise SpearError(f"{run} does not hold the tasks of panel {panel.name}: {len(missing)} differ.")
     shown = model or (Path(str(settings["model"])).name if settings.get("model") else None)
     weights = _publish(settings, name, folder) if publish else None
-    played = f"{folder.name}/{weights}" if weights else shown
-    player = f"--engine {engine}" + (f" --model {played}" if played else "")
+    played = f"{folder.resolve().name}/{weights}" if weights else shown
+    player = f"--engine {engine}" + (f" --model {shlex.quote(played)}" if played else "")
     entry = Entry(
         name=name,
         panel=panel.name,
@@ -152,13 +176,28 @@ def add_entry(
 
 def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
     """Copy the model of a run into the ledger's folder; returns where it is there."""
-    source = Path(str(settings.get("model")))
-    if not source.is_dir():
-        raise SpearError(f"{source} is not the folder of a model: --publish copies one.")
-    if digest_model(source) != settings.get("model_digest"):
+    model = settings.get("model")
+    if model is None or settings.get("model_digest") is None or not Path(str(model)).is_dir():
+        named = "a scripted player" if model is None else model
+        raise SpearError(f"{named} is not the folder of a model: --publish copies one, so leave it out.")
+    if (settings.get("vllm") or {}).get("lora"):
+        raise SpearError(f"{model} was played with an adapter: --publish copies one folder, so merge them first.")
+    source, weights = Path(str(model)), f"{POLICIES}/{name}"
+    if digest_model(source) != settings["model_digest"]:
         raise SpearError(f"{source} holds other weights than the run was played with: play the panel again.")
-    weights = f"policies/{name}"
-    shutil.copytree(source, folder / weights, dirs_exist_ok=True)
+    target = folder / weights
+    if target.resolve() == source.resolve():
+        return weights
+    if target.exists():
+        raise SpearError(f"{target} exists: choose another name, or remove the folder if no entry needs it.")
+    draft = target.with_name(f".{name}.{os.getpid()}.tmp")
+    try:
+        shutil.copytree(source, draft)
+        draft.replace(target)
+    except OSError as error:
+        raise explain_unwritable(target, error) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return weights
 
 
@@ -174,7 +213,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
     for path in paths:
         try:
             entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise SpearError(f"{path} is not an entry of a ledger ({type(error).__name__}): {error}") from error
         if entry.name != path.stem:
             raise SpearError(f"{path} holds the entry {entry.name!r}: a file has the name of its entry.")
@@ -201,9 +240,6 @@ def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
 
     A scripted player must end every episode as recorded. A model must come out within the entry's interval, since the
     last digits of a float, and with them some sampled tokens, differ between processors.
-
-    Raises:
-        SpearError: the published model is not the entry's.
     """
     panel, engine = open_panel(entry.panel), EngineKind(entry.engine)
     if entry.engine in SCRIPTED:
@@ -216,7 +252,7 @@ def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
         return None
     model = folder / entry.weights
     if not model.is_dir() or digest_model(model) != entry.model_digest:
-        raise SpearError(f"{model} does not hold the weights of {entry.name}: restore the folder from the repository.")
+        return False, f"{model} does not hold the weights of {entry.name}: restore the folder from the repository"
     settings = panel.make_settings(EvalSettings(panel.env_id, engine, model=str(model)))
     fits, words = _compare(entry, *_collect(run_evaluation(settings, deterministic=True).trajectories, panel))
     return fits, f"played again: {words}"

@@ -159,15 +159,70 @@ def test_a_published_model_is_played_again(runs: Path, tiny_model: Path, tmp_pat
     path.write_text(json.dumps(entry | {"panel": str(file)}))
     verify = ("verify", "--ledger", folder, "--play")
     assert "tiny: holds" in (told := call(ledger, *verify)) and "(played again: " in told
-    with pytest.raises(SpearError, match="is not the folder of a model"):
+    with pytest.raises(SpearError, match="a scripted player is not the folder of a model"):
         call(ledger, "add", runs / "random", *add[2:], "--name", "none")
+    (folder / "policies" / "left").mkdir()
+    with pytest.raises(SpearError, match="left exists: choose another name"):
+        call(ledger, *add, "--name", "left")
+    assert not list((folder / "policies").glob(".*")) and sorted(folder.glob("*.json")) == [path]
+    settings = tmp_path / "run" / "settings.json"
+    played = settings.read_text()
+    for change in ({"model_digest": None, "engine": "openai"}, {"model": "hub/name"}, {"vllm": {"lora": "adapter"}}):
+        settings.write_text(json.dumps(json.loads(played) | change))
+        with pytest.raises(SpearError, match="publish copies one"):
+            call(ledger, *add, "--name", "other")
+    own = folder / "policies" / "own"
+    shutil.copytree(model, own)
+    settings.write_text(json.dumps(json.loads(played) | {"model": str(own)}))
+    call(ledger, *add, "--name", "own")  # it is where it belongs
+    (folder / "own.json").unlink()
+    settings.write_text(played)
     config = json.loads((folder / "policies" / "tiny" / "config.json").read_text())
     for weights in (model, folder / "policies" / "tiny"):
         (weights / "config.json").write_text(json.dumps(config | {"initializer_range": 0.5}))
     with pytest.raises(SpearError, match="other weights than the run was played with"):
         call(ledger, *add, "--name", "other")
-    with pytest.raises(SpearError, match="does not hold the weights of tiny"):
-        call(ledger, *verify)
+    assert "does not hold the weights of tiny" in call(ledger, *verify, code=1)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", "", "-x", "n" * 101])
+def test_names_that_are_not_of_one_file_are_refused(runs: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpearError, match="is not a name of an entry"):
+        call(ledger, "add", runs / "expert", "--panel", runs / "small.json", f"--name={name}", "--ledger", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "../.."},
+        {"weights": "/policies/demo-spear-60"},
+        {"weights": 5},
+        {"engine": "openai"},
+        {"engine": "other"},
+        {"outcomes": {}},
+        {"outcomes": {"a": []}},
+        {"outcomes": {"a": ["1"]}},
+        {"outcomes": [1]},
+        {"success": None},
+        {"panel": 5},
+    ],
+)
+def test_entries_that_say_something_else_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    entry = json.loads((ROOT / "results" / "demo-spear-60.json").read_text())
+    (tmp_path / "demo-spear-60.json").write_text(json.dumps(entry | change))
+    with pytest.raises(SpearError, match=r"demo-spear-60\.json is not an entry of a ledger"):
+        call(ledger, "verify", "--ledger", tmp_path, "--play")
+
+
+def test_entries_without_weights_and_missing_ones(tmp_path: Path) -> None:
+    entry = json.loads((ROOT / "results" / "demo-spear-60.json").read_text())
+    path = tmp_path / "demo-spear-60.json"
+    path.write_text(json.dumps(entry))
+    told = call(ledger, "verify", "--ledger", tmp_path, "--play", code=1)
+    assert "does not hold the weights" in told
+    del entry["weights"]  # of an earlier version
+    path.write_text(json.dumps(entry))
+    assert "demo-spear-60: holds" in call(ledger, "verify", "--ledger", tmp_path, "--play")
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def draw_postings(seed: int, documents: int) -> Postings:
     st.integers(0, 10_000),
     st.sampled_from([10, 4_095, 4_096, 4_097, 60_000]),
     st.lists(st.sampled_from("bcdefghq"), min_size=1, max_size=10).map(" ".join),
-    st.sampled_from([1, 2, 50, 1_000, 10**6]),
+    st.sampled_from([1, 2, 50, 70, 1_000, 10**6]),
 )
 def test_loops_agree_over_many_windows_and_ties(seed: int, documents: int, query: str, k: int) -> None:
     packed = pack_postings(draw_postings(seed, documents))

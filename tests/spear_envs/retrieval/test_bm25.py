@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spear_envs.bm25 import files
 from spear_envs.core.errors import SpearError
 from spear_envs.retrieval import bm25
 from spear_envs.retrieval.bm25 import BM25Retriever
@@ -80,3 +81,16 @@ def test_unknown_kinds_and_missing_indexes(make_corpus: MakeCorpus, tmp_path: Pa
         open_retriever("bm25", corpus, tmp_path / "none")
     with pytest.raises(SpearError, match="no finished index"):
         open_retriever("bm25", corpus, tmp_path)
+
+
+def test_an_index_of_an_earlier_version_names_the_command(
+    make_corpus: MakeCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_corpus(20)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(files, "VERSION", 2)
+        build_bm25(corpus, tmp_path / "index", processes=1)
+    with pytest.raises(SpearError, match=r"of version 2, and this is version 3: .*'spear index build'"):
+        open_retriever("bm25", corpus, tmp_path / "index")
+    build_bm25(corpus, tmp_path / "index", processes=1)
+    assert len(open_retriever("bm25", corpus, tmp_path / "index").search(["river"], 5)[0]) == 5

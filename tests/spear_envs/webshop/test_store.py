@@ -22,7 +22,7 @@ from spear_envs.webshop.catalog import Catalog
 from spear_envs.webshop.entries import decode_entry, encode_entry, make_entry
 from spear_envs.webshop.opening import open_catalog
 from spear_envs.webshop.packing import DICTIONARY_BYTES, Packer, make_dictionary
-from spear_envs.webshop.store import check_store, open_store, read_manifest
+from spear_envs.webshop.store import INDEX, check_store, open_store, read_manifest
 from tests.spear_envs.webshop import catalogs
 from tests.spear_envs.webshop.catalogs import make_options, make_record
 
@@ -212,6 +212,13 @@ def test_damaged_numbers_are_one_clear_error(copy: Path, name: str) -> None:
         catalog.goals().goal(0)
     with pytest.raises(SpearError, match=f"{name}.bin is not what was written"):
         check_store(copy)
+
+
+def test_a_search_index_of_an_earlier_version_names_the_command(copy: Path) -> None:
+    path = copy / INDEX / "manifest.json"
+    path.write_text(path.read_text("utf-8").replace('"version": 3', '"version": 2'), "utf-8")
+    with pytest.raises(SpearError, match=r"of version 2, and this is version 3: .*'spear data build webshop'"):
+        open_catalog(copy)
 
 
 def test_a_folder_without_a_manifest(copy: Path) -> None:

@@ -95,6 +95,36 @@ def test_a_resumed_archive_begins_where_it_would_have_begun(tmp_path: Path) -> N
         resumed.load_state_dict(None)
 
 
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("archive", {"episodes": 5}),
+        ("episode", {"evil": 5}),
+        ("episode", {"back": 0}),
+        ("episode", {"back": "x"}),
+        ("episode", {"anchors": ["a0"]}),
+        ("states", {"sizes": [-1, 2, 5]}),
+        ("states", {"sizes": [0, 2]}),
+        ("states", {"sizes": [0, 2, 5]}),
+        ("states", {"sizes": ["a", "b", "c"]}),
+        ("states", {"bytes": "abc"}),
+        ("states", {"histories": [[1], [2], [3]]}),
+        ("state", {"rng": {}}),
+        ("state", {"archive": {}}),
+    ],
+)
+def test_a_tampered_archive_is_said_to_be_damaged(part: str, change: dict[str, Any]) -> None:
+    branching = open_branching()
+    branching.tell(end(branching.begin(GROUPS, TASKS), (1, 0, 0, 0)))
+    state = branching.state_dict()
+    (episode,) = state["archive"]["episodes"]
+    open_branching().load_state_dict(state)
+    parts = {"state": state, "archive": state["archive"], "episode": episode, "states": episode["states"]}
+    parts[part].update(change)
+    with pytest.raises(SpearError, match="kept in the checkpoint are damaged"):
+        open_branching().load_state_dict(state)
+
+
 def test_a_near_miss_keeps_names_of_wins_alone(tmp_path: Path) -> None:
     branching = open_branching(mode="near_miss", share=0.25)
     lost, won = make_walk("b"), Walk(("b0", "b1"), ())

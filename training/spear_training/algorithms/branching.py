@@ -60,6 +60,10 @@ class _Past(Generic[Task, State]):
     won: bool
     back: int = 1
 
+    def __post_init__(self) -> None:
+        if self.back < 1 or len(self.states) not in (0, len(self.anchors)):
+            raise ValueError("an episode has a state before each of its turns or none, and groups begin before its end")
+
 
 @dataclass(frozen=True)
 class Branch(Generic[Task, State]):
@@ -131,6 +135,10 @@ class Archive(Generic[Task, State]):
         return {"episodes": [vars(past).copy() for past in self._episodes], "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state."""
+        """Take over a saved state.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is damaged.
+        """
         self._episodes = deque((_Past(**past) for past in state["episodes"]), maxlen=self._settings.capacity)
         self._count = state["count"]

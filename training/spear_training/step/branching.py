@@ -126,14 +126,20 @@ class Branching:
         """Restore what :meth:`state_dict` gave.
 
         Raises:
-            SpearError: nothing was saved.
+            SpearError: nothing was saved, or it is damaged.
         """
         if state is None:
             raise SpearError("the checkpoint was written without spear.branch: start a new run folder")
-        saved = state["archive"]
-        episodes = [{**past, "states": _unpack(past["states"])} for past in saved["episodes"]]
-        self._archive.load_state_dict({**saved, "episodes": episodes})
-        self._rng.bit_generator.state = state["rng"]
+        try:
+            saved = state["archive"]
+            episodes = [{**past, "states": _unpack(past["states"])} for past in saved["episodes"]]
+            self._archive.load_state_dict({**saved, "episodes": episodes})
+            self._rng.bit_generator.state = state["rng"]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise SpearError(
+                f"the episodes that spear.branch kept in the checkpoint are damaged ({error!r}): resume from an earlier"
+                " checkpoint, or start a new run folder"
+            ) from error
         self._begun = {}
 
 
@@ -150,6 +156,8 @@ def _pack(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 def _unpack(saved: Mapping[str, Any]) -> list[Snapshot]:
     ends = np.cumsum([0, *saved["sizes"]]).tolist()
     content = saved["bytes"].tobytes()
+    if min(saved["sizes"], default=0) < 0 or ends[-1] != len(content):
+        raise ValueError("sizes are not those of the states")
     histories = [tuple((seen, done) for seen, done in history) for history in saved["histories"]]
     return [
         Snapshot(turn, content[low:high], history)

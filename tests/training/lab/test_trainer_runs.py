@@ -88,7 +88,9 @@ class FakeTrainer:
     def __init__(self, policy: Path) -> None:
         self.policy, self.launches, self.stops_after = policy, 0, 100
 
-    def __call__(self, out: Path, device: str, observer: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __call__(
+        self, out: Path, device: str, observer: Callable[[list[dict[str, Any]]], None], *, poll_seconds: float
+    ) -> None:
         self.launches += 1
         (out / METRICS_FOLDER).mkdir(parents=True, exist_ok=True)
         begun = max((record["step"] for record in read_history(out)), default=0)

@@ -28,8 +28,10 @@ ENV_ID = "spear/Sokoban-v1"
 WRITTEN, ROWS = "tokens/written", "rows/total"
 MOST_STEPS = 10_000
 """Of a run; its budget ends it long before."""
-KEPT_CHECKPOINTS = 3
-"""The last step's is still there when the training is told to stop a step or two later."""
+KEPT_CHECKPOINTS = 8
+"""The last step's is still there when the training is told to stop some steps later."""
+LOOK_SECONDS = 0.1
+"""Between two looks at the metrics; the smallest steps take four times as long."""
 HABITS = (
     "preset=demo",
     "trainer.logger=[file]",
@@ -128,7 +130,7 @@ class TrainerBench:
                 raise _Spent
 
         with suppress(_Spent):
-            supervise_training(folder, training.config.trainer.device, observe)
+            supervise_training(folder, training.config.trainer.device, observe, poll_seconds=LOOK_SECONDS)
 
     def _split(self, *, tuning: bool) -> str:
         if self.comparison.panel is Panel.TRAIN:

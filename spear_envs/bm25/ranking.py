@@ -2,8 +2,8 @@
 
 Scores are Lucene's to the last bit, since equal scores are ordered by document number: float32 for each term, summed in
 float64 in the order of the terms, compared as float32. The compiled loop of ``_search.c``, used where the installation
-could build it, passes over blocks that cannot hold one of the best; ``rank_with_numpy`` scores every document, and is
-what the compiled loop is tested against.
+could build it, scores only documents whose bounds can be among the best; ``rank_with_numpy`` scores every document, and
+is what the compiled loop is tested against.
 """
 
 from __future__ import annotations

@@ -207,6 +207,10 @@ def test_the_mend_depends_on_the_cause(records: list[dict[str, Any]], nodes: dic
         (run(without=DRAWS), {"sil": {"enabled": False}}),
         (run(groups__same_outcome=0.9, spear__mu=0.0), {"advantage": {"normalize_std": False}}),
         (run(groups__same_outcome=0.9, spear__mu=0.1), {"advantage": {"normalize_std": True}}),
+        (
+            run(groups__same_outcome=0.9, spear__mu=0.0),
+            {"advantage": {"normalize_std": True}, "reward": {"format": "none"}},
+        ),
         (run(groups__same_outcome=0.6, spear__mu=0.0), {"advantage": {"normalize_std": True}}),
         (run(8, without=DRAWS), {}),
         (run(WINDOW - 1, groups__equal=1.0, rows__trained=0.0), {}),

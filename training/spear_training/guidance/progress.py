@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spear_agents.usage import THRASHING
+from spear_training.algorithms.choices import FormatMode
 from spear_training.algorithms.settings import SpearSettings
 from spear_training.guidance.advice import Advice
 from spear_training.guidance.history import WINDOW, History, Rule
@@ -29,6 +30,8 @@ def _find_petty_differences(history: History, settings: SpearSettings) -> Advice
     """Groups that a format term or tool calls alone tell apart, once the tool-call reward has decayed."""
     equal, same, mu = (history.recent(name) for name in ("groups/equal", "groups/same_outcome", "spear/mu"))
     if equal is None or same is None or mu or equal >= 1 or not settings.advantage.normalize_std:
+        return None
+    if settings.reward.format is FormatMode.NONE:
         return None
     petty = (same - equal) / (1 - equal)
     if petty < PETTY:

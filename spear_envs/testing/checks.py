@@ -374,6 +374,12 @@ def _compare_vector(subject: Subject, vector: gym.vector.VectorEnv[Any, Any, Any
                 _spread(env.reset()) if base.done else env.step(response)  # type: ignore[misc]
                 for env, base, response in zip(envs, bases, responses, strict=True)
             ]
+    except KeyboardInterrupt:
+        # A close in order waits for answers that the interrupted step has taken already.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            vector.close(terminate=True)
+        raise
     finally:
         vector.close()
         for env in envs:

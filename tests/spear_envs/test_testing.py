@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from gymnasium.vector import AsyncVectorEnv
 
 from spear_envs import SpearError, register_env
 from spear_envs.core import ActionResult, ListTaskSet, Task
-from spear_envs.testing import CheckReport, CheckResult, ContractError, check_spear_env
+from spear_envs.testing import CheckReport, CheckResult, ContractError, check_spear_env, checks
 from spear_envs.testing.checks import CHECKS, Subject
 from spear_envs.testing.trace import find_difference, freeze
 from tests.spear_envs.corridor import CorridorEnv, load_tasks
@@ -240,6 +241,23 @@ def test_the_global_generators_are_watched() -> None:
     register_env("tests/Faulty-v0", Global)
     with pytest.raises(ContractError, match="global generator of random"):
         CHECKS["determinism"](Subject("tests/Faulty-v0"))
+
+
+def test_an_interrupt_ends_a_vector_environment_whose_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[AsyncVectorEnv] = []
+
+    class Interrupted(AsyncVectorEnv):
+        def step_wait(self, timeout: float | None = None) -> Any:
+            if timeout is None:  # Ctrl-C between the answers of two processes
+                began.append(self)
+                self.parent_pipes[0].recv()
+                raise KeyboardInterrupt
+            return super().step_wait(timeout)
+
+    monkeypatch.setattr(checks, "AsyncVectorEnv", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        CHECKS["vector"](Subject("tests/Corridor-v0"))
+    assert began and not any(process.is_alive() for process in began[0].processes)
 
 
 def test_report() -> None:

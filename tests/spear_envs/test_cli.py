@@ -262,7 +262,7 @@ CorridorEnv._start = announce
 
 
 def test_ctrl_c_is_one_line_and_130(tmp_path: Path) -> None:
-    # The last check resets for ever. An earlier one forks, and Python drops an interrupt that arrives in a fork's hooks.
+    # The last check resets for ever. An earlier one forks, and Python drops an interrupt within a hook of fork.
     (tmp_path / "announcing_module.py").write_text(ANNOUNCING)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     args = ("check", "tests/Corridor-v0", "--module", "announcing_module", "--resets", "100000000")

@@ -1,4 +1,4 @@
-"""Brings :mod:`spear_training.guidance` to the console: before, during and after a run (``spear advise``)."""
+"""Prints advice (:mod:`spear_training.guidance`) before, during and after a run (``spear advise``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Adviser:
     """Prints each piece of advice about a run once.
 
     Args:
-        console: where to.
+        console: to print on.
         settings: of the run's algorithm.
         shape: sizes of the run.
     """
@@ -35,15 +35,15 @@ class Adviser:
         self._settings = settings
         self._shape = shape
         self.told: set[str] = set()
-        """Topics of what was printed."""
+        """Topics already printed."""
         self._steps = 0
 
     def review_start(self) -> None:
-        """Print what the settings alone say."""
+        """Print advice on the settings."""
         self._tell(review_settings(self._settings, self._shape))
 
     def watch(self, observer: Observer) -> Observer:
-        """``observer``, and advice from the metrics after each step."""
+        """Wrap ``observer``: also print advice from the metrics after each step."""
 
         def observe(history: list[dict[str, Any]]) -> None:
             observer(history)
@@ -54,23 +54,22 @@ class Adviser:
         return observe
 
     def review_steps(self, history: list[dict[str, Any]]) -> None:
-        """Print what the metrics say and has not been said."""
+        """Print new advice from the metrics."""
         self._tell(review_history(history, self._settings))
 
     def _tell(self, found: Iterable[Advice]) -> None:
         for advice in found:
             if advice.topic not in self.told:
                 self.told.add(advice.topic)
-                kind = "[yellow]advice[/yellow]" if advice.mend else "[dim]note[/dim]"
-                self._console.print(f"{kind} {escape(str(advice))}", highlight=False)
+                self._console.print(f"[yellow]advice[/yellow] {escape(str(advice))}", highlight=False)
 
 
 @click.command("advise")
 @click.argument("run", type=click.Path(path_type=Path))
 def advise(run: Path) -> None:
-    """Say what in the settings and the metrics of a training does not fit together, and which setting mends it.
+    """Report settings and metrics of a training that do not fit together, and which setting to change.
 
-    RUN is the folder that `spear train --out` wrote, of a training that goes on or is over.
+    RUN is the folder of `spear train --out`, of a running or a finished training.
 
     \b
       spear advise runs/alfworld

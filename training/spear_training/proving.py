@@ -18,7 +18,7 @@ from typing import Any
 from spear_agents.files import write_json
 from spear_agents.metrics import read_history
 from spear_training.checkpoints import is_finished
-from spear_training.guidance.progress import APART
+from spear_training.guidance.metrics import APART
 
 REPORT = "prove-gpu.json"
 POLICY = "policy"

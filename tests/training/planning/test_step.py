@@ -40,7 +40,7 @@ def simulate(spear: SpearSettings, kept: int, steps: int) -> list[int]:
     return replayed
 
 
-SHAPE = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=True, steps=100, response_limit=64)
+SHAPE = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=True, steps=100)
 
 
 def size(
@@ -88,7 +88,7 @@ def test_the_buffer_fills_when_it_is_foretold(
 def test_optimiser_steps_of_the_papers_experiments(
     tasks: int, group: int, rows: int, mini_batch: int, expected: tuple[int, ...]
 ) -> None:
-    shape = RunShape(tasks, group, max_turns=50, per_turn=rows > 1, steps=100, response_limit=64)
+    shape = RunShape(tasks, group, max_turns=50, per_turn=rows > 1, steps=100)
     spear = SpearSettings().override({"replay": {"max_age": None}, "sil": {"coupling": "sequential"}})
     sizes = size(spear, Texts(rows, 100, 10, 10), shape, mini_batch)
     assert (sizes.rows, sizes.trained, sizes.optimiser_steps, sizes.replay_optimiser_steps) == expected
@@ -117,7 +117,7 @@ def test_without_self_imitation_nothing_is_replayed() -> None:
 
 def test_turns_are_cut_at_the_limit_and_a_conversation_is_one_row() -> None:
     assert size(SpearSettings(), Texts(99, 20, 4, 4)).rows == 8 * 4 * 10
-    conversation = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=False, steps=9, response_limit=64)
+    conversation = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=False, steps=9)
     assert size(SpearSettings(), Texts(99, 20, 4, 4), conversation).rows == 32
 
 

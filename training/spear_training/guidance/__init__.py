@@ -1,12 +1,11 @@
-"""Advice on settings that couple badly: from the settings alone before a run, and from its metrics while it goes.
+"""Advice on settings that do not fit together: from the settings before a run, and from its metrics during the run.
 
-The rules are the paper's (``sec:discusshyper``) and what runs of tiny policies showed. Advice stops nothing: it says
-what was found and which setting mends it.
+The rules come from the paper (``sec:discusshyper``) and from runs of tiny policies. Advice never stops a run: it says
+what was found and which setting to change.
 """
 
 from spear_training.guidance.advice import Advice, RunShape
-from spear_training.guidance.history import WINDOW
-from spear_training.guidance.review import review_history
+from spear_training.guidance.metrics import WINDOW, review_history
 from spear_training.guidance.settings import review_settings
 
 __all__ = ["WINDOW", "Advice", "RunShape", "review_history", "review_settings"]

@@ -1,4 +1,4 @@
-"""What the rules of both kinds share: a piece of advice, and the sizes of a run."""
+"""A piece of advice, and the sizes of a run that settings depend on."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from omegaconf import DictConfig
 
 from spear_agents.trajectory import Layout
 
-PAPER_BOUNDS = "the paper fixes 2 to 60 for agents (outcome 10 or 0) and 1 to 40 for mathematics"
-
 
 @dataclass(frozen=True)
 class Advice:
-    """One finding: ``topic`` names its rule, ``mend`` the setting to change, if any."""
+    """One finding: ``topic`` names its rule, ``mend`` the setting to change."""
 
     topic: str
     finding: str
-    mend: str = ""
+    mend: str
 
     def __str__(self) -> str:
-        return f"{self.finding}: {self.mend}" if self.mend else self.finding
+        return f"{self.finding}: {self.mend}"
 
 
 @dataclass(frozen=True)
 class RunShape:
-    """Sizes of a run that the settings of the algorithm couple with."""
+    """Sizes of a run."""
 
     tasks: int
     """Tasks a step."""
@@ -35,19 +33,16 @@ class RunShape:
     per_turn: bool
     """Each turn is a row; else each episode."""
     steps: int
-    response_limit: int
-    """Tokens a row's response may have."""
 
     @classmethod
     def of_config(cls, config: DictConfig, max_turns: int) -> RunShape:
-        """Sizes in a composed configuration; ``max_turns`` is the environment's."""
+        """Read the sizes of a composed configuration; ``max_turns`` is the environment's."""
         return cls(
             tasks=int(config.data.train_batch_size),
             group_size=int(config.actor_rollout_ref.rollout.n),
             max_turns=max_turns,
             per_turn=Layout(config.spear.env.layout) is Layout.PER_TURN,
             steps=int(config.trainer.total_training_steps),
-            response_limit=int(config.data.max_response_length),
         )
 
     @property

@@ -1,21 +1,21 @@
-"""Rules about settings and the sizes of a run, before anything starts."""
+"""Rules about settings and the sizes of a run, applied before it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from spear_training.algorithms.choices import Aggregation, BoundsMode, ReplayUnit, Singleton
+from spear_training.algorithms.choices import BoundsMode, ReplayUnit, Singleton
 from spear_training.algorithms.settings import SpearSettings
-from spear_training.guidance.advice import PAPER_BOUNDS, Advice, RunShape
+from spear_training.guidance.advice import Advice, RunShape
 
 POSITIVE_SHARE = 0.45
-"""Share of a step's rows that beat their group, as runs of tiny policies had it."""
+"""Share of a step's rows that beat their group, measured on runs of tiny policies."""
 DRY_RUN = 10
-"""A run of fewer steps is a trial, whose schedules are those of the real one."""
+"""A run of fewer steps is a trial with the schedules of the real one."""
 
 
 def review_settings(settings: SpearSettings, shape: RunShape) -> list[Advice]:
-    """What in ``settings`` does not fit the sizes of the run, or each other."""
+    """Advice on settings that do not fit the sizes of the run, or each other."""
     return [advice for rule in _SETTING_RULES if (advice := rule(settings, shape)) is not None]
 
 
@@ -30,17 +30,6 @@ def _check_group_size(settings: SpearSettings, shape: RunShape) -> Advice | None
     )
 
 
-def _check_group_filter(settings: SpearSettings, shape: RunShape) -> Advice | None:
-    kept = max(1, int(settings.filter.groups * shape.tasks + 1e-9))
-    if shape.tasks < 2 or kept > 1:
-        return None
-    return Advice(
-        "group filter",
-        f"spear.filter.groups={settings.filter.groups:g} keeps 1 of the {shape.tasks} groups of a step",
-        "set spear.filter.groups=1, or more tasks in data.train_batch_size",
-    )
-
-
 def _check_fixed_bounds(settings: SpearSettings, shape: RunShape) -> Advice | None:
     cov, reward = settings.cov, settings.reward
     spread = reward.success - reward.failure
@@ -50,7 +39,7 @@ def _check_fixed_bounds(settings: SpearSettings, shape: RunShape) -> Advice | No
     return Advice(
         "covariance bounds",
         f"the covariance clip begins at {cov.lower:g}, which advantages of outcomes {reward.success:g} and "
-        f"{reward.failure:g} hardly reach ({PAPER_BOUNDS})",
+        f"{reward.failure:g} hardly reach (the paper has 2 to 60 for outcomes 10 and 0, and 1 to 40 for mathematics)",
         "set spear.cov.bounds=running, or spear.reward.success=10 spear.reward.failure=0",
     )
 
@@ -60,7 +49,7 @@ def _check_buffer(settings: SpearSettings, shape: RunShape) -> Advice | None:
         return None
     replay, needed = settings.replay, settings.sil.trigger_ratio * settings.replay.capacity
     if replay.max_age == 0:
-        return Advice("replay buffer", "rows of age 0 alone are kept and never replayed", "set spear.replay.max_age=5")
+        return Advice("replay buffer", "rows are dropped before a step can replay them", "set spear.replay.max_age=5")
     by_row = replay.unit is ReplayUnit.SAMPLE
     units = shape.most_rows if by_row else shape.tasks * shape.group_size
     kept = units * settings.filter.groups
@@ -72,20 +61,9 @@ def _check_buffer(settings: SpearSettings, shape: RunShape) -> Advice | None:
     return Advice(
         "replay buffer",
         f"the replay buffer starts at {needed:g} {'rows' if by_row else 'trajectories'}, but a step brings {gain:.0f} "
-        f"at most (some {POSITIVE_SHARE:.0%} beat their group) and they live {lifetime} steps, so that it will hardly "
-        "ever replay",
+        f"at most (some {POSITIVE_SHARE:.0%} beat their group) and they live {lifetime} steps, so it will hardly ever "
+        "replay",
         f"set spear.replay.capacity={capacity}, or a larger spear.replay.max_age",
-    )
-
-
-def _check_baseline(settings: SpearSettings, shape: RunShape) -> Advice | None:
-    capacity, kept = settings.baseline.capacity, max(1, int(settings.filter.groups * shape.tasks + 1e-9))
-    if not settings.sil.enabled or capacity == 0 or capacity >= kept:
-        return None
-    return Advice(
-        "baseline buffer",
-        f"spear.baseline.capacity={capacity} holds less than the {kept} group means of one step",
-        f"set spear.baseline.capacity={max(settings.replay.capacity, kept)} (1 to 4 times spear.replay.capacity)",
     )
 
 
@@ -129,28 +107,12 @@ def _check_reward_scale(settings: SpearSettings, shape: RunShape) -> Advice | No
     )
 
 
-def _check_scale_factor(settings: SpearSettings, shape: RunShape) -> Advice | None:
-    loss, limit = settings.loss, shape.response_limit
-    if loss.aggregation is not Aggregation.SEQ_MEAN_TOKEN_SUM_NORM or loss.scale_factor is None:
-        return None
-    # A conversation's limit counts what the environment says too, and that is not a part of the loss.
-    least = 0.25 if shape.per_turn else 0.05
-    if least <= loss.scale_factor / limit <= 4.0:
-        return None
-    return Advice(
-        "scale factor",
-        f"the loss is divided by spear.loss.scale_factor={loss.scale_factor:g}, a response has up to {limit} tokens, "
-        "so the gradient is far from the size that the learning rate was chosen for",
-        f"set spear.loss.scale_factor={limit}",
-    )
-
-
 def _check_anchors(settings: SpearSettings, shape: RunShape) -> Advice | None:
     if settings.advantage.estimator != "gigpo" or shape.per_turn:
         return None
     return Advice(
         "anchors",
-        "GiGPO compares turns, and with one row an episode there is none to compare",
+        "GiGPO compares turns, and with one row an episode there are none to compare",
         "set spear.env.layout=per_turn, or an algorithm without GiGPO",
     )
 
@@ -168,14 +130,11 @@ def _check_sequence_clip(settings: SpearSettings, shape: RunShape) -> Advice | N
 
 _SETTING_RULES: tuple[Callable[[SpearSettings, RunShape], Advice | None], ...] = (
     _check_group_size,
-    _check_group_filter,
     _check_fixed_bounds,
     _check_buffer,
-    _check_baseline,
     _check_warmup,
     _check_decay,
     _check_reward_scale,
-    _check_scale_factor,
     _check_anchors,
     _check_sequence_clip,
 )

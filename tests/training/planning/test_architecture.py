@@ -97,10 +97,10 @@ def test_what_is_not_known_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"the size of some/Model is not known here: name its folder, or one of Qwen/"):
         find_architecture("some/Model")
     for config, told in (
-        ({"model_type": "klingon"}, "the sizes of a klingon model cannot be told"),
-        ({"model_type": "t5"}, "the sizes of a t5 model cannot be told"),
-        ({}, "the sizes of a None model cannot be told"),
-        ({**LLAMA, "hidden_size": "many"}, "the sizes of a llama model cannot be told"),
+        ({"model_type": "klingon"}, "the sizes of a klingon model cannot be computed"),
+        ({"model_type": "t5"}, "the sizes of a t5 model cannot be computed"),
+        ({}, "the sizes of a None model cannot be computed"),
+        ({**LLAMA, "hidden_size": "many"}, "the sizes of a llama model cannot be computed"),
     ):
         with pytest.raises(SpearError, match=told) as error:
             Architecture.from_config(config)

@@ -43,10 +43,8 @@ def simulate(spear: SpearSettings, kept: int, steps: int) -> list[int]:
 SHAPE = RunShape(tasks=8, group_size=4, max_turns=10, per_turn=True, steps=100)
 
 
-def size(
-    spear: SpearSettings, texts: Texts, shape: RunShape = SHAPE, mini_batch: int = 64, *, bypass: bool = False
-) -> StepSizes:
-    return size_step(spear, shape, texts, mini_batch, bypass=bypass)
+def size(spear: SpearSettings, texts: Texts, shape: RunShape = SHAPE, mini_batch: int = 64) -> StepSizes:
+    return size_step(spear, shape, texts, mini_batch)
 
 
 @settings(max_examples=60)
@@ -99,20 +97,13 @@ def test_joint_coupling_deals_replayed_rows_into_the_same_optimiser_steps() -> N
     spear = SpearSettings().override({"sil": {"coupling": "joint"}, "replay": {"capacity": 64}})
     sizes = size(spear, Texts(10, 20, 4, 4), mini_batch=64)
     assert (sizes.optimiser_steps, sizes.replay_optimiser_steps) == (4, 0)
-    assert sizes.replay_ratio == 64 / 240
     apart = size(spear.override({"sil": {"coupling": "sequential"}}), Texts(10, 20, 4, 4), mini_batch=64)
-    assert (apart.optimiser_steps, apart.replay_optimiser_steps, apart.replay_ratio) == (4, 1, 1 / 4)
+    assert (apart.optimiser_steps, apart.replay_optimiser_steps) == (4, 1)
 
 
 def test_without_self_imitation_nothing_is_replayed() -> None:
     sizes = size(SpearSettings().override({"sil": {"enabled": False}}), Texts(10, 20, 4, 4))
-    assert (sizes.kept, sizes.first_replay, sizes.replay_cost, sizes.replay_ratio, sizes.store_bytes) == (
-        0,
-        None,
-        0,
-        0,
-        0,
-    )
+    assert (sizes.kept, sizes.first_replay, sizes.store_bytes) == (0, None, 0)
 
 
 def test_turns_are_cut_at_the_limit_and_a_conversation_is_one_row() -> None:
@@ -121,25 +112,11 @@ def test_turns_are_cut_at_the_limit_and_a_conversation_is_one_row() -> None:
     assert size(SpearSettings(), Texts(99, 20, 4, 4), conversation).rows == 32
 
 
-def test_costs_are_passes_over_tokens() -> None:
+def test_a_replay_draws_what_the_buffer_holds() -> None:
     spear = SpearSettings().override({"replay": {"capacity": 60}, "filter": {"groups": 1.0}})
     sizes = size(spear, Texts(10, 20, 5, 5, positive=0.25))
     assert sizes.tokens == 320 * 25 and sizes.written == 320 * 5
-    assert sizes.on_policy_cost == 4 * 320 * 25
     assert (sizes.first_replay, sizes.replay_period, sizes.drawn) == (2, 1, 60)
-    assert sizes.replay_cost == 3 * 60 * 25
-
-
-@pytest.mark.parametrize(
-    ("bypass", "kl", "passes", "replay_passes"),
-    [(False, 0, 4, 3), (True, 0, 3, 3), (False, 0.1, 5, 4), (True, 0.1, 4, 4)],
-)
-def test_old_and_reference_log_probs_are_a_pass_each(bypass: bool, kl: float, passes: int, replay_passes: int) -> None:
-    spear = SpearSettings().override({"replay": {"capacity": 60}, "kl": {"coefficient": kl}})
-    sizes = size(spear, Texts(10, 20, 5, 5), bypass=bypass)
-    assert sizes.on_policy_cost == passes * sizes.trained * 25
-    assert sizes.replay_period is not None
-    assert sizes.replay_cost == replay_passes * sizes.drawn * 25 / sizes.replay_period
 
 
 def test_lengths_of_another_run_are_means_over_its_steps() -> None:

@@ -1,7 +1,7 @@
-"""Sizes of a model from its shape alone: parameters, and bytes of a token in the key-value cache.
+"""Sizes of a model from its shape: parameters, and bytes of a token in the key-value cache.
 
-Transformers builds the model on torch's meta device, without memory for weights, so every architecture that it knows is
-counted. ``models.yaml`` has the parameters of the configuration's models, so that torch need not be imported.
+Transformers builds the model on torch's meta device, without memory for weights, so all its architectures are
+supported. ``models.yaml`` lists the parameters of the configuration's models, which avoids importing torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Architecture:
     """Sizes of a decoder.
 
     Attributes:
-        parameters: of the whole model, a vision tower included.
+        parameters: of the model, a vision tower included.
         largest: parameters of the largest part that is gathered at once: a decoder layer or the embedding.
         vocabulary: rows of the embedding.
         hidden: width of the residual stream.
@@ -43,15 +43,15 @@ class Architecture:
     cache_values: int
 
     def cache_bytes(self, bytes_per_value: int) -> int:
-        """Of one token in the key-value cache: a key and a value of each layer."""
+        """Bytes of one token in the key-value cache: a key and a value in each layer."""
         return self.cache_values * bytes_per_value
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """From the content of a ``config.json``.
+        """Build the model of a ``config.json`` and count.
 
         Raises:
-            SpearError: transformers knows no such model, or none that writes text.
+            SpearError: transformers does not have this model, or it does not write text.
         """
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -87,15 +87,15 @@ class Architecture:
         except Exception as error:  # a configuration of somebody else may raise anything
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
             raise SpearError(
-                f"the sizes of a {kind} model cannot be told ({line}): name a causal language model"
+                f"the sizes of a {kind} model cannot be computed ({line}): name a causal language model"
             ) from error
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of the model ``name``: a folder, a model that ``spear models`` fetched, or a name in ``models.yaml``.
+    """Sizes of a model by its folder, its name in ``spear models``, or its name in ``models.yaml``.
 
     Raises:
-        SpearError: neither.
+        SpearError: it is none of these, or cannot be read.
     """
     folder = find_folder(name)
     if folder is not None:
@@ -114,14 +114,14 @@ def find_architecture(name: str) -> Architecture:
 
 
 def find_folder(name: str) -> Path | None:
-    """Where the model ``name`` lies on this machine; None if it does not."""
+    """Folder of the model ``name`` on this machine, or None."""
     here = (Path(name), models_folder() / name, find_snapshot(name))
     return next((folder for folder in here if folder and (folder / "config.json").is_file()), None)
 
 
 @lru_cache(maxsize=1)
 def read_known() -> dict[str, dict[str, Any]]:
-    """Models of ``models.yaml`` by name, each with ``parameters`` and its ``config``; imports no torch."""
+    """Models of ``models.yaml`` by name, with their ``parameters`` and ``config``; does not import torch."""
     known: dict[str, dict[str, Any]] = yaml.safe_load(
         (resources.files(__package__) / "models.yaml").read_text(encoding="utf-8")
     )

@@ -36,10 +36,10 @@ def plan(
     overrides: tuple[str, ...],
     **given: float | None,
 ) -> None:
-    """Print what a training takes, with the formulas: rows, tokens and optimiser steps, replay, memory.
+    """Print the sizes of a training with their formulas: rows, tokens, optimiser steps, replay, memory.
 
-    The arguments are those of `spear train`. Neither data nor model are needed. Lengths that nobody knows beforehand
-    are the most there can be unless they are given or taken from another training; time is not guessed.
+    The arguments are those of `spear train`. Neither data nor a model is needed. Unknown lengths count as their maximum
+    unless they are given or taken from another training. Times are not predicted.
 
     \b
       spear plan preset=alfworld_qwen2.5_7b cluster=8gpu --turns 16 --prompt-tokens 900 --response-tokens 80

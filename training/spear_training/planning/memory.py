@@ -1,4 +1,4 @@
-"""Memory of a training on its devices, from the shapes alone. What is an estimate says so."""
+"""Memory of a training on its devices, computed from shapes; estimates are marked."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from spear_training.planning.architecture import Architecture
 
 GIB = 2**30
 LOGITS = 2**26
-"""How many logits exist at a time, see :mod:`spear_training.verl_plugin.scoring`."""
+"""Logits that exist at a time, see :mod:`spear_training.verl_plugin.scoring`."""
 LOGIT_BYTES = 16
-"""What a logit takes where its entropy is asked for too: float32 value, logarithm, probability and product."""
+"""Bytes of a logit if its entropy is wanted too: float32 value, logarithm, probability and product."""
 UPDATE_LOGIT_BYTES = 8
-"""What it takes in an update: two of these at a time, forwards and backwards."""
+"""Bytes of a logit in an update: two of these at a time, forwards and backwards."""
 VLLM_PROCESSES = 3 * GIB
-"""What vLLM's own take on a CPU besides weights and cache: with a model of 135 M parameters 3 GiB were seen."""
+"""Memory of vLLM's processes on a CPU besides weights and cache, measured with a model of 135 M parameters."""
 PROCESSES = 3 * GIB
-"""Estimate of what Ray, torch and the environments take in all processes of a training on a CPU."""
+"""Estimated memory of Ray, torch and the environments in all processes of a training on a CPU."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that takes memory: bytes on each device, and how they are counted."""
+    """Bytes that something takes on each device, and their formula."""
 
     name: str
     bytes: float
@@ -34,12 +34,12 @@ class Item:
 class DeviceMemory:
     """Memory of one device while the policy is updated and while it generates.
 
-    A GPU does these in turns; a CPU keeps the engine's weights and its cache all the time.
+    A GPU alternates; a CPU keeps the engine's weights and its cache all the time.
 
     Attributes:
         update: weights, gradients, optimiser, activations.
         rollout: weights of the engine, the key-value cache, and what the trainer keeps on the device meanwhile.
-        cache_tokens: tokens that the cache of one replica holds; None where the engine takes what it needs.
+        cache_tokens: tokens that the cache of one replica holds; None if the engine takes what it needs.
     """
 
     update: tuple[Item, ...]
@@ -48,25 +48,25 @@ class DeviceMemory:
 
     @property
     def update_bytes(self) -> float:
-        """Most while the policy is updated."""
+        """Peak while the policy is updated."""
         return sum(item.bytes for item in self.update)
 
     @property
     def rollout_bytes(self) -> float:
-        """Most while it generates."""
+        """Peak while it generates."""
         return sum(item.bytes for item in self.rollout)
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """What decides how much an update takes beside the tokens of a micro-batch.
+    """What the memory of an update depends on, besides the tokens of a micro-batch.
 
     Attributes:
         model: shape of the policy.
         width: bytes of a number of the computation.
         shards: devices that share the weights.
         networks: 2 with a critic, which is as large as its policy.
-        reference: whether a frozen policy lies beside it, for a KL term.
+        reference: whether there is also a frozen policy, for a KL term.
     """
 
     model: Architecture
@@ -77,7 +77,7 @@ class Trainer:
 
     @classmethod
     def of_config(cls, config: DictConfig, model: Architecture) -> Trainer:
-        """Of a training's composed configuration."""
+        """Read a composed configuration."""
         actor = config.actor_rollout_ref.actor
         ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
         shards = ranks if actor.fsdp_config.fsdp_size < 1 else min(ranks, actor.fsdp_config.fsdp_size)
@@ -85,11 +85,11 @@ class Trainer:
         return cls(model, read_width(actor.fsdp_config), shards, networks, bool(actor.use_kl_loss))
 
     def size_update(self, tokens: float, *, checkpointing: bool) -> tuple[Item, ...]:
-        """Memory of a device while it updates.
+        """Compute the memory of a device while it updates.
 
         Args:
             tokens: of a micro-batch.
-            checkpointing: activations within a layer are made again in the backward pass.
+            checkpointing: activations within a layer are recomputed in the backward pass.
         """
         model, width, shards, networks = self.model, self.width, self.shards, self.networks
         parameters, per = model.parameters, f"P/{shards}" if shards > 1 else "P"
@@ -121,7 +121,7 @@ class Trainer:
 
 
 def read_width(fsdp_config: DictConfig) -> int:
-    """Bytes of a number of the computation, by the mixed precision of an FSDP configuration; verl's default is bf16."""
+    """Bytes of a number in the computation, from an FSDP configuration's mixed precision; verl's default is bf16."""
     kind = OmegaConf.select(fsdp_config, "mixed_precision.param_dtype")
     return 2 if kind is None or str(kind) in ("bf16", "bfloat16", "fp16", "float16") else 4
 
@@ -129,14 +129,14 @@ def read_width(fsdp_config: DictConfig) -> int:
 def size_memory(
     config: DictConfig, model: Architecture, tokens: float, longest: float, device_bytes: float
 ) -> DeviceMemory:
-    """Memory of one device.
+    """Compute the memory of one device.
 
     Args:
         config: composed configuration.
         model: shape of the policy.
         tokens: of a micro-batch.
         longest: tokens of a row at most.
-        device_bytes: what a device has.
+        device_bytes: memory of the device.
     """
     actor = config.actor_rollout_ref.actor
     trainer = Trainer.of_config(config, model)
@@ -163,7 +163,7 @@ def size_memory(
 
 
 def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float, room: float) -> tuple[Item, ...]:
-    """What lies in the memory of a machine without a GPU all the time: the engine, and the processes of it all.
+    """Compute the memory that the engine and all processes hold throughout on a machine without a GPU.
 
     Args:
         config: composed configuration.
@@ -186,7 +186,7 @@ def size_rollout_on_cpu(config: DictConfig, model: Architecture, longest: float,
 
 
 def _size_live_cache(config: DictConfig, model: Architecture, longest: float) -> tuple[Item, ...]:
-    """The cache of an engine that holds what it needs, and only while it generates."""
+    """Cache of an engine that holds what it needs, only while it generates."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "vllm_cpu":
         return ()

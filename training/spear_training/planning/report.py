@@ -1,4 +1,4 @@
-"""``spear plan``: what a training will take, before anything starts."""
+"""``spear plan``: the sizes of a training before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from spear_agents.trajectory import Layout
 from spear_envs.core.errors import SpearError
 from spear_envs.core.making import find_creator
 from spear_envs.core.prompts import DefaultTemplate
-from spear_training.algorithms.curriculum import Choice
 from spear_training.environments import count_turns
 from spear_training.guidance import RunShape
 from spear_training.planning.architecture import find_architecture, find_folder
@@ -24,8 +23,6 @@ from spear_training.planning.fitting import fit_training
 from spear_training.planning.memory import GIB, DeviceMemory, size_memory
 from spear_training.planning.step import StepSizes, Texts, size_step
 from spear_training.precision import measure_weights, resolve_dtype
-from spear_training.rollout_correction import describe_staleness, resolve_correction
-from spear_training.rollouts import check_ahead
 from spear_training.settings import RunSettings
 
 
@@ -41,18 +38,13 @@ class Plan:
     device_bytes: float
     choice: str = ""
     """What the launcher would choose so that an update fits, or why it would refuse."""
-    curriculum: Choice = Choice.UNIFORM
     rewrites: bool | None = None
-    """Whether the chat template makes a row of each turn of a conversation; None where no tokenizer is at hand."""
-    ahead: str = ""
-    """How far ahead of their steps episodes are played, or why they cannot be; empty where nobody asked for it."""
+    """Whether the chat template makes a row of each turn of a conversation; None without a tokenizer."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, sums included."""
         plain = asdict(self)
-        step = self.step
-        plain["step"] |= {"tokens": step.tokens, "on_policy_cost": step.on_policy_cost, "replay_cost": step.replay_cost}
-        plain["step"]["replay_ratio"] = step.replay_ratio
+        plain["step"]["tokens"] = self.step.tokens
         if self.memory is not None:
             plain["memory"] |= {"update_bytes": self.memory.update_bytes, "rollout_bytes": self.memory.rollout_bytes}
         return plain
@@ -65,31 +57,28 @@ def make_plan(
     device_bytes: float,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """Plan of the training ``config``.
+    """Plan the training ``config``.
 
     Args:
-        config: composed configuration; neither its data nor its model need be there.
-        given: values of :class:`Texts` that are known; they win over measured ones, these over the most there can be.
+        config: composed configuration; its data and its model may be missing.
+        given: known values of :class:`Texts`, which replace measured ones; unknown lengths count as their maximum.
         measured: from another run.
         device_bytes: memory of a device.
         overrides: that ``config`` was composed of; what they leave open is chosen as by the launcher.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
-    curriculum = settings.algorithm.curriculum.choice
     shape = RunShape.of_config(config, count_turns(settings.env))
     most = Texts(shape.max_turns, data.max_prompt_length, data.max_response_length, data.max_response_length)
     known = asdict(measured or most) | given
     known["written"] = min(known["written"], known["response"]) if "written" not in given else known["written"]
     texts = Texts(**known)
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n
-    bypass = bool(config.algorithm.rollout_correction.bypass_mode)
-    ahead = _describe_ahead(config) if settings.rollout.staleness else ""
     path = config.actor_rollout_ref.model.path
     rewrites = None if shape.per_turn or path is None else find_rewriting(config, settings, str(path))
-    step = size_step(settings.algorithm, shape, texts, mini_batch, bypass=bypass, rewrites=bool(rewrites))
+    step = size_step(settings.algorithm, shape, texts, mini_batch, rewrites=bool(rewrites))
     if path is None:
-        return Plan(shape, texts, step, None, None, device_bytes, curriculum=curriculum, rewrites=rewrites, ahead=ahead)
+        return Plan(shape, texts, step, None, None, device_bytes, rewrites=rewrites)
     model = find_architecture(str(path))
     resolve_dtype(config, measure_weights(Path(str(path))) or 2 * model.parameters)
     try:
@@ -100,21 +89,13 @@ def make_plan(
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     tokens = min(float(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu), mini_batch * step.row_tokens / ranks)
     memory = size_memory(config, model, tokens, data.max_prompt_length + data.max_response_length, device_bytes)
-    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, curriculum, rewrites, ahead)
-
-
-def _describe_ahead(config: DictConfig) -> str:
-    try:
-        check_ahead(config)
-    except SpearError as error:
-        return f"The launcher would refuse: {error}"
-    resolve_correction(config)
-    return f"Ahead: {describe_staleness(config)}"
+    return Plan(shape, texts, step, model.parameters, memory, device_bytes, choice, rewrites)
 
 
 def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
-    """Whether the chat template of the model ``name`` shows earlier responses otherwise than they were written, as
-    Qwen3's drops thoughts; None if its tokenizer is not on this machine.
+    """Whether the chat template of model ``name`` changes earlier responses (Qwen3's drops thoughts).
+
+    None if its tokenizer is not on this machine.
     """
     from spear_agents.engines.hf import load_tokenizer  # late: it brings torch
 
@@ -133,25 +114,20 @@ def _explain_rows(plan: Plan) -> str:
         return f"episodes × {plan.texts.turns:g} turns"
     if plan.rewrites:
         return f"episodes × {plan.texts.turns:g} turns: the chat template rewrites earlier responses"
-    unknown = ", if the chat template keeps earlier responses (no tokenizer is at hand)"
+    unknown = ", if the chat template keeps earlier responses (there is no tokenizer to tell)"
     return "one for each episode" + (unknown if plan.rewrites is None else "")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan with its formulas."""
     shape, texts, step = plan.shape, plan.texts, plan.step
-    drawn = "" if plan.curriculum is Choice.UNIFORM else ", drawn by Thompson sampling"
     trained = f"rows × {step.trained / step.rows:g}, the share of groups that are kept" if step.rows else ""
     _print_table(
         console,
         "A step",
         [
-            ("episodes", _count(step.episodes), f"{shape.tasks} tasks{drawn} × {shape.group_size}"),
-            (
-                "rows",
-                _count(step.rows),
-                _explain_rows(plan),
-            ),
+            ("episodes", _count(step.episodes), f"{shape.tasks} tasks × {shape.group_size}"),
+            ("rows", _count(step.rows), _explain_rows(plan)),
             ("tokens of a row", _count(step.row_tokens), f"prompt {texts.prompt:g} + response {texts.response:g}"),
             ("tokens", _count(step.tokens), "rows × tokens of a row"),
             ("written by the policy", _count(step.written), f"rows × {texts.written:g}"),
@@ -159,16 +135,14 @@ def print_plan(plan: Plan, console: Console) -> None:
             ("optimiser steps", str(step.optimiser_steps), "rows trained on / rows of a mini-batch"),
         ],
     )
-    if plan.ahead:
-        console.print(f"{plan.ahead}\n", soft_wrap=True, highlight=False)
     if step.replay_period is not None:
         _print_table(console, "Replay", _describe_replay(step, texts))
     elif step.kept:
-        console.print(f"Replay: never; {step.kept:,.0f} rows a step do not fill the buffer before they are too old\n")
+        console.print(f"Replay: never; {step.kept:,.0f} rows a step expire before they fill the buffer\n")
     else:
         console.print("Replay: none\n")
     if plan.memory is None or plan.parameters is None:
-        console.print("Memory: no model is named")
+        console.print("Memory: unknown without a model")
         return
     _print_memory(console, plan.memory, plan.parameters, plan.device_bytes, step)
     if plan.choice:
@@ -176,21 +150,14 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def _describe_replay(step: StepSizes, texts: Texts) -> list[tuple[str, str, str]]:
-    cost = step.replay_cost / step.on_policy_cost
-    others = f"{step.passes} (with old log-probs)" if step.passes > step.replay_passes else str(step.passes)
-    steps = str(step.replay_optimiser_steps) if step.replay_optimiser_steps else "none"
-    unit = "replay step for each on-policy one" if step.replay_optimiser_steps else "row for each on-policy one"
+    own = step.replay_optimiser_steps
+    steps = "rows of a replay / rows of a mini-batch" if own else "replayed rows join the on-policy ones"
     return [
         ("rows added a step", _count(step.kept), f"rows trained on × {texts.positive:g} with a positive advantage"),
         ("first replay", f"step {step.first_replay}", "1 + steps until the buffer is full"),
         ("then every", f"{step.replay_period} steps", "a replay empties the buffer"),
         ("rows of a replay", _count(step.drawn), "at most: the capacity, if all are above the baseline"),
-        ("its optimiser steps", steps, f"on average {step.replay_ratio:.2g} {unit}"),
-        (
-            "cost a step",
-            f"{cost:.0%}",
-            f"of the update: {step.replay_passes} passes over a replayed token, {others} over another",
-        ),
+        ("its optimiser steps", str(own or "none"), steps),
         (
             "store",
             _bytes(step.store_bytes),

@@ -1,9 +1,9 @@
-"""Which keys of verl's configuration act in a training here; whatever else a user changes is refused by name.
+"""Keys of verl's configuration that have an effect here; a change of any other key is refused by name.
 
-`spear train` composes the whole configuration of verl 0.9.1, and much of it is for parts of verl that SPEAR's trainer
-replaces: its losses, advantages, rewards, samplers and agent loops. Where such a key has an exact equivalent of ours,
-an override of it sets that (:mod:`spear_training.verl_aliases`). The tables below follow from reading what is left of
-verl: the trainer's loop, the workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
+`spear train` composes the full configuration of verl 0.9.1, but SPEAR's trainer replaces parts of verl: its losses,
+advantages, rewards, samplers and agent loops. If a key of theirs has an exact equivalent of ours, an override sets that
+(:mod:`spear_training.verl_aliases`). The tables below come from reading the rest of verl: the trainer's loop, the
+workers with their FSDP engine, checkpoints, rollout servers, trackers and Ray.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Readers:
     """Keys that something reads in every training, or in those of one kind.
 
     Attributes:
-        keys: names below each node; ``name.*`` is a node that is handed on whole.
-        needs: what makes it a training of that kind, for people; None for every training.
+        keys: names below each node; ``name.*`` is a node that is passed on entirely.
+        needs: what makes a training of that kind, as text; None for every training.
         holds: whether a configuration is of that kind.
     """
 
@@ -59,7 +59,7 @@ class Readers:
     holds: Callable[[Flat], bool] = lambda flat: True
 
     def list_patterns(self) -> list[str]:
-        """Whole keys, of which those of whole nodes end in ``.*``."""
+        """Full keys; those of entire nodes end in ``.*``."""
         return [f"{node}.{name}" for node, names in self.keys.items() for name in names.split()]
 
 
@@ -148,7 +148,7 @@ READERS = (
         _plays_by(VLLM),
     ),
 )
-"""Everything that is read, by verl or by our plugin. No other key may be changed."""
+"""Keys that verl or our plugin reads. No other key may be changed."""
 
 CHOICES = {
     _STRATEGY: ("fsdp2", "fsdp"),
@@ -156,104 +156,79 @@ CHOICES = {
     f"{_AR}.ref.strategy": ("fsdp2", "fsdp"),
     _ROLLOUT_NAME: (HF, VLLM_CPU, VLLM),
 }
-"""Keys that are read, and the values of verl's that this trainer can do something with."""
+"""Keys of which this trainer supports only these values."""
 
 _PAYS = "the environment pays: see spear.reward, or name a function by reward.custom_reward_function.path"
-_LORA = f"FSDP reads {_AR}.model.lora_rank, lora_alpha, target_modules and exclude_modules"
+_LORA = "FSDP reads lora_rank, lora_alpha, target_modules and exclude_modules of the model"
 _TURNS = "an episode is played by the environment: see spear.env and docs/training.md"
 _LOSS = "the losses are SPEAR's: see spear.loss.policy, spear.clip and spear.cov"
 _TOKENS = f"micro-batches are cut by tokens: set {_AR}.actor.ppo_max_token_len_per_gpu"
+_SCORED = f"set {_AR}.rollout.log_prob_max_token_len_per_gpu"
+_KL = "set spear.kl.coefficient, which weighs it in the loss"
+_UNEVEN = "rows of a step do not divide evenly otherwise"
+_RESUMED = "a run is resumed by naming its --out again"
 
 ADVICE = {
     "model_engine": f"the trainer runs on FSDP: {_STRATEGY} takes fsdp2 or fsdp",
     f"{_AR}.actor.entropy_coeff": "the trainer has no entropy bonus",
-    f"{_AR}.actor.calculate_entropy": "every step logs the entropy of its rows",
     f"{_AR}.actor.policy_loss.*": _LOSS,
     f"{_AR}.actor.tau_pos": _LOSS,
     f"{_AR}.actor.tau_neg": _LOSS,
     KL_TYPE: "spear.kl.coefficient weighs the one form there is, low_var_kl (k3)",
-    f"{_AR}.actor.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    f"{_AR}.actor.use_dynamic_bsz": _UNEVEN,
     f"{_AR}.actor.ppo_micro_batch_size": _TOKENS,
     f"{_AR}.actor.ppo_micro_batch_size_per_gpu": _TOKENS,
-    f"{_AR}.actor.freeze_vision_tower": "the whole network is trained",
     f"{_AR}.actor.shuffle": "rows are always dealt at random, by spear.seed",
     f"{_AR}.actor.optim.total_training_steps": "set trainer.total_training_steps",
     f"{_AR}.actor.fsdp_config.strategy": f"set {_STRATEGY}",
     f"{_AR}.actor.fsdp_config.dtype": f"set {_AR}.actor.fsdp_config.mixed_precision.param_dtype",
-    f"{_AR}.actor.fsdp_config.forward_only": "the actor is trained",
-    f"{_AR}.actor.checkpoint.async_save": "a run could not be resumed",
     f"{_AR}.ref.fsdp_config.strategy": f"set {_AR}.ref.strategy",
-    f"{_AR}.ref.fsdp_config.forward_only": "the reference policy is never trained",
-    f"{_AR}.ref.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
+    f"{_AR}.ref.log_prob_use_dynamic_bsz": _UNEVEN,
     f"{_AR}.ref.log_prob_micro_batch_size": _TOKENS,
     f"{_AR}.ref.log_prob_micro_batch_size_per_gpu": _TOKENS,
     f"{_AR}.model.lora.*": _LORA,
-    f"{_AR}.model.mtp.*": "the trainer does not do multi-token prediction",
-    f"{_AR}.rollout.mtp.*": "the trainer does not do multi-token prediction",
     f"{_AR}.rollout.do_sample": f"set {_AR}.rollout.temperature",
     f"{_AR}.rollout.val_kwargs.do_sample": f"set {_AR}.rollout.val_kwargs.temperature=0",
     f"{_AR}.rollout.repetition_penalty": "rollouts are sampled from the policy as it is",
-    f"{_AR}.rollout.calculate_log_probs": "every rollout comes with its log-probs",
-    f"{_AR}.rollout.log_prob_use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
-    f"{_AR}.rollout.log_prob_micro_batch_size": f"set {_AR}.rollout.log_prob_max_token_len_per_gpu",
-    f"{_AR}.rollout.log_prob_micro_batch_size_per_gpu": f"set {_AR}.rollout.log_prob_max_token_len_per_gpu",
+    f"{_AR}.rollout.log_prob_use_dynamic_bsz": _UNEVEN,
+    f"{_AR}.rollout.log_prob_micro_batch_size": _SCORED,
+    f"{_AR}.rollout.log_prob_micro_batch_size_per_gpu": _SCORED,
     f"{_AR}.rollout.pipeline_model_parallel_size": f"set {_AR}.rollout.tensor_model_parallel_size",
-    f"{_AR}.rollout.nnodes": "set trainer.nnodes",
-    f"{_AR}.rollout.n_gpus_per_node": "set trainer.n_gpus_per_node",
     f"{_AR}.rollout.multi_turn.*": _TURNS,
     f"{_AR}.rollout.agent.*": _TURNS,
-    f"{_AR}.rollout.enable_rollout_routing_replay": "the trainer does not replay the routes of experts",
     f"{_AR}.rollout.checkpoint_engine.*": "weights go to the rollouts by verl's naive backend",
     f"{_AR}.rollout.engine_kwargs.sglang.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
-    f"{_AR}.rollout.engine_kwargs.trtllm.*": f"{_ROLLOUT_NAME} takes {HF}, {VLLM_CPU} or {VLLM}",
-    "algorithm.use_kl_in_reward": "set spear.kl.coefficient, which weighs it in the loss",
-    "algorithm.kl_penalty": "set spear.kl.coefficient, which weighs it in the loss",
-    "algorithm.kl_ctrl.*": "set spear.kl.coefficient, which weighs it in the loss",
+    "algorithm.use_kl_in_reward": _KL,
+    "algorithm.kl_penalty": _KL,
+    "algorithm.kl_ctrl.*": _KL,
     "algorithm.rollout_correction.loss_type": "the loss is SPEAR's",
     "algorithm.filter_groups.*": "groups are told apart by their reward: see spear.sampling",
     "critic.loss_agg_mode": "the critic's loss is a token mean",
-    "critic.loss_scale_factor": "the critic's loss is a token mean",
-    "critic.use_dynamic_bsz": "rows of a step do not divide evenly otherwise",
-    "critic.shuffle": "rows are always dealt at random, by spear.seed",
     "critic.ppo_micro_batch_size": "set critic.ppo_max_token_len_per_gpu",
     "critic.ppo_micro_batch_size_per_gpu": "set critic.ppo_max_token_len_per_gpu",
-    "critic.forward_micro_batch_size": "set critic.forward_max_token_len_per_gpu",
-    "critic.forward_micro_batch_size_per_gpu": "set critic.forward_max_token_len_per_gpu",
-    "critic.optim.total_training_steps": "set trainer.total_training_steps",
     "critic.fsdp.strategy": "set critic.strategy",
-    "critic.fsdp.forward_only": "the critic is trained",
-    "critic.checkpoint.async_save": "a run could not be resumed",
-    "critic.model.lora.*": "FSDP reads critic.model.lora_rank, lora_alpha, target_modules and exclude_modules",
-    "critic.model.mtp.*": "the trainer does not do multi-token prediction",
+    "critic.model.lora.*": _LORA,
     "data.spear_env.*": "set spear.env",
     "data.train_files": "set spear.env.train_split",
     "data.val_files": "set spear.env.valid_split",
     "data.gen_batch_size": "set data.train_batch_size",
     "data.val_batch_size": "a validation plays all of its tasks at once: see data.val_max_samples",
-    "data.validation_shuffle": "a validation plays the first tasks of a fixed list: see data.val_max_samples",
     "data.tokenizer": f"set {_AR}.model.tokenizer_path",
     "data.trust_remote_code": f"set {_AR}.model.trust_remote_code",
     "data.tool_config_path": _TURNS,
     "data.function_tool_path": _TURNS,
     "data.truncation": "a prompt drops its oldest turns: see spear.env.history",
-    "distillation.*": "the trainer does not distil",
     "reward.*": _PAYS,
     "reward_model.*": _PAYS,
     "sandbox_fusion.*": "set spear.env.kwargs.sandbox",
     "trainer.rollout_data_dir": "spear.record keeps a sample of the episodes",
     "trainer.validation_data_dir": "trainer.log_val_generations keeps a sample of the episodes",
-    "trainer.resume_mode": "a run is resumed by naming its --out again",
-    "trainer.resume_from_path": "a run is resumed by naming its --out again",
-    "trainer.del_local_ckpt_after_load": "a run that stops again would have nothing to resume from",
-    "trainer.default_hdfs_dir": "checkpoints go to --out",
+    "trainer.resume_mode": _RESUMED,
+    "trainer.resume_from_path": _RESUMED,
     "trainer.remove_previous_ckpt_in_save": "set trainer.max_actor_ckpt_to_keep=1",
-    "trainer.use_v1": "SPEAR's trainer is one of v1",
     "trainer.v1.*": "`spear train` runs SPEAR's own trainer",
-    "skip.*": "every step plays its episodes",
-    "transfer_queue.enable": "the trainer needs it",
 }
-"""What to do instead of changing a key; a key itself goes before the node that it is in."""
-
+"""What to do instead of changing a key; an entry for a key precedes one for its node."""
 
 _READ: dict[str, list[Readers]] = {}
 for _readers in READERS:
@@ -262,26 +237,26 @@ for _readers in READERS:
 
 
 def find_readers(key: str) -> list[Readers]:
-    """Who reads ``key``: empty if nobody ever does."""
+    """Readers of ``key``; empty if there are none."""
     pattern = find_pattern(key, _READ)
     return [] if pattern is None else _READ[pattern]
 
 
 def find_advice(key: str) -> str | None:
-    """What to do instead of changing ``key``, if there is something."""
+    """Advice for a user who changes ``key``, or None."""
     pattern = find_pattern(key, ADVICE)
     return explain_alias(key) or (None if pattern is None else ADVICE[pattern])
 
 
 def check_keys(before: Flat, after: Flat) -> None:
-    """Check what a user has changed.
+    """Check a user's changes.
 
     Args:
         before: the configuration of the choices alone (preset, algorithm, model, cluster, environment).
         after: with the user's ``KEY=VALUE``.
 
     Raises:
-        SpearError: a key of verl was changed that has no effect here; says what to set instead.
+        SpearError: a changed key of verl has no effect here; names what to set instead.
     """
     missing = object()
     for key in dict.fromkeys([*before, *after]):

@@ -1,4 +1,4 @@
-"""Who may speak to an engine whose key-value cache does not hold everybody's conversation."""
+"""Admission of conversations to an engine whose key-value cache cannot hold them all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from spear_agents.engines.base import Engine, Generation, Sampling
 
 _SHARE = 0.9
-"""Of the cache: its blocks are never all full, and a response grows while it is written."""
+"""Usable share of the cache: its blocks are never all full, and a response grows while it is written."""
 
 
 class CacheGate:
-    """Lets conversations go on while their contexts fit an engine's key-value cache; the others wait.
+    """Admits conversations while their contexts fit an engine's key-value cache; the others wait.
 
-    A cache that is too small for all of them forgets the context that it needs next, turn after turn. Those that began
-    first go first: a turn waits until its own context and those of all conversations that began before it fit. A
-    conversation is taken to grow to the mean length of those that have ended. The oldest one never waits.
+    A cache that is too small keeps evicting the context that it needs next. Older conversations go first: a turn waits
+    until its own context and those of all older conversations fit. A conversation is expected to grow to the mean
+    length of those that have ended. The oldest one never waits.
 
     Args:
         capacity: tokens that the cache holds.
@@ -37,7 +37,7 @@ class CacheGate:
 
     @contextmanager
     def admit(self, engine: Engine) -> Iterator[Engine]:
-        """The engine for one conversation (or for several, one after the other), which ends with the block."""
+        """Yield the engine for one conversation, or for several in sequence, that end with the block."""
         number = self._begun
         self._begun += 1
         self._contexts[number] = 0
@@ -51,7 +51,7 @@ class CacheGate:
             self._wake()
 
     async def wait(self, number: int, tokens: int) -> None:
-        """Returns once conversation ``number``, now of ``tokens``, may take its turn."""
+        """Wait until conversation ``number``, now of ``tokens``, may take its turn."""
         self._contexts[number] = tokens
         if number in self._find_admitted():
             return
@@ -63,7 +63,7 @@ class CacheGate:
             self._waiting.pop(waiting, None)
 
     def grow(self, number: int, tokens: int) -> None:
-        """Notes the tokens of conversation ``number``."""
+        """Note the tokens of conversation ``number``."""
         self._contexts[number] = tokens
 
     def _find_admitted(self) -> set[int]:
@@ -87,7 +87,7 @@ class CacheGate:
 
 
 class _Seat:
-    """An engine as one conversation speaks to it."""
+    """The engine of one conversation."""
 
     def __init__(self, gate: CacheGate, number: int, engine: Engine) -> None:
         self._gate = gate
@@ -97,7 +97,7 @@ class _Seat:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """Waits for its turn, then asks the engine."""
+        """Wait for its turn, then asks the engine."""
         await self._gate.wait(self._number, len(prompt_ids))
         answer = await self._engine.generate(prompt_ids, sampling, request_id=request_id, images=images)
         self._gate.grow(self._number, len(prompt_ids) + len(answer.token_ids))

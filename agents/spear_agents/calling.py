@@ -1,4 +1,4 @@
-"""Calls of tools in the text of a response: the forms that chat models are trained on, read and written."""
+"""Tool calls in the text of a response: reads and writes the forms that chat models are trained on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CallForm(str, Enum):
     HERMES = "hermes"
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes, Qwen."""
     LLAMA = "llama"
-    """The whole response is ``{"name": …, "parameters": {…}}``, several with semicolons between: Llama 3."""
+    """The response is ``{"name": …, "parameters": {…}}``; semicolons separate several: Llama 3."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
     def write(self) -> str:
-        """In Hermes' form."""
+        """The call in Hermes' form."""
         return f"{_OPEN}\n{json.dumps({'name': self.name, 'arguments': self.arguments}, ensure_ascii=False)}\n{_CLOSE}"
 
 
 def find_form(chat_template: str) -> CallForm:
-    """The form that a chat template asks for; Hermes', which :func:`spell_out` asks for, where it knows no tools."""
+    """The form that a chat template asks for; Hermes' (the one of :func:`spell_out`) if it does not support tools."""
     return CallForm.LLAMA if '"parameters"' in chat_template and _OPEN not in chat_template else CallForm.HERMES
 
 
 def read_calls(text: str, form: CallForm) -> tuple[str, list[ToolCall]]:
-    """The text of a response without its calls, and the calls. What cannot be read as a call stays text.
+    """Split a response into its text and its calls; a malformed call stays text.
 
-    Never raises, and takes time linear in the length of ``text``.
+    Does not raise, and takes time linear in the length of ``text``.
     """
     return _read_hermes(text) if form is CallForm.HERMES else _read_llama(text)
 
@@ -75,7 +75,7 @@ def _read_llama(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _split_objects(text: str) -> list[str]:
-    """The JSON objects that ``text`` consists of, semicolons and blanks between them left out."""
+    """The JSON objects of ``text``, without the semicolons and blanks between them."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -103,14 +103,14 @@ def _read_call(written: str, key: str) -> ToolCall | None:
 
 
 def spell_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The same conversation in plain messages, for chat templates that know neither tools nor their results.
+    """Rewrite a conversation in plain messages, for chat templates that support neither tools nor their results.
 
     Args:
         messages: in OpenAI's form, with arguments of calls as objects.
         tools: JSON schemas in OpenAI's form.
 
     Returns:
-        Messages of system, user and assistant alone; the first one explains the tools.
+        Messages of system, user and assistant only; the first explains the tools.
     """
     plain: list[dict[str, str]] = []
     if tools:

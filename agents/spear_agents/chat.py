@@ -1,4 +1,4 @@
-"""A model's chat: its tokenizer, its chat template, and the marks that end a message."""
+"""A model's tokenizer, its chat template, and the marks that end a message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKEN_KEYWORDS = {
     *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "tokenizer_kwargs"),
     *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
 }
-"""Keywords of ``apply_chat_template`` that are not variables of a template; they are set where it is called."""
+"""Keywords of ``apply_chat_template`` that are not variables of a template and are set by the caller."""
 _REPLY = "\x02reply\x02"
 _BROKEN_IMAGE = "< image>"
 _CACHED_TEXTS = 4096
@@ -31,7 +31,7 @@ _CACHED_LENGTH = 256
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; every Hugging Face tokenizer has it."""
+    """The part of a tokenizer used here; every Hugging Face tokenizer has it."""
 
     eos_token_id: int | None
 
@@ -59,7 +59,7 @@ class Chat:
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
 
     Raises:
-        SpearError: no chat template, or one that does not read one of the variables.
+        SpearError: there is no chat template, or it does not use one of the variables.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Chat:
         self._decode = _cache_short(self._decode_uncached)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **keywords: Any) -> str:
-        """The text of a conversation by the chat template. Raises SpearError where it refuses the messages."""
+        """Apply the chat template to a conversation. Raises SpearError if it refuses the messages."""
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -90,7 +90,7 @@ class Chat:
                     **keywords,
                 )
             )
-        except Exception as error:  # a template is a program of strangers: it may refuse with anything
+        except Exception as error:  # a template is third-party code and may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise SpearError(
                 f"the chat template of this tokenizer refuses messages of {roles} ({' '.join(str(error).split())}): "
@@ -98,9 +98,9 @@ class Chat:
             ) from error
 
     def disarm(self, text: str) -> str:
-        """Breaks up what the tokenizer would take for its own marks (``<|im_end|>``).
+        """Break up special tokens of the tokenizer (``<|im_end|>``) in a text.
 
-        A passage, a page or what a program printed could otherwise end a message and begin another.
+        A passage, a page or a program's output could otherwise end a message and begin another.
         """
         return self._marks.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text) if self._marks else text
 
@@ -115,7 +115,7 @@ class Chat:
 
     @property
     def end_id(self) -> int | None:
-        """The end token that the chat template writes, else the tokenizer's own; None where there is none."""
+        """The end token that the chat template writes, else the tokenizer's own, else None."""
         written = [i for i in self._closing if self._decode_end(i) == self._written_end]
         return next(iter((*written, *self._closing)), None)
 
@@ -124,7 +124,7 @@ class Chat:
 
     @cached_property
     def _written_end(self) -> str:
-        """The mark that the chat template writes behind a response; empty if it writes none."""
+        """The mark that the chat template writes after a response, or an empty text."""
         probe: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _REPLY}]
         _, found, rest = self.render(probe, add_generation_prompt=False).rpartition(_REPLY)
         written = self._marks.match(rest) if self._marks is not None and found else None
@@ -133,7 +133,7 @@ class Chat:
 
     @cached_property
     def end_marks(self) -> tuple[str, ...]:
-        """Texts that end a response: what the chat template writes comes first, if it writes one."""
+        """Texts that end a response, the chat template's first."""
         marks = (self._written_end, *map(self._decode_end, self._closing))
         return tuple(dict.fromkeys(mark for mark in marks if mark))
 
@@ -142,25 +142,24 @@ class Chat:
         return not self._written_end or text.startswith(self.end_marks)
 
     def drop_end(self, text: str) -> str:
-        """The text without the end mark that it begins with, for behind a response that has its own."""
+        """Strip the end mark at the start of ``text``, which follows a response with its own mark."""
         return text.removeprefix(next((mark for mark in self.end_marks if text.startswith(mark)), ""))
 
 
 def disarm_places(text: str) -> str:
-    """The text with the mark of a picture's place broken up, as a tokenizer's own marks are.
+    """Break up the mark of a picture's place, like a tokenizer's own marks.
 
-    A page or a file may hold the word, and a model may write it; where a picture goes is for the template to say.
+    A page, a file or a model may contain the word, but only the template decides where a picture goes.
     """
     return text.replace(IMAGE, _BROKEN_IMAGE)
 
 
 def check_taken_keywords(keywords: Iterable[str]) -> None:
-    """Raises SpearError where a keyword cannot be a variable of a chat template."""
+    """Raise SpearError if a keyword cannot be a variable of a chat template."""
     taken = sorted(_TAKEN_KEYWORDS.intersection(keywords))
     if taken:
         raise SpearError(
-            f"{taken[0]} is not a variable of a chat template but an argument of apply_chat_template, set here: "
-            "leave it out"
+            f"{taken[0]} is not a variable of a chat template but an argument of apply_chat_template: leave it out"
         )
 
 
@@ -178,17 +177,17 @@ def _check_chat_template(tokenizer: Tokenizer, keywords: Mapping[str, Any]) -> N
     source = str(getattr(tokenizer, "chat_template", ""))
     for name in keywords:
         if not re.search(rf"\b{re.escape(name)}\b", source):
-            raise SpearError(f"the chat template of this tokenizer reads no variable {name!r}: leave it out")
+            raise SpearError(f"the chat template of this tokenizer does not use {name!r}: leave it out")
 
 
 def _cache_short(function: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
-    """Remembers the results for short arguments."""
+    """Remember the results for short arguments."""
     remembered = lru_cache(_CACHED_TEXTS)(function)
     return lambda key: remembered(key) if len(key) <= _CACHED_LENGTH else function(key)
 
 
 def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Finds the texts of a tokenizer's special tokens, but for the placeholder of a picture; None if it has none."""
+    """Match a tokenizer's special tokens, except the placeholder of a picture; None if there are none."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     marks = {*getattr(tokenizer, "all_special_tokens", ()), *(token.content for token in added if token.special)}
     longest_first = sorted((mark for mark in marks if len(mark) > 1 and mark != IMAGE), key=len, reverse=True)
@@ -196,11 +195,11 @@ def _find_marks(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _make_encoder(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
-    """``text -> ids`` without special tokens added; a fast tokenizer's own backend saves four fifths of the call."""
+    """``text -> ids`` without added special tokens; a fast tokenizer's backend saves four fifths of the call."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
-    # Truncation and padding are settings of the backend that some earlier call may have left behind.
+    # An earlier call may have left truncation or padding switched on in the backend.
     backend.no_truncation()
     backend.no_padding()
     return encode_by_line(lambda text: tuple(backend.encode(text, add_special_tokens=False).ids), backend)

@@ -1,4 +1,4 @@
-"""``spear eval``: how good is a policy, on which tasks, and how sure is that."""
+"""``spear eval``: success of a policy with its confidence interval."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from spear_envs.core.errors import SpearError
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, for programs.")
 @click.option("--latex", "as_latex", is_flag=True, help="Print a row of the paper's table.")
 @click.option("--row-name", help="Name of the row in LaTeX.")
-@click.option("--intervals", is_flag=True, help="Half of each 95 % interval beside its figure in LaTeX.")
+@click.option("--intervals", is_flag=True, help="Half of each 95 % interval next to its figure in LaTeX.")
 @click.pass_context
 def evaluate(
     context: click.Context,
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def show_evaluation(console: Console, evaluation: Evaluation, others: dict[str, Part], out: Path | None) -> None:
-    """Prints the tables and what they rest on."""
+    """Print the tables, with usage, faults and the fingerprint of the tasks."""
     console.print(make_table(evaluation, others))
     if (columns := make_paper_table(evaluation)) is not None:
         console.print(columns)
@@ -142,7 +142,7 @@ def make_table(evaluation: Evaluation, others: dict[str, Part]) -> Table:
 
 
 def make_paper_table(evaluation: Evaluation) -> Table | None:
-    """The environment's columns in the paper, and pass@k where tasks were played more than once; else None."""
+    """The environment's columns in the paper, and pass@k if tasks were played more than once; else None."""
     passes = {f"pass@{k}": found for k, found in evaluation.overall.pass_at.items() if k > 1}
     in_paper = has_paper_table(evaluation.settings.env_id)
     cells = {cell.heading: cell.estimate for cell in evaluation.cells} if in_paper else {}

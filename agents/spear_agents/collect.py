@@ -31,9 +31,9 @@ from spear_envs.core.making import find_splits, make_env
 from spear_envs.core.prompts import IMAGE, RunningTemplate
 
 ENDLESS_TASKS = 1000
-"""Played of a split whose tasks are made on demand."""
+"""Number of tasks played of a split that makes them on demand."""
 FOLDER_SUFFIX = ".episodes"
-"""Behind the file's name: the folder of the episodes it was made of."""
+"""Suffix of the file's name: the folder of its episodes."""
 
 Message = dict[str, str]
 
@@ -43,8 +43,8 @@ class Collection:
     """What was collected.
 
     Attributes:
-        episodes: played ones.
-        kept: those that the file holds.
+        episodes: played.
+        kept: written to the file.
         samples: lines of the file.
         unrepeatable: episodes left out because the environment answered otherwise when they were played again.
     """
@@ -64,18 +64,18 @@ def collect_episodes(
     concurrency: int = 128,
     observer: Observer | None = None,
 ) -> Collection:
-    """Plays the tasks of ``settings`` (by default of the first split) and writes the won episodes to ``out``.
+    """Play the tasks of ``settings`` (by default of the first split) and write the won episodes to ``out``.
 
-    The episodes are kept in a folder beside the file, so that an interrupted run resumes. The file is
-    written in the end, in the order of the tasks: the same settings give the same bytes. A line is a turn
+    The episodes are kept in a folder next to the file, so that an interrupted run resumes. The file is
+    written at the end, in the order of the tasks: the same settings give the same bytes. A line is a turn
     (``per_turn``) or an episode (``conversation``), with ``messages`` and, of a local model or with ``tokenizer``,
     ``input_ids`` and ``loss_mask``, which is 1 on tokens of the policy.
 
-    Of a split whose tasks are made on demand the first 1,000 are played, unless ``settings.tasks`` says otherwise.
+    Of a split that makes tasks on demand the first 1,000 are played, unless ``settings.tasks`` says otherwise.
 
     Args:
         tokenizer: folder or name of the model whose tokens are wanted. Default: those that a local model sampled.
-        keep_lost: lost episodes too; those that a fault cut short never.
+        keep_lost: also write lost episodes; those that a fault cut short are always left out.
 
     Raises:
         SpearError: as :func:`~spear_agents.evaluation.run_evaluation`; observations that are pictures; nothing was won.
@@ -98,7 +98,7 @@ def collect_episodes(
 
 
 def _bound_tasks(settings: EvalSettings, split: str) -> str:
-    """All tasks of a split; the first of one whose tasks are made on demand."""
+    """``"all"``, or the number of leading tasks of a split that makes them on demand."""
     if settings.tasks != "all":
         return settings.tasks
     env = make_env(settings.env_id, split, settings.env_kwargs)
@@ -111,7 +111,7 @@ def _bound_tasks(settings: EvalSettings, split: str) -> str:
 
 
 class SampleMaker:
-    """Turns episodes into lines; plays them again where their record lacks messages or the tokens wanted."""
+    """Turns episodes into lines; replays them if their record lacks messages or the wanted tokens."""
 
     def __init__(self, env: gym.Env[Any, Any], settings: EvalSettings, tokenizer: str | None = None) -> None:
         self._env = wrap_reader(settings.method, env)
@@ -123,7 +123,7 @@ class SampleMaker:
         self._messages = self._make_builder(self._bytes, words)
         self._tokens: PromptBuilder | None = None
         self.is_sampled = settings.engine.has_folder and tokenizer in (None, settings.model)
-        """The record's own tokens are those wanted."""
+        """Whether the record has the wanted tokens."""
         if tokenizer is not None and not self.is_sampled:
             from spear_agents.engines.hf import load_tokenizer
 
@@ -157,11 +157,11 @@ class SampleMaker:
             yield from _join_samples(read_messages(told, chains), tokens, trajectory, self.joined)
 
     def retell(self, trajectory: Trajectory) -> Trajectory | None:
-        """The episode with messages for tokens; None where the environment answers otherwise now."""
+        """The episode with messages instead of tokens; None if the environment now answers differently."""
         return self._replay(trajectory, self._messages)
 
     def _replay(self, trajectory: Trajectory, prompts: PromptBuilder) -> Trajectory | None:
-        """The episode played again with other tokens; None where the environment showed something else."""
+        """The episode played again with other tokens; None if the environment showed something different."""
         if isinstance(prompts.template, FormTemplate):
             prompts = prompts.with_template(prompts.template.remember(trajectory.memory))
         again = run_blocking(
@@ -180,7 +180,7 @@ class SampleMaker:
 
 
 class _Player:
-    """An engine that gives the responses of an episode once more."""
+    """An engine that repeats the responses of an episode."""
 
     def __init__(self, trajectory: Trajectory, prompts: PromptBuilder) -> None:
         self._turns = iter(trajectory.turns)
@@ -200,12 +200,11 @@ class _Player:
 
 
 def read_messages(trajectory: Trajectory, chains: Sequence[Sequence[int]]) -> list[list[Message]]:
-    """The messages of each line of an episode whose ids are bytes with roles; the last one is the policy's.
+    """The messages of each line of an episode whose ids are bytes with roles; the last message is the policy's.
 
-    There is a line for each of ``chains``, the turns of a training row: a conversation up to the last of them.
-
-    A conversation that runs on within the assistant's message is one such message, the environment's words included:
-    only its ``loss_mask`` tells them apart.
+    There is a line for each of ``chains``, the turns of a training row: a conversation up to the last of them. A
+    conversation within one assistant message stays one message, the environment's words included; only its
+    ``loss_mask`` distinguishes them.
     """
     codec = ChatByteTokenizer()
     if trajectory.layout is Layout.PER_TURN:
@@ -235,7 +234,7 @@ def _join_samples(
             "score": trajectory.score,
             "messages": messages,
         }
-        if joined:  # the policy's one message holds the environment's words too: only a mask tells them apart
+        if joined:  # the policy's one message includes the environment's words; only a mask distinguishes them
             sample["joined"] = True
         if row is not None:
             sample["input_ids"] = [*row.prompt_ids, *row.response_ids]
@@ -244,7 +243,7 @@ def _join_samples(
 
 
 def write_lines(path: Path, samples: Iterator[dict[str, Any]]) -> int:
-    """Writes JSON lines under a temporary name and renames them; returns their number."""
+    """Write JSON lines under a temporary name and rename the file; returns their number."""
     count = 0
     with draft_file(path) as draft, draft.open("w", encoding="ascii") as file:
         for sample in samples:

@@ -1,4 +1,4 @@
-"""``spear collect``: data to fine-tune on, from an environment's expert or from a model."""
+"""``spear collect``: fine-tuning data from an environment's expert or from a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spear_envs.completion import ENV
 @click.option("--keep-lost", is_flag=True, help="Keep lost episodes too.")
 @add_playing_options(engine="expert", split="the first, such as train", template="default")
 def collect(env_id: str, out: Path, tokenizer: str | None, keep_lost: bool, concurrency: int, **options: Any) -> None:
-    """Write episodes of ENV as data to fine-tune on: won ones of the expert, unless options say otherwise.
+    """Write episodes of ENV as fine-tuning data: won episodes of the expert, unless options say otherwise.
 
     A line has the messages of a turn (layout per_turn) or of an episode (conversation). Interrupted, the same command
     resumes; the same settings give the same file.

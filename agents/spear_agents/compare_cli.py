@@ -44,8 +44,8 @@ def compare(
 
     Both must be on the same task set (their fingerprints are compared). Exit code 0 whether they differ or not.
 
-    An interval over tasks speaks of these two runs. To compare two ways of training, give the runs of several seeds
-    (--pair): the interval over seeds and tasks says what runs of other seeds would give.
+    An interval over tasks describes these two runs only. To compare two ways of training, give the runs of several
+    seeds (--pair): the interval over seeds and tasks covers runs of other seeds.
 
     \b
       spear compare runs/before runs/after
@@ -72,7 +72,7 @@ def compare(
 
 
 def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json: bool) -> None:
-    """Several pairs of runs: the interval over seeds and tasks first."""
+    """Compare several pairs of runs, over seeds and tasks."""
     runs = [(read_last(first / EPISODES), read_last(second / EPISODES)) for first, second in folders]
     found = compare_pairs(runs, metric)
     sentences = explain_pairs(found)
@@ -98,7 +98,7 @@ def _compare_seeds(folders: Sequence[tuple[Path, Path]], metric: Metric, as_json
 
 
 def explain_pairs(found: CrossedComparison) -> list[str]:
-    """What the figures of several pairs mean, in sentences."""
+    """Explain the figures of several pairs in sentences."""
     difference, points = found.difference, 100 * found.difference.mean
     if difference.low > 0 or difference.high < 0:
         better = "The second" if points > 0 else "The first"
@@ -106,7 +106,7 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
     else:
         told = f"No difference between the two ways of training is shown: {points:+.1f} points may well be chance."
         if found.tasks_alone.low > 0 or found.tasks_alone.high < 0:
-            told += " The interval over tasks alone leaves 0 out, but it speaks of these very runs only."
+            told += " The interval over tasks alone leaves 0 out, but it describes these runs only."
     sentences = [told]
     deviation = stdev(found.by_seed)
     if deviation and points:
@@ -119,7 +119,7 @@ def explain_pairs(found: CrossedComparison) -> list[str]:
 
 
 def name_runs(before: Path, after: Path) -> tuple[str, str]:
-    """Short names of two folders that are not the same."""
+    """Short, different names of two folders."""
     first, second = before.resolve(), after.resolve()
     return (first.name, second.name) if first.name != second.name else (str(before), str(after))
 

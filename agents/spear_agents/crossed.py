@@ -1,4 +1,4 @@
-"""Differences between two ways of training, over seeds and tasks at once: other runs, on other tasks of the kind."""
+"""Differences between two ways of training, with intervals over seeds and tasks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ POWER = 0.8
 def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     """Mean of a table of seeds by tasks, with the interval of a two-way random-effects model.
 
-    Seeds and tasks are both drawn from more of their kind: the variance of the mean is that of seeds over their number,
-    of tasks over theirs, and of the rest over both. Its degrees of freedom are Satterthwaite's, of the mean squares as
-    they are, which errs on the wide side where one component is estimated below 0. With one seed nothing is known of
-    seeds, and the interval is the one over tasks.
+    Seeds and tasks are both random samples: the variance of the mean is that of seeds over their number, of tasks over
+    theirs, and of the residual over both. Degrees of freedom are Satterthwaite's, from the mean squares, which gives a
+    wide interval if a component is estimated below 0. With one seed the interval is over tasks.
 
     Args:
         values: [seeds, tasks], such as a difference of success rates.
@@ -42,7 +41,7 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
     """
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or not table.size:
-        raise ValueError(f"a table of seeds by tasks, not one of shape {table.shape}")
+        raise ValueError(f"expected a table of seeds by tasks, got shape {table.shape}")
     seeds, tasks = table.shape
     if seeds == 1 or tasks == 1:
         return estimate_difference(table.mean(0).tolist()) if tasks > 1 else estimate_over_seeds(table[:, 0].tolist())
@@ -63,13 +62,9 @@ def estimate_crossed(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean of one figure a seed, with Student's interval; infinite for a single seed.
-
-    Raises:
-        ValueError: no value.
-    """
+    """Mean over seeds, with Student's interval; infinite for a single seed. Raises ValueError without values."""
     if not values:
-        raise ValueError("a mean over no seeds")
+        raise ValueError("there are no seeds to average over")
     mean, count = fmean(values), len(values)
     half = _quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
     return Estimate(mean, mean - half, mean + half, count)
@@ -82,7 +77,7 @@ def _quantile(freedom: float) -> float:
 
 
 def count_pairs(deviation: float, difference: float) -> int:
-    """Pairs of runs that show a true difference with 80 % power in a two-sided t test at 5 %.
+    """Number of pairs of runs that detect a true difference with 80 % power in a two-sided t test at 5 %.
 
     Args:
         deviation: of the difference between the runs of a pair.
@@ -110,9 +105,9 @@ class CrossedComparison:
     Attributes:
         before, after: success over seeds and tasks.
         difference: mean of after - before over seeds and tasks, with the interval of both.
-        tasks_alone: the same mean with the interval over tasks: it speaks of these runs only.
+        tasks_alone: the same mean with the interval over tasks, which describes these runs only.
         by_seed: mean difference of each pair.
-        pairs: the comparison of each pair by itself.
+        pairs: the comparison of each pair.
     """
 
     before: Estimate
@@ -137,7 +132,7 @@ class CrossedComparison:
 def compare_pairs(
     pairs: Sequence[tuple[Iterable[Trajectory], Iterable[Trajectory]]], metric: Metric = Metric.SUCCESS
 ) -> CrossedComparison:
-    """Compare several pairs of runs task by task, over the tasks that all of them have.
+    """Compare several pairs of runs task by task, over the tasks they share.
 
     Raises:
         SpearError: two runs share no task, or are not on the same task set.
@@ -145,7 +140,7 @@ def compare_pairs(
     listed = [(list(before), list(after)) for before, after in pairs]
     prints = {trajectory.fingerprint for pair in listed for run in pair for trajectory in run}
     if len(prints) > 1:
-        raise SpearError(f"the pairs are not on one task set ({len(prints)} fingerprints): evaluate all on the same.")
+        raise SpearError(f"the pairs are on different task sets ({len(prints)} fingerprints): evaluate all on one.")
     averages = [[average_by_task(run, metric) for run in pair] for pair in listed]
     shared = [task for task in averages[0][0] if all(task in run for pair in averages for run in pair)]
     if not shared:

@@ -1,4 +1,4 @@
-"""Which tokens end a response: what a model's folder and its tokenizer say, taken together."""
+"""Tokens that end a response, from a model's folder and its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES = ("generation_config.json", "config.json")
 
 
 class HasEnd(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer used here."""
 
     eos_token_id: int | None
 
@@ -21,15 +21,15 @@ class HasEnd(Protocol):
 def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
     """Ids that end a response, each once: of the tokenizer, ``generation_config.json`` and ``config.json``.
 
-    Chat models disagree with themselves: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings
-    ``<|endoftext|>`` too; others forget one of the files. Whichever is sampled ends the response.
+    Chat models are inconsistent: Qwen2.5's tokenizer names ``<|im_end|>``, its generation settings ``<|endoftext|>``
+    too; others lack one of the files. Whichever is sampled ends the response.
 
     Args:
         folder: of the model.
-        tokenizer: the model's; None where the folder holds none.
+        tokenizer: the model's; None if the folder has none.
 
     Returns:
-        The tokenizer's own first; empty where nobody names one.
+        The tokenizer's own first; empty if no source names one.
     """
     found: list[int] = []
     if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -44,7 +44,7 @@ def find_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...
 
 
 def require_end_ids(folder: str | Path, tokenizer: HasEnd | None) -> tuple[int, ...]:
-    """:func:`find_end_ids`. Raises SpearError where nobody names an end token: no response would end."""
+    """:func:`find_end_ids`. Raises SpearError if no source names an end token: no response would end."""
     found = find_end_ids(folder, tokenizer)
     if not found:
         raise SpearError(

@@ -51,7 +51,7 @@ async def play_episode(
     begin: Snapshot | None = None,
     snapshots: bool = False,
 ) -> Trajectory:
-    """Plays one episode to its end: observe, build the prompt, generate, step, record.
+    """Play one episode to its end: observe, build the prompt, generate, step, record.
 
     Nothing is generated for an episode that has ended. Turn ``t`` is sampled with a seed derived from the task,
     ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it. What a
@@ -228,7 +228,7 @@ class _Episode:
         self.engine_fault: str | None = None
 
     async def play(self) -> Trajectory:
-        """Plays it to its end."""
+        """Play it to its end."""
         stop = await self.world.begin(self.prompts.measure)
         number = self.world.snapshot.turn if self.world.snapshot is not None else 0
         # An environment on the contract truncates at max_turns; a wrapper in between may swallow that.
@@ -239,7 +239,7 @@ class _Episode:
         return self.world.close(stop or StopReason.TURN_LIMIT, self.turns, self.prompts, **given)
 
     async def _play_turn(self, number: int) -> StopReason | None:
-        """Plays turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
+        """Play turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
         world, before = self.world, self.world.info
         snapshot = Snapshot.take(world.core, self.dialogue.recall()) if self.snapshots else None
         text, picture = text_of(world.observation), image_of(world.observation)

@@ -203,7 +203,7 @@ def choose_tasks(env: gym.Env[Any, Any], selection: str) -> list[str]:
 
 
 def choose_template(env: gym.Env[Any, Any], name: str) -> Any:
-    """A prompt template of the environment. Raises SpearError where it has none of this name."""
+    """A prompt template of the environment. Raises SpearError if it has none of this name."""
     templates: Mapping[str, Any] = env.unwrapped.templates  # type: ignore[attr-defined]
     if name not in templates:
         raise SpearError(f"no prompt template {name!r}: this environment has {', '.join(sorted(templates))}")
@@ -246,7 +246,7 @@ def run_evaluation(
     deterministic: bool = False,
     observer: Observer | None = None,
 ) -> Evaluation:
-    """Plays the tasks of ``settings`` and sums up.
+    """Play the tasks of ``settings`` and summarise the results.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
     ``out/summary.json``; run again, it plays only what is missing, and what a fault cut short.
@@ -328,7 +328,7 @@ class _Progress:
             observer(len(self.played), self._total, None)
 
     def record(self, trajectory: Trajectory) -> None:
-        """Keeps an episode. Raises SpearError where the engine has failed several times in a row."""
+        """Keep an episode. Raises SpearError if the engine has failed several times in a row."""
         self._log.write(trajectory)
         self.played[trajectory.task_id, trajectory.seed] = trajectory
         if self._observer is not None:
@@ -347,12 +347,12 @@ def _is_final(trajectory: Trajectory, trials: int) -> bool:
 
 
 def write_summary(out: str | Path, evaluation: Evaluation, baselines: Mapping[str, Part] | None = None) -> None:
-    """Writes ``out/summary.json``. Raises SpearError where it cannot be written."""
+    """Write ``out/summary.json``. Raises SpearError if it cannot be written."""
     write_json(Path(out) / SUMMARY, evaluation.to_json(baselines))
 
 
 def compare_runs(before: str | Path, after: str | Path, metric: Metric = Metric.SUCCESS) -> Comparison:
-    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError where they do not
+    """The paired difference between two folders of :func:`run_evaluation`. Raises SpearError if they do not
     match.
     """
     return compare_trajectories(read_last(Path(before) / EPISODES), read_last(Path(after) / EPISODES), metric)

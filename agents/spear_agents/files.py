@@ -24,12 +24,12 @@ _MODEL_JSON = (
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, as :func:`write_text` does."""
+    """Write a JSON file, as :func:`write_text` does."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file under a temporary name and renames it.
+    """Write a text file under a temporary name and rename it.
 
     Raises:
         SpearError: the folder cannot be written.
@@ -63,7 +63,7 @@ def explain_unwritable(path: Path, error: OSError) -> SpearError:
 
 
 def require_model_file(folder: str | Path, name: str) -> Path:
-    """A file of a model's folder. Raises SpearError where there is none."""
+    """A file of a model's folder. Raises SpearError if there is none."""
     path = Path(folder) / name
     if not path.is_file():
         raise SpearError(

@@ -189,7 +189,7 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
 
 
 def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
-    """The settings of the options. Raises SpearError where they do not go together."""
+    """The settings of the options. Raises SpearError if they do not go together."""
     given = dict(options)
     engine, method = EngineKind(given.pop("engine")), Method(given.pop("method"))
     trials = given.pop("trials") or (REFLEXION_TRIALS if method is Method.REFLEXION else 1)
@@ -213,7 +213,7 @@ def make_settings(env_id: str, options: Mapping[str, Any]) -> EvalSettings:
 
 
 def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
-    """Takes vLLM's options out of ``given``."""
+    """Take vLLM's options out of ``given``."""
     wanted = {field.name: given.pop(field.name, None) for field in fields(VLLMOptions)}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     if engine is EngineKind.VLLM:
@@ -225,7 +225,7 @@ def _make_vllm(engine: EngineKind, given: dict[str, Any]) -> VLLMOptions | None:
 
 
 def _make_server(engine: EngineKind, given: dict[str, Any]) -> Server | None:
-    """Takes the server's options out of ``given``."""
+    """Take the server's options out of ``given``."""
     base_url, price = given.pop("base_url"), given.pop("price")
     kind, key_variable = ServerKind(given.pop("server")), given.pop("key_variable")
     limit, timeout_s, tries = given.pop("requests"), given.pop("request_timeout"), given.pop("tries")

@@ -58,7 +58,7 @@ def open_policy(
     concurrency: int = 128,
     deterministic: bool = False,
 ) -> OpenPolicy:
-    """Opens the policy of resolved settings; what has to be closed goes onto ``stack``.
+    """Open the policy of resolved settings; what has to be closed goes onto ``stack``.
 
     Raises:
         SpearError: a model that cannot be loaded, a template or layout that does not go with it.
@@ -89,7 +89,7 @@ class _OpenEngine:
     tokenizer: Tokenizer
     max_tokens: int | None
     max_prompt_tokens: int | None = None
-    """What the model's context leaves for a prompt; None where it is not known."""
+    """What the model's context leaves for a prompt; None if it is not known."""
     aclose: Callable[[], Awaitable[None]] = _close_nothing
     mark_image: Callable[[np.ndarray], str] | None = None
     end_ids: tuple[int, ...] = ()

@@ -52,7 +52,7 @@ class Prompt:
     dropped_turns: int = 0
     """Turns of the history that were left out for its length."""
     follows: int | None = None
-    """Place of the turn (from 0) behind whose response ``new_ids`` stand; None where they are the whole prompt."""
+    """Place of the turn (from 0) behind whose response ``new_ids`` stand; None if they are the whole prompt."""
 
 
 class PromptBuilder:
@@ -60,7 +60,7 @@ class PromptBuilder:
 
     The chat template is rendered once for each kind of message; later texts are set between its fixed parts and
     tokenised as a whole, so tokens never differ from ``apply_chat_template``'s. A chat template that rewrites
-    contents (strips them, say) is noticed and rendered for every prompt instead.
+    contents (strips them, say) is noticed and rendered forevery prompt instead.
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or

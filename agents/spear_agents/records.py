@@ -31,7 +31,7 @@ class EpisodeLog:
     writer: TrajectoryWriter | None = None
 
     def write(self, trajectory: Trajectory) -> None:
-        """Keeps an episode. Raises SpearError where the disk is full."""
+        """Keep an episode. Raises SpearError if the disk is full."""
         if self.writer is not None:
             self.writer.write(trajectory)
 
@@ -54,7 +54,7 @@ def open_log(path: Path) -> Iterator[EpisodeLog]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Keeps other processes out for as long as the block lasts; a killed process leaves no lock behind."""
+    """Keep other processes out for as long as the block lasts; a killed process leaves no lock behind."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
@@ -71,7 +71,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
-    """Writes the settings of a new folder, or compares those of an old one.
+    """Write the settings of a new folder, or compares those of an old one.
 
     Raises:
         SpearError: they differ, or the folder holds no evaluation.
@@ -92,7 +92,7 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """The settings that a folder was played with. Raises SpearError where there are none that can be read."""
+    """The settings that a folder was played with. Raises SpearError if there are none that can be read."""
     path = out / SETTINGS
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -101,5 +101,5 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 
 def read_last(path: Path) -> list[Trajectory]:
-    """The episode of each job that counts: the last one written. Raises SpearError where the file cannot be read."""
+    """The episode of each job that counts: the last one written. Raises SpearError if the file cannot be read."""
     return list({(t.task_id, t.seed): t for t in read_trajectories(path)}.values())

@@ -29,7 +29,7 @@ def render_episode_gif(
     *,
     split: str | None = None,
 ) -> int:
-    """Writes the GIF of an episode; its last frame is held.
+    """Write the GIF of an episode; its last frame is held.
 
     Args:
         env_id, env_kwargs: the environment the episode was played in; it must have ``render_mode="rgb_array"``.

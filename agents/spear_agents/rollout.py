@@ -45,7 +45,7 @@ class Play(Protocol):
         seed: int,
         env_id: str,
     ) -> Trajectory:
-        """Plays the job and returns its last episode."""
+        """Play the job and return its last episode."""
         ...
 
 
@@ -95,7 +95,7 @@ async def play_many(
     on_done: Callable[[Trajectory], None] | None = None,
     play: Play = play_episode,
 ) -> list[Trajectory]:
-    """Plays ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
+    """Play ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
 
     Conversations with an engine that says how many tokens its cache holds (``cache_tokens``) wait for each other where
     they do not fit together (:class:`~spear_agents.admission.CacheGate`).
@@ -165,6 +165,6 @@ async def play_many(
 
 
 def open_session(engine: Engine) -> AbstractContextManager[None]:
-    """The engine's announcement of one caller (:meth:`MicroBatcher.session`), or nothing where it needs none."""
+    """The engine's announcement of one caller (:meth:`MicroBatcher.session`), or nothing if it needs none."""
     session = getattr(engine, "session", None)
     return session() if session is not None else nullcontext()

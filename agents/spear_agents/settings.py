@@ -156,7 +156,7 @@ class EvalSettings:
         )
 
     def sampling(self) -> Sampling:
-        """The sampling of these settings. Raises SpearError where a value is out of range."""
+        """The sampling of these settings. Raises SpearError if a value is out of range."""
         try:
             return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens or DEFAULT_TOKENS)
         except ValueError as error:

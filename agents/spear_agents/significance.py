@@ -32,7 +32,7 @@ class Judgement:
         exact: the permutation test counted every flip instead of drawing some.
         bootstrap_low, bootstrap_high: percentile interval of the mean difference over resampled tasks.
         detectable: smallest true difference that this many tasks would show with 80 % power; None for one task.
-        tasks_needed: tasks that would show a true difference as large as this one with 80 % power; None where no
+        tasks_needed: tasks that would show a true difference as large as this one with 80 % power; None if no
             difference was seen.
     """
 
@@ -55,7 +55,7 @@ class Judgement:
 
 
 def judge_comparison(comparison: Comparison, seed: int = 0) -> Judgement:
-    """Tests the paired differences of ``comparison``; ``seed`` is that of the bootstrap and of drawn permutations."""
+    """Test the paired differences of ``comparison``; ``seed`` is that of the bootstrap and of drawn permutations."""
     steps = comparison.steps
     permutation_p, exact = compute_permutation_p(steps, seed)
     low, high = bootstrap_mean(steps, seed)
@@ -114,7 +114,7 @@ def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float,
 
 
 def _count_units(sizes: Sequence[float]) -> list[int] | None:
-    """The sizes as multiples of their common unit; None where there is none, or the distribution would be too long."""
+    """The sizes as multiples of their common unit; None if there is none, or the distribution would be too long."""
     shares = [Fraction(size).limit_denominator(_SAMPLES_AT_MOST) for size in sizes]
     if any(abs(float(share) - size) > 1e-12 for share, size in zip(shares, sizes, strict=True)):
         return None

@@ -258,7 +258,7 @@ class Comparison:
 def compare_trajectories(
     before: Iterable[Trajectory], after: Iterable[Trajectory], metric: Metric = Metric.SUCCESS
 ) -> Comparison:
-    """Compares two runs task by task, over the tasks that both have.
+    """Compare two runs task by task, over the tasks that both have.
 
     Raises:
         SpearError: they share no task, or equal task ids come from different task sets.

@@ -57,7 +57,7 @@ def describe_part(part: Part) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a table: a share in [0, 1], shown times 100; None where nothing was played."""
+    """One figure of a table: a share in [0, 1], shown times 100; None if nothing was played."""
 
     heading: str
     estimate: Estimate | None

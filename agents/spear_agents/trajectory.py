@@ -79,14 +79,14 @@ class Turn:
         anchor: key of the state in which the response was given (GiGPO groups turns by it).
         reward: the benchmark's own reward of this turn.
         finish: whether the response stopped by itself.
-        served: what a server said about the response; None where no server was asked.
+        served: what a server said about the response; None if no server was asked.
         dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
-        cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None where it keeps none.
+        cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None if it keeps none.
         version: training step of the weights that wrote the response, 0 before the first; None outside a training.
-        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None where the prompt shows none. It
+        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None if the prompt shows none. It
             is for training rows and is not written: a record shows pictures by playing its responses again.
         follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
-            None where the prompt begins anew.
+            None if the prompt begins anew.
         snapshot: the moment before the response, where it was asked for, for other episodes to begin in; not written.
     """
 
@@ -137,10 +137,10 @@ class Trajectory:
     training. ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the
     fingerprint of what found passages for it; None if it asked for none. ``steps`` is what a program played, each
-    response with the place of the turn before it (-1 for none); None where each turn's response was played.
+    response with the place of the turn before it (-1 for none); None if each turn's response was played.
     ``criteria`` is what the task asked for, point by point, as the environment has it at the end. ``began`` counts the
     responses that an earlier episode gave before the snapshot that this one began in, whose ``turns`` are those from
-    there on; None where it began at the start of its task.
+    there on; None if it began at the start of its task.
     """
 
     env_id: str
@@ -221,7 +221,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Raises ValueError, KeyError or TypeError where ``line`` is not a trajectory."""
+        """Raise ValueError, KeyError or TypeError if ``line`` is not a trajectory."""
         try:
             data: dict[str, Any] = json.loads(line)
         except RecursionError as error:
@@ -282,7 +282,7 @@ _SERVED_TYPES: Mapping[str, Any] = {
 
 
 def _require_types(record: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raises TypeError where a field has a value of another type, which would break whatever reads it later."""
+    """Raise TypeError if a field has a value of another type, which would break whatever reads it later."""
     for name, kind in types.items():
         if name in record and not isinstance(record[name], kind):
             raise TypeError(f"{name} cannot be {record[name]!r}")
@@ -371,7 +371,7 @@ class TrajectoryWriter:
             self._file = None
 
     def write(self, trajectory: Trajectory) -> None:
-        """Appends one trajectory."""
+        """Append one trajectory."""
         if self._file is None:
             raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
         data = trajectory.to_json().encode("ascii") + b"\n"

@@ -19,9 +19,9 @@ class Asked:
         text: of the whole prompt.
         ids: of the whole prompt, as the engine gets them.
         new_ids: the last of them, which no earlier call of its row has.
-        follows: place of the call whose response the prompt continues; None where it begins anew.
+        follows: place of the call whose response the prompt continues; None if it begins anew.
         opening: tokens of the first prompt of its row.
-        room: tokens that the response may have; None where nothing limits it.
+        room: tokens that the response may have; None if nothing limits it.
     """
 
     text: str

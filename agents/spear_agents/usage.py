@@ -45,7 +45,7 @@ class Usage:
 
     @property
     def cached_share(self) -> float | None:
-        """Share of prompt tokens from the cache; None where nobody counted any."""
+        """Share of prompt tokens from the cache; None if nobody counted any."""
         return self.cached_tokens / self.prompt_tokens if self.cached_tokens or self.cacheable_tokens else None
 
     @property

@@ -77,7 +77,7 @@ class EnvironmentFacts:
     train: SplitFacts
     valid: SplitFacts
     obstacle: str | None = None
-    """Why no episode can begin in a state of another one; None where it can, or nobody asked."""
+    """Why no episode can begin in a state of another one; None if it can, or nobody asked."""
 
     def describe_tasks(self) -> dict[str, Any]:
         """The splits as JSON has them."""

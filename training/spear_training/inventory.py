@@ -46,7 +46,7 @@ class PresetListing:
     """A choice of ``environment=``."""
     env_id: str
     model: str | None
-    """A choice of ``model=``; None where the user names a folder."""
+    """A choice of ``model=``; None if the user names a folder."""
     algorithm: str
     needs: tuple[Need, ...]
 

@@ -109,7 +109,7 @@ class Training:
     settings: RunSettings
     environment: EnvironmentFacts
     fit: Fit | None = None
-    """How its updates fit into the memory; None where nobody knows."""
+    """How its updates fit into the memory; None if nobody knows."""
 
 
 def compose_training(

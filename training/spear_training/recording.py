@@ -52,7 +52,7 @@ class EpisodeRecorder:
         self._identity = identity
 
     def resume_after(self, step: int) -> None:
-        """Forgets the episodes of later steps, which are about to be played again, and a torn last line."""
+        """Forget the episodes of later steps, which are about to be played again, and a torn last line."""
         try:
             if not self._path.exists():
                 return
@@ -64,7 +64,7 @@ class EpisodeRecorder:
             _log.warning("recorded episodes of steps after %d stay in %s: %s", step, self._path, error)
 
     def write(self, step: int, episodes: Sequence[Trajectory]) -> int:
-        """Keeps the episodes of a step; returns how many. A disk that is full is a warning, and 0."""
+        """Keep the episodes of a step; returns how many. A disk that is full is a warning, and 0."""
         if not episodes:
             return 0
         try:

@@ -68,7 +68,7 @@ class RolloutCorrection(Record):
 
     @classmethod
     def from_node(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
-        """From verl's node, which has other keys, too; None where it changes nothing.
+        """From verl's node, which has other keys, too; None if it changes nothing.
 
         Raises:
             SpearError: a value has no meaning, or weights are asked for without the trainer's own log-probs.

@@ -41,7 +41,7 @@ class RunSettings(Record):
     record: RecordSettings = field(default_factory=RecordSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     warm_start: Mapping[str, Any] | None = None
-    """Changes to the recipe of the policy that the run makes first; None where it makes none."""
+    """Changes to the recipe of the policy that the run makes first; None if it makes none."""
     vision_start: Mapping[str, Any] | None = None
     """The same of a policy that sees."""
     algorithm: SpearSettings = field(default_factory=SpearSettings)

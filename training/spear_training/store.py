@@ -314,7 +314,7 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
         verify: refuses a checkpoint of another run, from its small files.
 
     Returns:
-        its step; None where nothing was fetched.
+        its step; None if nothing was fetched.
     """
     checkpoints = out / "checkpoints"
     stored, own = store.list_whole(), list_whole(checkpoints)

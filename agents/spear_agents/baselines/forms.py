@@ -49,7 +49,7 @@ class Method(str, Enum):
 class FormTemplate:
     """An environment's template with another form of the response.
 
-    The line that holds the parser's hint gives way to ``form``; where there is none, ``form`` is put behind the text.
+    ``form`` replaces the line with the parser's hint, or follows the text if no line has it.
 
     Args:
         base: the environment's template.
@@ -71,7 +71,7 @@ class FormTemplate:
         return self.base.system()
 
     def render(self, context: PromptContext) -> str:
-        """The base's text with the other form, behind what is remembered."""
+        """The base's text in this form, after the memory."""
         text = _restate(self.base.render(context), self.hint, self.form)
         if not self.memory:
             return text
@@ -88,7 +88,7 @@ class FormTemplate:
         return f"Thought: {think}\nAction: {action}" if self.form is STEPWISE else action
 
     def remember(self, memory: tuple[str, ...]) -> FormTemplate:
-        """The same with another memory, whose words mark no picture's place."""
+        """A copy with another memory, in which image marks are broken up."""
         return replace(self, memory=tuple(map(disarm_places, memory)))
 
 
@@ -109,7 +109,7 @@ def _restate(text: str, hint: str, form: str) -> str:
 
 
 def read_direct(text: str, parser: ResponseParser) -> str:
-    """A response with the action that stands alone in ``text``; what is one already, or cannot be read, as it is."""
+    """Turn a bare action into a response; return ``text`` unchanged if it is valid or cannot be read."""
     if parser.parse(text).format_ok:
         return text
     tagged = _ACTION_TAG.search(text)
@@ -118,9 +118,9 @@ def read_direct(text: str, parser: ResponseParser) -> str:
 
 
 def read_stepwise(text: str, parser: ResponseParser) -> str:
-    """A response with the first thought and action of ``text``; what is one already, or cannot be read, as it is.
+    """Turn the first thought and action into a response; return ``text`` unchanged if it is valid or cannot be read.
 
-    What follows the action, such as observations that the model invented, is not played.
+    Text after the action, such as observations that the model invented, is dropped.
     """
     if parser.parse(text).format_ok:
         return text
@@ -140,7 +140,7 @@ def _compose(action: str, thought: str, text: str, parser: ResponseParser) -> st
 
 
 def _cut_action(text: str) -> str:
-    """The first line, or all of it where it begins code or a tag."""
+    """The first line, or the full text if it begins with code or a tag."""
     text = text.strip()
     if text.startswith(("```", "<")):
         return text

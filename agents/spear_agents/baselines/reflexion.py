@@ -16,7 +16,7 @@ from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core.errors import SpearError
 
 MEMORY = 3
-"""Latest notes that a trial is played with, as in the paper."""
+"""Number of latest notes shown in a trial, as in the paper."""
 NOTE_TOKENS = 256
 _SHOWN_CHARACTERS = 12_000
 _SHORTEST = 500
@@ -44,14 +44,14 @@ _Key = tuple[str, int]
 class Reflexion:
     """Plays a job in up to ``trials`` trials (:class:`spear_agents.rollout.Play`).
 
-    After a failed trial the model is shown what happened and writes a note; the prompt has the last three notes
-    of the next trial. A fault ends the job. The builder's template must be a
+    After a failed trial the model sees what happened and writes a note; the next trial's prompt has the last three
+    notes. A fault ends the job. The builder's template must be a
     :class:`~spear_agents.baselines.forms.FormTemplate`.
 
     Args:
-        trials: trials of a task at most.
-        earlier: trials that were already played, by task and seed, in their order.
-        on_trial: called with each failed trial that another one follows.
+        trials: most trials of a task.
+        earlier: trials already played, by task and seed, in order.
+        on_trial: called with each failed trial but the last.
     """
 
     trials: int = 3
@@ -73,7 +73,7 @@ class Reflexion:
         seed: int,
         env_id: str,
     ) -> Trajectory:
-        """Plays the trials that are missing and returns the last one."""
+        """Play the missing trials and return the last one."""
         template = prompts.template
         if not isinstance(template, FormTemplate):
             raise TypeError(f"reflexion needs a FormTemplate, got {type(template).__name__}")
@@ -104,7 +104,7 @@ class Reflexion:
 
 
 async def _write_note(trial: Trajectory, engine: Engine, prompts: PromptBuilder, sampling: Sampling) -> str:
-    """What the model notes about a failed trial; empty where even a short account of it is too long."""
+    """The model's note about a failed trial; empty if even a short account of it is too long."""
     seed = derive_seed(trial.task_id, trial.seed, "note", trial.trial)
     drawn = replace(sampling, seed=seed, max_tokens=min(NOTE_TOKENS, sampling.max_tokens), stop_strings=())
     name = f"{trial.task_id}#{trial.seed:010d}#note{trial.trial:03d}"
@@ -122,7 +122,7 @@ async def _write_note(trial: Trajectory, engine: Engine, prompts: PromptBuilder,
 
 
 def _describe(trial: Trajectory, room: int) -> str:
-    """What the model is shown of a trial: its latest ``room`` characters."""
+    """The account of a trial that the model sees: its last ``room`` characters."""
     steps = [
         f"Observation {number}: {turn.observation}\nYour response: {turn.response}"
         for number, turn in enumerate(trial.turns, 1)

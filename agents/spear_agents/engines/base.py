@@ -61,10 +61,10 @@ class Served:
 
     Attributes:
         model: name that the server gave for the model.
-        prompt_tokens, completion_tokens, cached_tokens: as the server counts them; None where it does not say.
+        prompt_tokens, completion_tokens, cached_tokens: as the server counts them; None if it does not say.
         tries: requests that it took.
         cost: in the currency of the prices that were given; None without prices or without counts.
-        prompt_ids, token_ids, log_probs: the server's own tokens; None where it gives none.
+        prompt_ids, token_ids, log_probs: the server's own tokens; None if it gives none.
     """
 
     model: str = ""
@@ -85,7 +85,7 @@ class Generation:
     ``log_probs`` has one entry for each token: its natural-log probability under the model's distribution at the
     sampling temperature, before top-k and top-p (the convention of verl's rollouts). At temperature 0 it is the
     greedy token's under temperature 1. Policies without a distribution (scripts) give zeros.
-    ``cached_tokens`` of the prompt were in the engine's prefix cache; None where it keeps none.
+    ``cached_tokens`` of the prompt were in the engine's prefix cache; None if it keeps none.
     ``version`` is the training step that the weights are of; None outside a training.
     """
 
@@ -155,7 +155,7 @@ class Engine(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """Returns the response to ``prompt_ids``. ``images`` are uint8 arrays [height, width, 3], oldest first.
+        """Return the response to ``prompt_ids``. ``images`` are uint8 arrays [height, width, 3], oldest first.
 
         ``request_id`` is unique among the calls under way and sorts in the order in which a canonical batch is built.
 

@@ -56,7 +56,7 @@ class MicroBatcher:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Announces one caller for as long as the block lasts: it makes one call after the other, never two at once."""
+        """Announce one caller for as long as the block lasts: it makes one call after the other, never two at once."""
         self._live += 1
         try:
             yield

@@ -32,7 +32,7 @@ rows.
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder. Raises SpearError where there is none or it cannot be read."""
+    """The tokenizer of a Hugging Face folder. Raises SpearError if there is none or it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -104,7 +104,7 @@ class HFModel:
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
 
     def load_state(self, state: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copies weights in. Tied weights may be left out. Raises SpearError where names are missing or unknown."""
+        """Copy weights in. Tied weights may be left out. Raises SpearError if names are missing or unknown."""
         with torch.no_grad():
             result = self.model.load_state_dict(dict(state), strict=False)
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ()) | {"lm_head.weight"}
@@ -138,7 +138,7 @@ class HFModel:
 
     @torch.inference_mode()
     def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
-        """Answers requests in their order, all in one batch.
+        """Answer requests in their order, all in one batch.
 
         Equal prompts are computed once. Prompts of unequal length are padded on the left; where all are equal, no
         mask is built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
@@ -264,7 +264,7 @@ class HFEngine(MicroBatcher):
         super().__init__(run_batch, max_batch=max_batch, max_wait_s=max_wait_s, deterministic=deterministic)
 
     def close(self) -> None:
-        """Waits for the batch under way and ends the thread."""
+        """Wait for the running batch and end the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
@@ -378,7 +378,7 @@ def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
 
 
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Token ids [N, L] and their mask [N, L], None where no prompt needs padding."""
+    """Token ids [N, L] and their mask [N, L], None if no prompt needs padding."""
     width = max(map(len, prompts))
     if all(len(prompt) == width for prompt in prompts):
         return torch.tensor(prompts, device=device), None

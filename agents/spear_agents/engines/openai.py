@@ -76,7 +76,7 @@ class Server:
         tries: how often a request is sent at most.
         wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
         longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
-        prices: of tokens; None where nothing is to be paid.
+        prices: of tokens; None if nothing is to be paid.
 
     Raises:
         SpearError: the address is not valid, or a number is out of range.
@@ -172,7 +172,7 @@ class OpenAIEngine:
         return self._finish(reply, sampling, tries)
 
     async def aclose(self) -> None:
-        """Closes the connections; the engine may be used again, also in another event loop."""
+        """Close the connections; the engine may be used again, also in another event loop."""
         client, self._client, self._free, self._open_at = self._client, None, None, 0.0
         if client is not None:
             await client.aclose()
@@ -262,7 +262,7 @@ class _Unreachable(Exception):
 
 
 def _read_key(variable: str) -> str:
-    """The key without blanks around it; empty where there is none. Raises SpearError where no header can hold it."""
+    """The key without blanks around it; empty if there is none. Raises SpearError if no header can hold it."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")

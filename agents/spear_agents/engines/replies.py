@@ -82,7 +82,7 @@ class Reply:
 
 
 def read_reply(content: bytes) -> Reply:
-    """Reads an answer with status 200.
+    """Read an answer with status 200.
 
     Thoughts that a server gives apart (``reasoning_content``, ``reasoning``) are put in front of the text, between
     ``<think>`` tags. A refusal is a response like any other.
@@ -146,7 +146,7 @@ def explain_refusal(status: int, content: bytes, url: str, model: str, key_varia
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (a number or a date); None where it asks for nothing readable."""
+    """Seconds that the server asks to wait (a number or a date); None if it asks for nothing readable."""
     value = headers.get("retry-after", "").strip()
     try:
         wait = float(value)

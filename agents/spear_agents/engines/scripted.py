@@ -55,17 +55,17 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         self.info: Mapping[str, Any] = {}
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment and keeps its info."""
+        """Reset the environment and keep its info."""
         *_, self.info = result = self.env.reset(**kwargs)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the environment and keeps its info."""
+        """Step the environment and keep its info."""
         *_, self.info = result = self.env.step(action)
         return result
 
     def admissible_actions(self) -> list[str]:
-        """What may be played now. Raises SpearError where the environment does not list it."""
+        """What may be played now. Raises SpearError if the environment does not list it."""
         actions = self.info.get("admissible_actions")
         if not actions:
             raise SpearError(f"{self.env} lists no admissible actions, so there is no random policy for it")
@@ -73,12 +73,12 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
-    """Plays one of the admissible actions with equal probability, well formed."""
+    """Play one of the admissible actions with equal probability, well formed."""
     return lambda prompt, dice: template.respond(dice.choice(env.admissible_actions()))
 
 
 def scripted_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
-    """Plays the environment's script.
+    """Play the environment's script.
 
     Raises:
         SpearError: the environment has none.

@@ -87,7 +87,7 @@ class ImageReader:
         return _OPENING + _PLACE * self.count_tokens(image) + _CLOSING
 
     def forbid_places(self, logits: torch.Tensor) -> None:
-        """Takes the image token out of what can be sampled from ``logits`` [..., V], in place.
+        """Take the image token out of what can be sampled from ``logits`` [..., V], in place.
 
         A model that wrote one would make a place without a picture, which no pass over its response could read.
         Rollout and trainer both do this, so that they give the same log-probabilities.

@@ -151,12 +151,12 @@ class VLLMEngine:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._loop))
 
     def call_workers(self, method: str, *args: Any) -> list[Any]:
-        """Calls a method of :class:`~spear_agents.engines.vllm_worker.WorkerExtension` in all of vLLM's workers."""
+        """Call a method of :class:`~spear_agents.engines.vllm_worker.WorkerExtension` in all of vLLM's workers."""
         call = self._llm.collective_rpc(method, args=args)
         return list(asyncio.run_coroutine_threadsafe(call, self._loop).result())
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the weights by ``state``, in which they have the names and shapes of the folder.
+        """Replace the weights by ``state``, in which they have the names and shapes of the folder.
 
         Keys and values in the prefix cache belong to the old weights and are forgotten. Linux only.
 
@@ -193,7 +193,7 @@ class VLLMEngine:
             ) from error
 
     def close(self) -> None:
-        """Aborts what is under way and ends vLLM's processes; may be called more than once."""
+        """Abort running requests and end vLLM's processes; may be called more than once."""
         if not self._closing.acquire(blocking=False):
             return
         atexit.unregister(self.close)
@@ -205,7 +205,7 @@ class VLLMEngine:
         self.log.close()
 
     def _start(self, max_batch: int) -> tuple[AsyncLLM, asyncio.AbstractEventLoop]:
-        """Starts vLLM in a thread, whose event loop then serves it.
+        """Start vLLM in a thread, whose event loop then serves it.
 
         Its processes inherit that thread's signal mask, so that Ctrl-C reaches this process alone, which ends them.
         """
@@ -292,7 +292,7 @@ class VLLMEngine:
         return Generation(token_ids, log_probs, finish, cached_tokens=last.num_cached_tokens)
 
     def _make_params(self, sampling: Sampling, room: int) -> Any:
-        """vLLM's form of a sampling. Raises SpearError where vLLM would silently take another one."""
+        """vLLM's form of a sampling. Raises SpearError if vLLM would silently take another one."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -416,7 +416,7 @@ def _make_counter(counts: Counts) -> Callable[..., Any]:
 
 
 async def _end(llm: AsyncLLM) -> None:
-    """Cancels the requests under way, which aborts them, and ends vLLM's processes."""
+    """Cancel the running requests, which aborts them, and end vLLM's processes."""
     here = asyncio.current_task()
     answers = [task for task in asyncio.all_tasks() if task is not here and "_answer" in repr(task.get_coro())]
     for task in answers:

@@ -67,7 +67,7 @@ class EngineLog:
                     self._taken.append((handler, handler.setStream(self._file)))
 
     def find_cause(self) -> str | None:
-        """The last error that names a cause; None where there is none."""
+        """The last error that names a cause; None if there is none."""
         found = None
         for line in self._read().splitlines():
             text = _PREFIX.sub("", _COLOUR.sub("", line)).strip()
@@ -85,7 +85,7 @@ class EngineLog:
         return "" if self.path is None else f" (its log: {self.path})"
 
     def close(self) -> None:
-        """Gives vLLM's logger its stream back and removes the file, unless something went wrong."""
+        """Give vLLM's logger its stream back and remove the file, unless something went wrong."""
         for handler, stream in self._taken:
             if stream is not None and handler.stream is self._file:
                 handler.setStream(stream)

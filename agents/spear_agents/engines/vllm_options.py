@@ -89,7 +89,7 @@ def read_text_config(path: Path) -> dict[str, Any]:
 
 
 def check_cpu_heads(path: Path) -> None:
-    """Raises SpearError where vLLM does not compute with the model's attention heads on a CPU."""
+    """Raise SpearError if vLLM does not compute with the model's attention heads on a CPU."""
     config = read_text_config(path)
     width = config.get("head_dim")
     if width is None and {"hidden_size", "num_attention_heads"} <= config.keys():
@@ -103,7 +103,7 @@ def check_cpu_heads(path: Path) -> None:
 
 
 def read_lora_rank(folder: str) -> int:
-    """What vLLM is to make room for. Raises SpearError where the folder holds no adapter."""
+    """What vLLM is to make room for. Raises SpearError if the folder holds no adapter."""
     path = Path(folder) / "adapter_config.json"
     try:
         rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])

@@ -55,7 +55,7 @@ class WorkerExtension:
         return True
 
     def load_weights(self, path: str) -> None:
-        """Replaces the model's weights by those that ``torch.save`` wrote to ``path``, in place.
+        """Replace the model's weights by those that ``torch.save`` wrote to ``path``, in place.
 
         On a CPU vLLM keeps the weights of linear layers in another order: ``reload_weights`` makes that anew, which
         ``model.load_weights`` does not.
@@ -73,7 +73,7 @@ class WorkerExtension:
                 layer.quant_method.process_weights_after_loading(layer)
 
     def end_with(self, owner: int, core: int) -> int:
-        """Ends vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
+        """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
 
         Returns the worker's own process.
         """

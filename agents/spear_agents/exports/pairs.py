@@ -42,7 +42,7 @@ def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
 
 
 def _part(won: list[Said], lost: list[Said]) -> dict[str, Any] | None:
-    """Where two episodes part; None where they never answer one prompt in two ways."""
+    """Where two episodes part; None if they never answer one prompt in two ways."""
     answers: dict[str, set[str]] = defaultdict(set)
     first: dict[str, str] = {}
     for said in lost:

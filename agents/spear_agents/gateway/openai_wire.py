@@ -62,7 +62,7 @@ class ChatMessage(BaseModel):
 
 
 def join_parts(content: Any, kinds: Sequence[str] = ("text",)) -> str:
-    """The text of a content. Raises ValueError where it is neither a text nor a list of parts of these kinds."""
+    """The text of a content. Raises ValueError if it is neither a text nor a list of parts of these kinds."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -138,7 +138,7 @@ class ChatRequest(BaseModel):
     reasoning_effort: str | None = None
 
     def read_stops(self) -> list[str]:
-        """The stop strings. Raises ValueError where one is empty or there are too many."""
+        """The stop strings. Raises ValueError if one is empty or there are too many."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or "" in stops:
             raise ValueError(f"stop takes at most {MOST_STOPS} texts, none of them empty")

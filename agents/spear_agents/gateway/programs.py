@@ -235,7 +235,7 @@ class ProgramPlayer:
         seed: int,
         env_id: str,
     ) -> Trajectory:
-        """Plays one episode.
+        """Play one episode.
 
         Raises:
             SpearError: the engine or the environment is broken.

@@ -208,7 +208,7 @@ class Gateway:
         return session
 
     def admit(self, request: Request, token: str | None = None) -> None:
-        """Raises Refusal where a page of another site asks, or one without the token, in either interface's header."""
+        """Raise Refusal where a page of another site asks, or one without the token, in either interface's header."""
         headers = dict(request.headers)
         if not headers.get("authorization", "").lower().startswith("bearer ") and "x-api-key" in headers:
             headers["authorization"] = f"Bearer {headers['x-api-key']}"

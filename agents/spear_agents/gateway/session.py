@@ -69,7 +69,7 @@ class Completion:
         calls: of tools.
         generation: the tokens.
         prompt_tokens: of the whole prompt.
-        stop_string: the text at which it ended; None where it ended by itself, or at its limit.
+        stop_string: the text at which it ended; None if it ended by itself, or at its limit.
     """
 
     number: int

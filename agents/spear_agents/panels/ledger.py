@@ -64,7 +64,7 @@ class Entry:
     """Folder of the model, beside the entry's file, where it is published: ``policies/NAME``."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a field is not what it says: a ledger may come from anybody."""
+        """Raise ValueError if a field is not what it says: a ledger may come from anybody."""
         kind = EngineKind(self.engine)
         numbers = [list(self.scores.values()), *self.outcomes.values()]
         if (

@@ -166,7 +166,7 @@ def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
 
 
 def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
-    """What the installed code makes differently than a written panel says; empty where all is equal."""
+    """What the installed code makes differently than a written panel says; empty if all is equal."""
     made = json.loads(json.dumps(panel.describe_tasks()))
     told = [
         f"{name} is {made[name]!r} here and {written[name]!r} in the file"

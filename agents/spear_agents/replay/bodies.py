@@ -27,7 +27,7 @@ def describe_episode(
 
     Args:
         settings: of the evaluation: ``env_kwargs`` and ``split`` are read.
-        open_model: gives the decoder of the model's tokens; raises SpearError where there is none.
+        open_model: gives the decoder of the model's tokens; raises SpearError if there is none.
     """
     notes: list[str] = []
     pictures = _draw(trajectory, settings, notes)
@@ -117,7 +117,7 @@ def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
 
 
 def _colour(decoder: Decoder, token_ids: Sequence[int], log_probs: Sequence[float]) -> list[Any] | None:
-    """Pieces of the response with their log-probabilities; None where these are not known."""
+    """Pieces of the response with their log-probabilities; None if these are not known."""
     if not log_probs or len(log_probs) != len(token_ids):
         return None
     coloured = []

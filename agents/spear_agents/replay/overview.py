@@ -23,7 +23,7 @@ def describe_sources(
         settings: of each source, by its name.
 
     Returns:
-        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None where nothing was paid), and
+        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None if nothing was paid), and
         ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)

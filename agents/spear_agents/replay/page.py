@@ -22,7 +22,7 @@ _ESCAPED = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 
 
 def export_page(run: Run, path: str | Path, on_episode: Callable[[], object] = lambda: None) -> int:
-    """Writes a run as one HTML file that needs neither a server nor a network.
+    """Write a run as one HTML file that needs neither a server nor a network.
 
     Episodes are compressed one by one, and the page unpacks one when it is opened.
 

@@ -86,29 +86,29 @@ class Game:
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Ends the game; an episode that is not at its end is forgotten."""
+        """End the game; an episode that is not at its end is forgotten."""
         self._open.close()
 
     # ---------------------------------------------------------------- moves
 
     def start(self, task_id: str) -> None:
-        """Begins the episode of a task. Raises UnknownTaskError or EnvFault."""
+        """Begin the episode of a task. Raises UnknownTaskError or EnvFault."""
         self.observation, self.info = self._env.reset(seed=self.seed, options={"task": task_id})
         self.moves: list[Move] = []
         self.done = False
         self.reward = 0.0
 
     def start_next(self) -> None:
-        """Begins the task behind the present one."""
+        """Begin the task behind the present one."""
         tasks = self.core.tasks
         self.start(tasks[(tasks.index_of(self.info["task_id"]) + 1) % len(tasks)].id)
 
     def restart(self) -> None:
-        """Begins the present task once more."""
+        """Begin the present task once more."""
         self.start(self.info["task_id"])
 
     def act(self, action: str, thought: str = "") -> None:
-        """Plays an action in plain form; records the episode if this ends it.
+        """Play an action in plain form; records the episode if this ends it.
 
         Raises:
             SpearError: the episode is over, or the record went differently from the game.
@@ -136,7 +136,7 @@ class Game:
             self._record()
 
     def undo(self) -> None:
-        """Takes the last response back. Raises SpearError where there is none, or the episode is recorded."""
+        """Take the last response back. Raises SpearError if there is none, or the episode is recorded."""
         if self.done or not self.moves:
             raise SpearError("the episode has ended and is recorded" if self.done else "there is nothing to take back")
         move = self.moves.pop()
@@ -150,7 +150,7 @@ class Game:
 
     @property
     def actions(self) -> list[str]:
-        """Actions that may be played now; empty where the environment does not list them."""
+        """Actions that may be played now; empty if the environment does not list them."""
         return [] if self.done else list(self.info["admissible_actions"] or [])
 
     @property
@@ -235,7 +235,7 @@ class Stage:
             raise
 
     def perform(self, verb: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Does what the page asks for, and describes the game after it.
+        """Do what the page asks for and describe the game after it.
 
         Raises:
             LookupError: there is no such verb.
@@ -244,7 +244,7 @@ class Stage:
         return self._thread.submit(self._perform, verb, content).result()
 
     def close(self) -> None:
-        """Ends the game."""
+        """End the game."""
         self._thread.submit(self._game.close).result()
         self._thread.shutdown()
 

@@ -82,7 +82,7 @@ class Run:
         return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
-        """Takes up what was written since; a torn last line is left for later."""
+        """Take up what was written since; a torn last line is left for later."""
         with self._lock:
             for path in self._find_files():
                 if path not in self._sources:
@@ -213,7 +213,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _read_entry(entry: Entry) -> Trajectory:
-    """An episode from its place in its file. Raises SpearError where the file has gone or has changed."""
+    """An episode from its place in its file. Raises SpearError if the file has gone or has changed."""
     try:
         with entry.source.path.open("rb") as file:
             file.seek(entry.offset)

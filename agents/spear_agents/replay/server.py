@@ -80,7 +80,7 @@ class PageServer(ThreadingHTTPServer):
         raise LookupError(path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs what broke a connection; a browser that has moved on to another page is not an error."""
+        """Log what broke a connection; a browser that has moved on to another page is not an error."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             _log.exception("the connection from %s broke", client_address)
 

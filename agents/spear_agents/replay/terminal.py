@@ -27,7 +27,7 @@ Ask = Callable[[str], str]
 
 
 def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
-    """Plays until the person quits or the input ends.
+    """Play until the person quits or the input ends.
 
     Args:
         say: shows a text with a line break.
@@ -60,7 +60,7 @@ def options_of(game: Game) -> list[str]:
 
 
 def use_readline(game: Game) -> bool:
-    """Lets Tab complete actions; False where Python was built without readline."""
+    """Let Tab complete actions; False where Python was built without readline."""
     try:
         import readline
     except ImportError:

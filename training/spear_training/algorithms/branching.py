@@ -123,7 +123,7 @@ class Archive(Generic[Task, State]):
         Args:
             task: of the episode.
             anchors: names of the states before each of its turns, equal ones of one task for equal states.
-            states: these states; may be empty where no group begins in them.
+            states: these states; may be empty if no group begins in them.
             won: whether it did.
         """
         if self._settings.keeps(won=won):

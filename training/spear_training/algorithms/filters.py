@@ -36,7 +36,7 @@ def filter_rows(rows: RowTable, settings: SpearSettings, limit: int) -> dict[str
     """
     choice = settings.filter
     lengths, finished = torch.from_numpy(rows.response_length), torch.from_numpy(rows.finished)
-    # An episode that outgrew the context failed for want of room, as a response does that ran into its limit.
+    # An episode that outgrew the context failed for lack of room, as a response does that ran into its limit.
     overlong = overlong_mask(lengths, limit, finished=finished).numpy() | rows.truncated
     found = {
         "overlong": overlong & choice.overlong,

@@ -86,8 +86,8 @@ def _read_ids(values: Any, name: str) -> Array:
 
 @dataclass(frozen=True)
 class ReplayGate:
-    """Which rows the buffer takes: ``open`` [N] flags; how many it does not for want of a positive advantage, and how
-    many for want of a loss token, or of a tool call where one is required.
+    """Which rows the buffer takes: ``open`` [N] flags; how many it does not for lack of a positive advantage, and how
+    many for lack of a loss token, or of a tool call where one is required.
     """
 
     open: Array

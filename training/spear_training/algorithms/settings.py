@@ -119,7 +119,7 @@ class ReplaySettings(Record):
     capacity: int = number(2048, at_least=1)
     unit: ReplayUnit = ReplayUnit.SAMPLE
     max_age: int | None = number(5, at_least=0)
-    """Steps after which an entry is dropped; ``null`` keeps entries for ever."""
+    """Steps after which an entry is dropped; ``null`` keeps entries forever."""
     require_tool_call: bool = False
     power_of_two: bool = False
     """Draw the largest power of two of entries, as the authors' code does."""

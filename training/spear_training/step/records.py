@@ -24,7 +24,7 @@ class EpisodeRecord:
 
     ``terms`` are the raw reward terms, ``fault`` the kind of fault or None. ``rows`` counts its rows.
     ``versions`` are the training steps of the weights that wrote it, in ascending order. ``began`` counts the turns
-    before the snapshot that it began in, which are none of ``turns``; None where it began at the start of its task.
+    before the snapshot that it began in, which are none of ``turns``; None if it began at the start of its task.
     """
 
     group: str

@@ -183,7 +183,7 @@ class SpearStep:
         return fresh.add(token_advantages=raw, values=known.values, returns=returns)
 
     def _draw(self, t: int, gamma: float, metrics: dict[str, Any]) -> RowTable | None:
-        """Rows to imitate with recalibrated advantages (``eq:recalibrateadv``); None where nothing is replayed."""
+        """Rows to imitate with recalibrated advantages (``eq:recalibrateadv``); None if nothing is replayed."""
         replay = self._state.replay
         if not self._settings.sil.enabled:
             return None

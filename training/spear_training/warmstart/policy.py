@@ -148,9 +148,9 @@ def train_policy(
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> WarmStartReport:
-    """Collects rows, trains, saves a Hugging Face folder under ``out`` with ``warmstart.json``, and measures it.
+    """Collect rows, train, save a Hugging Face folder with ``warmstart.json`` under ``out``, and measure it.
 
-    The folder is complete or absent: it is written under a temporary name beside ``out`` and renamed.
+    The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed.
 
     Raises:
         SpearError: a setting without a valid value; ``out`` exists (unless ``overwrite``) or cannot be written.
@@ -245,7 +245,7 @@ def _train_to_target(
     draft: Path,
     observe: Observer,
 ) -> tuple[list[float], float, Part | None]:
-    """Trains, saves and measures until the target is met; returns losses, CPU seconds of training and the last
+    """Train, save and measure until the target is met; returns losses, CPU seconds of training and the last
     figures.
     """
     losses: list[float] = []

@@ -60,7 +60,7 @@ def collect_expert_rows(
     answers: Answers = Answers.PLAYED,
     on_episode: Callable[[bool], None] | None = None,
 ) -> list[ExpertRow]:
-    """Plays ``episodes`` training tasks with an expert that errs (:class:`spear_agents.engines.scripted.NoisyExpert`).
+    """Play ``episodes`` training tasks with an expert that errs (:class:`spear_agents.engines.scripted.NoisyExpert`).
 
     So the policy sees states off the shortest path.
 

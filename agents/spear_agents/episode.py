@@ -1,4 +1,4 @@
-"""The one loop that plays an episode. Evaluation, data collection and training rollouts all call it."""
+"""The loop that plays an episode, shared by evaluation, data collection and training rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from spear_envs.core.tasks import TaskSet
 BLOCKING_ENVIRONMENTS = 128
 """Environments of a process that wait for a service at the same time; further ones queue."""
 UNREAD_ACTION = "(nothing)"
-"""What the history shows as the action of a response that could not be read."""
+"""Action shown in the history for a response that could not be parsed."""
 
 
 async def play_episode(
@@ -54,12 +54,12 @@ async def play_episode(
     """Play one episode to its end: observe, build the prompt, generate, step, record.
 
     Nothing is generated for an episode that has ended. Turn ``t`` is sampled with a seed derived from the task,
-    ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode is the same whatever is played beside it. What a
-    policy writes never raises; a fault of the environment or of the engine ends the episode and is recorded, with a
+    ``seed`` and ``t`` (``sampling.seed`` is not read), so an episode does not depend on those played next to it. What a
+    policy writes never raises; a fault of the environment or the engine ends the episode and is recorded, with a
     reward of 0.
 
     Args:
-        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile. With
+        env: an environment on the contract of ``spear_envs``, used by nobody else meanwhile. With
             ``metadata["blocking"]`` it is stepped in a thread.
         engine: answers the prompts; must know ``prompts.tokenizer``'s ids.
         prompts: shared between episodes.
@@ -82,10 +82,10 @@ async def play_episode(
 
 
 class World:
-    """An environment while one episode is played in it: what it shows now, and what it has paid.
+    """An environment with one episode under way: its present observation and the rewards so far.
 
     Args:
-        env: an environment on the contract of ``spear_envs``; not used by anyone else meanwhile. With
+        env: an environment on the contract of ``spear_envs``, used by nobody else meanwhile. With
             ``metadata["blocking"]`` it is stepped in a thread.
         task_id: task to reset to.
         seed: of the environment.
@@ -108,7 +108,7 @@ class World:
         self._steps = 0
 
     async def begin(self, measure: Callable[[str], int] | None) -> StopReason | None:
-        """Begin the episode; ``FAULT`` where that fails. ``measure`` counts the tokens of a text.
+        """Begin the episode; ``FAULT`` if that fails. ``measure`` counts the tokens of a text.
 
         Raises:
             UnknownTaskError: the environment has no such task.
@@ -126,7 +126,7 @@ class World:
         return None
 
     async def step(self, response: str) -> StopReason | None:
-        """Play a response; returns why the episode ends, or None if it goes on.
+        """Play a response; return why the episode ends, or None if it continues.
 
         Raises:
             SpearError: the environment broke; names task and turn.
@@ -141,9 +141,9 @@ class World:
         return _find_stop(self.info, terminated) if terminated or truncated else None
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``function`` returns, run beside the event loop if the environment waits for a service.
+        """Call ``function``, in a thread if the environment waits for a service.
 
-        The loop's own pool has a few threads for each core, which is too few for such episodes.
+        The event loop's own pool has a few threads for each core, too few for these episodes.
         """
         if not self.core.metadata.get("blocking"):
             return function(*args, **kwargs)
@@ -191,10 +191,10 @@ async def draw_response(
     turn: int,
     images: Sequence[np.ndarray] = (),
 ) -> Generation:
-    """Response ``turn`` (from 1) of an episode, with the seed and the request id that belong to it.
+    """Draw response ``turn`` (from 1) of an episode, with its own seed and request id.
 
     Raises:
-        EngineFault: no response could be had, or a log-probability of it is NaN.
+        EngineFault: there was no response, or a log-probability is NaN.
         ContextExceededError: the prompt is too long.
         SpearError: the engine failed; names the task and the turn.
     """
@@ -212,7 +212,7 @@ async def draw_response(
 
 
 class _Episode:
-    """An episode under way: one response, one step."""
+    """An episode under way."""
 
     def __init__(
         self, world: World, engine: Engine, prompts: PromptBuilder, sampling: Sampling, *, snapshots: bool
@@ -239,7 +239,7 @@ class _Episode:
         return self.world.close(stop or StopReason.TURN_LIMIT, self.turns, self.prompts, **given)
 
     async def _play_turn(self, number: int) -> StopReason | None:
-        """Play turn ``number`` (from 1); returns why the episode ends, or None if it goes on."""
+        """Play turn ``number`` (from 1); return why the episode ends, or None if it continues."""
         world, before = self.world, self.world.info
         snapshot = Snapshot.take(world.core, self.dialogue.recall()) if self.snapshots else None
         text, picture = text_of(world.observation), image_of(world.observation)
@@ -268,7 +268,7 @@ class _Episode:
             return StopReason.FAULT
         response = self.prompts.decode(generation.token_ids)
         stop = await world.step(response)
-        # What a local model read belongs to its training rows; other engines leave pictures to the replay.
+        # Training rows need what a local model read; other engines leave pictures to the replay.
         read = picture if self.prompts.mark_image is not None else None
         turn = _record_turn(prompt, generation, response, text, before, world.info, read)
         self.turns.append(replace(turn, snapshot=snapshot) if snapshot is not None else turn)
@@ -280,7 +280,7 @@ class _Episode:
 
 @lru_cache(maxsize=1)
 def _open_threads(pid: int) -> ThreadPoolExecutor:
-    """The threads of a process: a child that was forked has none of its parent's."""
+    """The threads of a process, which a forked child does not share."""
     return ThreadPoolExecutor(BLOCKING_ENVIRONMENTS, thread_name_prefix="blocking-env")
 
 

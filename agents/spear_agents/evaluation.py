@@ -1,4 +1,4 @@
-"""Evaluates a policy on a fixed list of tasks, resumably, and compares two evaluations."""
+"""Resumable evaluation of a policy on a fixed list of tasks, and the comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 FAULTS_IN_A_ROW = 5
-"""Episodes that the engine cut short, one after the other, after which a run is given up."""
+"""Consecutive episodes cut short by the engine after which a run gives up."""
 EPISODE_COLUMNS = (
     "task_id",
     "seed",
@@ -52,14 +52,14 @@ EPISODE_COLUMNS = (
     "tool_calls",
     "fault",
 )
-"""Fields of a trajectory that a table of episodes shows as they are."""
+"""Fields of a trajectory that a table of episodes copies."""
 _ENGINE_FAULTS = frozenset(kind.value for kind in (*EngineFaultKind, *AgentFaultKind))
-"""Faults of who plays, which the next episode is likely to share."""
+"""Faults of the player, likely to recur in the next episode."""
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The figures of an evaluation, and the episodes behind them.
+    """The figures of an evaluation and its episodes.
 
     ``identity`` is what makes it this evaluation (:meth:`~spear_agents.settings.EvalSettings.identify`).
     """
@@ -88,7 +88,7 @@ class Evaluation:
 
     @property
     def row_name(self) -> str:
-        """What the evaluation is called in a table."""
+        """Name of the evaluation in a table."""
         settings = self.settings
         model = name_model(settings.model) if settings.model else settings.engine.value
         return model if settings.method is Method.PLAIN else f"{model} {settings.method.value}"
@@ -178,7 +178,7 @@ class StoppedError(KeyboardInterrupt):
 
 
 class Observer(Protocol):
-    """Who watches an evaluation, for instance a progress bar."""
+    """Follows an evaluation, for instance as a progress bar."""
 
     def __call__(self, done: int, total: int, trajectory: Trajectory | None) -> None:
         """Called at the beginning (with what was already played) and after each episode."""
@@ -212,7 +212,7 @@ def choose_template(env: gym.Env[Any, Any], name: str) -> Any:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings with the defaults of environment and engine filled in, and what of the environment is needed."""
+    """Settings with the defaults of environment and engine filled in, and the parts of the environment needed."""
 
     settings: EvalSettings
     task_ids: list[str]
@@ -225,7 +225,7 @@ def prepare(settings: EvalSettings) -> Prepared:
     """Look at the environment of ``settings``.
 
     Raises:
-        SpearError: no such environment, task, split or template, or a model that is not to be had.
+        SpearError: an unknown environment, task, split or template, or a model that is not available.
     """
     split = settings.split or find_splits(settings.env_id)[-1]
     env = make_env(settings.env_id, split, settings.env_kwargs)
@@ -249,11 +249,11 @@ def run_evaluation(
     """Play the tasks of ``settings`` and summarise the results.
 
     With ``out`` every episode is appended to ``out/episodes.jsonl`` as it ends and the figures go to
-    ``out/summary.json``; run again, it plays only what is missing, and what a fault cut short.
+    ``out/summary.json``; run again, it plays only what is missing or was cut short by a fault.
 
     Raises:
         SpearError: a setting that does not exist, a model that cannot be loaded, a folder that cannot be written or
-            holds an evaluation with other settings, an engine that fails again and again.
+            holds an evaluation with other settings, an engine that keeps failing.
     """
     prepared = prepare(settings)
     settings, jobs = prepared.settings, prepared.settings.jobs(prepared.task_ids)
@@ -308,7 +308,7 @@ def run_evaluation(
 
 
 class _Progress:
-    """What has been played and what is missing."""
+    """Finished and missing jobs of an evaluation."""
 
     def __init__(self, log: EpisodeLog, jobs: Sequence[Job], trials: int, observer: Observer | None) -> None:
         self._log = log

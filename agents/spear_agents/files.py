@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and digests of model folders."""
+"""Atomic writes of files, and digests of model folders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def draft_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which takes its place when the block ends and is removed when it fails.
+    """Temporary file next to ``path``, which replaces it when the block ends and is removed if it fails.
 
     Raises:
         SpearError: the folder cannot be written.
@@ -58,7 +58,7 @@ def draft_file(path: Path) -> Iterator[Path]:
 
 
 def explain_unwritable(path: Path, error: OSError) -> SpearError:
-    """The one line a user gets when a file cannot be written."""
+    """The error for a file that cannot be written."""
     return SpearError(f"{path} cannot be written ({error.strerror}): choose another folder or free the disk")
 
 
@@ -67,13 +67,13 @@ def require_model_file(folder: str | Path, name: str) -> Path:
     path = Path(folder) / name
     if not path.is_file():
         raise SpearError(
-            f"{folder} holds no {name}: give a folder written by save_pretrained, such as one made by `spear warmstart`"
+            f"{folder} does not contain {name}: give a folder of save_pretrained, such as one of `spear warmstart`"
         )
     return path
 
 
 def digest_model(folder: str | Path) -> str:
-    """SHA-256 over name, size, first and last MiB of a model's files: tells retrained weights at one path apart."""
+    """SHA-256 over name, size, first and last MiB of a model's files: changes when weights are retrained in place."""
     digest = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
         if path.suffix not in _MODEL_FILES and path.name not in _MODEL_JSON:
@@ -88,7 +88,7 @@ def digest_model(folder: str | Path) -> str:
 
 
 def has_words(model: str | Path) -> bool:
-    """Whether a folder's tokenizer knows whole words alone, as those of `spear warmstart` do, and builds none."""
+    """Whether a folder's tokenizer is on the word level, as those of `spear warmstart` are."""
     try:
         inner = json.loads((Path(model) / "tokenizer.json").read_text(encoding="utf-8"))["model"]
         return inner["type"] == "WordLevel" or inner.get("merges") == []

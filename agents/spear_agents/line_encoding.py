@@ -1,4 +1,4 @@
-"""Tokenising line by line, where that gives the tokens of the whole text: known lines need not be read again.
+"""Tokenising line by line, with a cache of lines, where that gives the tokens of the full text.
 
 A line of fields (``… [SEP] Red shoes [SEP] $12.99 …``) is cut at these too: products recur more often than pages.
 """
@@ -30,19 +30,19 @@ _LINE = re.compile(r".*?\n(?=[!-~])|.+", re.DOTALL)
 """Up to a line break before a visible ASCII character, which no later one joins or composes with."""
 
 _FIELD = " ["
-"""What a field begins with. Behind a visible ASCII character its blank begins a piece in all of these patterns: only
-pieces of blanks go on over one.
+"""Start of a field. After a visible ASCII character its blank begins a piece in all of these patterns: only pieces of
+blanks extend over one.
 """
 
 Encode = Callable[[str], tuple[int, ...]]
 
 
 def encode_by_line(encode: Encode, backend: Any) -> Encode:
-    """``encode``, which remembers lines where ``backend`` is known to tokenise each by itself; else as it is.
+    """``encode`` with a cache of lines if ``backend`` is known to tokenise each by itself, else unchanged.
 
     Args:
-        encode: gives the ids of a text, with nothing added.
-        backend: the ``tokenizers.Tokenizer`` behind it.
+        encode: gives the ids of a text, without special tokens.
+        backend: its ``tokenizers.Tokenizer``.
     """
     if not cuts_at_lines(json.loads(backend.to_str())):
         return encode
@@ -59,7 +59,7 @@ def encode_by_line(encode: Encode, backend: Any) -> Encode:
 
 
 def _cut_at_fields(line: str) -> list[str]:
-    """The parts of a line, each but the first with the blank before its bracket."""
+    """Split a line before its fields, each with the blank before its bracket."""
     first, *fields = line.split(_FIELD)
     parts = [first]
     for field in fields:

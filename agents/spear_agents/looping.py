@@ -1,4 +1,4 @@
-"""Coroutines of code that is not asynchronous."""
+"""Coroutines called from synchronous code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ Result = TypeVar("Result")
 
 
 def run_blocking(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end, also where the thread already has a running loop, as in a notebook.
-
-    Ctrl-C cancels it.
-    """
+    """Run a coroutine to its end, also in a thread with a running loop, as in a notebook. Ctrl-C cancels it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

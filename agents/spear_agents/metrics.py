@@ -1,4 +1,4 @@
-"""Metrics of a run, read back from the files that verl's logger wrote: one a launch, later launches replace steps."""
+"""Metrics of a run, from the files of verl's logger: one per launch, where later launches replace steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 METRICS_FOLDER = "metrics"
 TRAINED = ("training/global_step", "train/loss")
-"""Metrics that only a training step has: of reinforcement learning, of supervised fine-tuning."""
+"""Metrics that mark a training step: of reinforcement learning, of supervised fine-tuning."""
 
 Panel = tuple[str, tuple[tuple[str, str], ...]]
 """Title, and the metrics in it with their names."""
@@ -31,22 +31,22 @@ PANELS: tuple[Panel, ...] = (
         ),
     ),
 )
-"""What is worth a look first in a training with SPEAR."""
+"""The main plots of a training with SPEAR."""
 
 FINE_TUNING: tuple[Panel, ...] = (("loss (nats a token)", (("train/loss", "samples of the step"),)),)
-"""The same of a supervised fine-tuning."""
+"""The main plots of a supervised fine-tuning."""
 
 
 def measure_metrics(out: str | Path) -> int:
-    """Bytes of the run's metrics: grows whenever :func:`read_history` has something new to say."""
+    """Bytes of the run's metrics: grows whenever :func:`read_history` has something new."""
     return sum(path.stat().st_size for path in (Path(out) / METRICS_FOLDER).glob("*.jsonl"))
 
 
 def read_history(out: str | Path) -> list[dict[str, Any]]:
     """One mapping of metrics a step, ``step`` among them, in order of steps; a torn last line is left out.
 
-    A resumed launch starts again at the step after its checkpoint, so its steps replace those of earlier launches from
-    there on. Validation before the first step has ``step`` 0.
+    Steps of a resumed launch replace those of earlier launches after its checkpoint. Validation before the first step
+    has ``step`` 0.
     """
     history: dict[int, dict[str, Any]] = {}
     for path in sorted((Path(out) / METRICS_FOLDER).glob("*.jsonl")):
@@ -66,7 +66,7 @@ def read_history(out: str | Path) -> list[dict[str, Any]]:
 
 
 def _read_record(line: bytes) -> tuple[int, dict[str, Any]] | None:
-    """Step and metrics of a line; None for one that is empty, torn by a kill, or of something else."""
+    """Step and metrics of a line; None if it is empty, torn by a kill, or something else."""
     try:
         record = json.loads(line)
         return int(record["step"]), dict(record["data"])

@@ -1,4 +1,4 @@
-"""Options of the commands that play episodes, and the settings they make."""
+"""Options of the commands that play episodes, and the settings built from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SectionedCommand(click.Command):
     """A command whose help lists options under the headings that :func:`join_options` gave them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a list of options for each heading; the command's own come first."""
+        """Write the options below their headings, the command's own first."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
@@ -40,7 +40,7 @@ class SectionedCommand(click.Command):
 
 
 def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
-    """One decorator of several, in the order in which help lists them below ``heading``."""
+    """Combine option decorators, in the order in which help lists them below ``heading``."""
 
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -52,7 +52,7 @@ def join_options(heading: str, *options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def add_program_options(command: F) -> F:
-    """Add the options of a program that plays in our loop's place."""
+    """Add the options of a program that plays instead of our loop."""
     return join_options(
         "Agent program",
         click.option("--agent", metavar="FILE:FUNCTION", help="Program that plays instead of our own loop."),
@@ -60,7 +60,7 @@ def add_program_options(command: F) -> F:
             "--agent-timeout",
             type=click.FloatRange(0, min_open=True),
             default=3600.0,
-            help="Seconds that it may take for an episode.",
+            help="Time limit for an episode in seconds.",
         ),
     )(command)
 
@@ -68,7 +68,7 @@ def add_program_options(command: F) -> F:
 def add_playing_options(
     engine: str = "hf", split: str = "the last, such as test", template: str | None = None
 ) -> Callable[[F], F]:
-    """Add the options of who plays what and how; the arguments are defaults, ``split`` as words."""
+    """Add the options of player, tasks and prompts; the arguments are defaults, ``split`` as words."""
     sections = (
         join_options("Policy", *_list_policy_options(engine)),
         join_options("Server (--engine openai)", *_list_server_options()),
@@ -93,7 +93,7 @@ def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
             "--model", help="Folder or name of the policy (spear models; hf, vllm), or its name at the server (openai)."
         ),
         click.option(
-            "--dtype", type=click.Choice(DTYPES), help="Of the computation; default: that of the weights (hf, vllm)."
+            "--dtype", type=click.Choice(DTYPES), help="Computation type; default: that of the weights (hf, vllm)."
         ),
         click.option("--thoughts", is_flag=True, help="The expert says why it does what it does (expert)."),
     ]
@@ -101,7 +101,7 @@ def _list_policy_options(engine: str) -> list[Callable[[F], F]]:
 
 def _list_server_options() -> list[Callable[[F], F]]:
     return [
-        click.option("--base-url", help="Address of the server, up to and with /v1."),
+        click.option("--base-url", help="Address of the server, including /v1."),
         click.option(
             "--server",
             type=click.Choice([kind.value for kind in ServerKind]),
@@ -119,7 +119,7 @@ def _list_server_options() -> list[Callable[[F], F]]:
 def _list_vllm_options() -> list[Callable[[F], F]]:
     return [
         click.option("--lora", help="Folder of a LoRA adapter for the model."),
-        click.option("--max-model-len", type=int, help="Most tokens of prompt and response; default: the model's."),
+        click.option("--max-model-len", type=int, help="Maximum tokens of prompt and response; default: the model's."),
         click.option("--tensor-parallel", type=int, help="Devices that share each layer; default 1."),
         click.option("--gpu-memory-utilization", type=float, help="Share of a GPU's memory."),
         click.option(
@@ -134,7 +134,7 @@ def _list_episode_options(split: str) -> list[Callable[[F], F]]:
     return [
         click.option("--split", type=SPLIT, help=f"Split of the tasks; by default {split}."),
         click.option("--tasks", default="all", help="all, a number of leading ones, or ids."),
-        click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME and 1 elsewhere."),
+        click.option("--episodes-per-task", type=int, help="Default: the benchmark's own, 30 on AIME, else 1."),
         click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment."),
         click.option("--seed", type=int, default=0),
         click.option("--concurrency", type=click.IntRange(1), default=128, help="Episodes at a time."),
@@ -158,7 +158,7 @@ def _list_prompt_options(template: str | None) -> list[Callable[[F], F]]:
             default="plain",
             help="How the model is prompted.",
         ),
-        click.option("--trials", type=int, help="Trials of a task at most (reflexion: 3)."),
+        click.option("--trials", type=int, help="Maximum trials of a task (reflexion: 3)."),
         click.option(
             "--template",
             default=template,

@@ -1,4 +1,4 @@
-"""From settings to somebody who plays: the engine, its tokenizer, and how a job is played."""
+"""From settings to a player: the engine, its tokenizer, and how a job is played."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class OpenPolicy:
     """A policy that is ready to play.
 
     Attributes:
-        engine_for: the engine that plays in an environment (one that :meth:`wrap_env` gave).
-        prompts: writes its prompts.
-        settings: with the model's own limit of a response filled in.
+        engine_for: the engine for an environment from :meth:`wrap_env`.
+        prompts: builds the prompts.
+        settings: with the model's own response limit filled in.
     """
 
     engine_for: Callable[[Env], Engine]
     prompts: PromptBuilder
     settings: EvalSettings
     aclose: Callable[[], Awaitable[None]]
-    """Ends what belongs to the event loop that played."""
+    """Releases what belongs to the event loop."""
 
     def wrap_env(self, env: Env) -> Env:
         """The environment as this policy plays it."""
@@ -58,10 +58,10 @@ def open_policy(
     concurrency: int = 128,
     deterministic: bool = False,
 ) -> OpenPolicy:
-    """Open the policy of resolved settings; what has to be closed goes onto ``stack``.
+    """Open the policy of resolved settings; resources to close go onto ``stack``.
 
     Raises:
-        SpearError: a model that cannot be loaded, a template or layout that does not go with it.
+        SpearError: a model that cannot be loaded, or a template or layout that it cannot use.
     """
     words = template if settings.method is Method.PLAIN else make_form(settings.method, template, parser)
     opened = _open_engine(settings, template, stack, concurrency, deterministic)
@@ -89,7 +89,7 @@ class _OpenEngine:
     tokenizer: Tokenizer
     max_tokens: int | None
     max_prompt_tokens: int | None = None
-    """What the model's context leaves for a prompt; None if it is not known."""
+    """Tokens of the model's context left for a prompt; None if unknown."""
     aclose: Callable[[], Awaitable[None]] = _close_nothing
     mark_image: Callable[[np.ndarray], str] | None = None
     end_ids: tuple[int, ...] = ()

@@ -20,21 +20,21 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.prompts import IMAGE, PromptContext, PromptTemplate, RunningTemplate
 
 _PROBES = ("x", " \n a <b> {{ c }}\n\n", "")
-"""Contents by which a chat template proves that it passes text through: blanks at both ends, markup, nothing at all."""
+"""Contents that a chat template must pass through: blanks at both ends, markup, an empty text."""
 _REPLIES = ("x", " x\n", "<think>t</think><action>a</action>", "<think>\nt\n</think>\n\na")
-"""Responses by which it proves that it keeps them as they were written."""
+"""Responses that a chat template must keep as they were written."""
 _QUESTION: Message = {"role": "user", "content": "x"}
 _MARKER = "\x02reply\x02"
 _log = logging.getLogger(__name__)
 
 
 class Overlong(str, Enum):
-    """What happens to a prompt that is longer than ``max_prompt_tokens``."""
+    """What to do with a prompt longer than ``max_prompt_tokens``."""
 
     END = "end"
     """The episode ends as ``context_limit``."""
     DROP_HISTORY = "drop-history"
-    """The oldest turns of the history are left out until it fits, and the record counts them (``per_turn`` only)."""
+    """The oldest turns are dropped until the prompt fits, and counted in the record (``per_turn`` only)."""
 
 
 @dataclass(frozen=True)
@@ -48,46 +48,45 @@ class Prompt:
     shows_image: bool
     """The text holds the placeholder of a picture."""
     room: int | None = None
-    """Tokens that the response may have at most, where a conversation's length is limited."""
+    """Maximum tokens of the response, if a conversation's length is limited."""
     dropped_turns: int = 0
-    """Turns of the history that were left out for its length."""
+    """Turns of the history dropped for length."""
     follows: int | None = None
-    """Place of the turn (from 0) behind whose response ``new_ids`` stand; None if they are the whole prompt."""
+    """Index of the turn (from 0) whose response ``new_ids`` follow; None if they are the full prompt."""
 
 
 class PromptBuilder:
-    """Makes prompts for one policy: a tokenizer with its chat template, a prompt template, a layout.
+    """Builds prompts for one policy: a tokenizer with its chat template, a prompt template, a layout.
 
-    The chat template is rendered once for each kind of message; later texts are set between its fixed parts and
-    tokenised as a whole, so tokens never differ from ``apply_chat_template``'s. A chat template that rewrites
-    contents (strips them, say) is noticed and rendered forevery prompt instead.
+    The chat template is rendered once for each kind of message; later texts go between its fixed parts and the result
+    is tokenised at once, so tokens never differ from ``apply_chat_template``'s. A chat template that rewrites contents
+    (strips them, say) is detected and rendered for every prompt.
 
     Args:
         tokenizer: any Hugging Face tokenizer with a chat template, or
-        :class:`spear_agents.engines.bytes.ByteTokenizer`. template: an environment's prompt template
-        (``env.unwrapped.templates``). The conversation of a
-            :class:`~spear_envs.core.prompts.RunningTemplate` goes on without the chat template's frame, except behind
+            :class:`spear_agents.engines.bytes.ByteTokenizer`.
+        template: an environment's prompt template (``env.unwrapped.templates``). The conversation of a
+            :class:`~spear_envs.core.prompts.RunningTemplate` continues without the chat template's frame, except after
             a response in which the model itself ended its message.
         layout: see :class:`~spear_agents.trajectory.Layout`.
         history: pairs of observation and action shown in ``per_turn`` prompts (the paper shows 2).
         max_prompt_tokens: longest sequence sent to the engine; None for no limit.
-        max_row_tokens: most tokens of a conversation after its first prompt, the environment's included; None for no
-            limit. With it ``max_prompt_tokens`` is a limit of the first prompt alone.
+        max_row_tokens: maximum tokens of a conversation after its first prompt, including the environment's; None for
+            no limit. With it ``max_prompt_tokens`` limits the first prompt only.
         stop_token_ids: ids besides the tokenizer's end token that may close a response
             (:func:`spear_agents.end_tokens.find_end_ids`); a closing one is not part of its text.
-        overlong: what happens to a prompt beyond ``max_prompt_tokens``.
-        mark_image: the text that stands for a picture in a local model's sequence: of
-            :meth:`spear_agents.engines.vision.ImageReader.mark`, or of :func:`find_image_mark` where the engine itself
-            puts in as many image tokens as it needs; None leaves ``<image>`` in its place, as engines that send
-            messages want it.
+        overlong: what to do with a prompt beyond ``max_prompt_tokens``.
+        mark_image: the text of a picture in a local model's sequence, from
+            :meth:`spear_agents.engines.vision.ImageReader.mark`, or from :func:`find_image_mark` if the engine inserts
+            the image tokens itself; None leaves ``<image>``, as engines that send messages need it.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}`` of Qwen3's.
 
     Raises:
-        SpearError: no chat template, one that refuses the messages or does not read one of the variables, or a
+        SpearError: a missing chat template, one that refuses the messages or does not use one of the variables, or a
             conversation that is to drop its history.
 
-    A chat template that rewrites earlier responses (``rewrites``) is given the whole conversation at every turn; the
-    prompt continues the tokens of the last turn only where it shows them unchanged
+    A chat template that rewrites earlier responses (``rewrites``) is given the full conversation at every turn; the
+    prompt continues the tokens of the last turn only if it shows them unchanged
     (:class:`~spear_agents.transcript.Transcript`).
     """
 
@@ -124,26 +123,26 @@ class PromptBuilder:
         self._before: list[Message] = [*self._system, _QUESTION, {"role": "assistant", "content": _MARKER}]
         in_frames = self.layout is Layout.CONVERSATION
         self.rewrites = in_frames and not self.stop_strings and not all(map(self._keeps, _REPLIES))
-        """The chat template shows earlier responses otherwise than they were written: without thoughts, or stripped.
+        """Whether the chat template changes earlier responses: drops thoughts, or strips them.
 
-        What runs on within one message is none of them.
+        Text that continues within one message does not count.
         """
         self._continuation = self._find_frame(self._before, _MARKER) if in_frames and not self.rewrites else None
         if self.rewrites:
             _log.warning("the chat template rewrites earlier responses: such a turn begins a training row of its own")
 
     def begin(self, history: Sequence[tuple[str, str]] | None = None) -> Dialogue:
-        """The prompts of one episode, which goes on behind ``history`` where that is given.
+        """The prompts of one episode, which continues after ``history`` if given.
 
         Raises:
-            SpearError: a conversation is to go on in its middle.
+            SpearError: a conversation is to continue in its middle.
         """
         if history is not None and self.layout is Layout.CONVERSATION:
             raise SpearError("a conversation cannot begin in a snapshot, which lacks its tokens: use layout per_turn")
         return Dialogue(self, history or ())
 
     def with_template(self, template: PromptTemplate) -> PromptBuilder:
-        """The same builder with other words, whose system message and stop strings must be those of its own."""
+        """A copy with another template, whose system message and stop strings must be equal."""
         other = copy(self)
         other.template = template
         return other
@@ -159,7 +158,7 @@ class PromptBuilder:
         return Prompt(ids, ids, shows_image)
 
     def follow_up(self, context: PromptContext, finish: Finish, picture: np.ndarray | None = None) -> Prompt:
-        """What a conversation gains after a response: its end mark if the response lacks one, and the next message.
+        """What follows a response in a conversation: its end mark if the response lacks one, and the next message.
 
         A response that ended with another end token than the chat template's keeps it and gets no second one.
         """
@@ -174,7 +173,7 @@ class PromptBuilder:
         return Prompt(ids, ids, shows_image)
 
     def _write(self, text: str, picture: np.ndarray | None) -> tuple[str, bool]:
-        """A message as the tokenizer gets it, and whether it has the place of a picture."""
+        """A message for the tokenizer, and whether it has the place of a picture."""
         text = self.chat.disarm(text)
         places = text.count(IMAGE)
         if places > 1:
@@ -185,7 +184,7 @@ class PromptBuilder:
 
     @property
     def measure(self) -> Callable[[str], int] | None:
-        """Counts the tokens of a text; None for bytes, which are not a measure of what a policy can read."""
+        """Function that counts the tokens of a text; None for bytes, which do not measure what a policy can read."""
         return None if isinstance(self.tokenizer, ByteTokenizer) else lambda text: len(self.chat.encode(text))
 
     def decode(self, response_ids: Sequence[int]) -> str:
@@ -202,13 +201,13 @@ class PromptBuilder:
         return rest
 
     def _keeps(self, reply: str) -> bool:
-        """Whether the chat template shows this response, in a later prompt, as it was written."""
+        """Whether the chat template keeps this response unchanged in a later prompt."""
         asked = [*self._system, _QUESTION]
         later = self.chat.render([*asked, {"role": "assistant", "content": reply}, _QUESTION])
         return later.startswith(self.chat.render(asked) + reply)
 
     def _find_frame(self, before: list[Message], marker: str) -> tuple[str, str] | None:
-        """What the chat template puts before and after a user message, or None if it depends on the message."""
+        """Text of the chat template before and after a user message, or None if it depends on the message."""
         seed = "\x02content\x02"
         head, found, tail = self._render_after(before, marker, seed).partition(seed)
         if not found:
@@ -223,7 +222,7 @@ class PromptBuilder:
 
 
 class Dialogue:
-    """The prompts of one episode in their order; ``past`` are observation and action of turns before the first."""
+    """The prompts of one episode in order; ``past`` are observation and action of turns before the first."""
 
     def __init__(self, builder: PromptBuilder, past: Sequence[tuple[str, str]] = ()) -> None:
         self._builder = builder
@@ -284,7 +283,7 @@ class Dialogue:
         return tuple(self._past[-window:]) if window else ()
 
     def _shorten(self, context: PromptContext, picture: np.ndarray | None) -> Prompt:
-        """The prompt with as many of the latest turns as fit; without any where even that is too long."""
+        """The prompt with as many of the latest turns as fit, possibly none."""
         limit = self._builder.max_prompt_tokens
         for dropped in range(len(context.history) + 1):
             prompt = self._builder.first(replace(context, history=context.history[dropped:]), picture)
@@ -293,7 +292,7 @@ class Dialogue:
         return replace(prompt, dropped_turns=dropped)
 
     def add(self, observation: str, action: str, response_ids: tuple[int, ...], finish: Finish) -> None:
-        """Records a turn: what was seen, what was done, the sampled tokens and how they ended."""
+        """Record a turn: observation, action, sampled tokens and how they ended."""
         if self._written is not None:
             self._written.add(response_ids, finish)
         self._past.append((observation, action))
@@ -303,7 +302,7 @@ class Dialogue:
 
 
 class _Written:
-    """A conversation whose chat template rewrites earlier responses, written anew at every turn."""
+    """A conversation whose chat template rewrites earlier responses, rendered again at every turn."""
 
     def __init__(self, builder: PromptBuilder) -> None:
         self._builder = builder
@@ -332,7 +331,7 @@ class _Written:
         return Prompt(asked.ids, asked.new_ids, False, asked.room, follows=asked.follows)
 
     def add(self, response_ids: tuple[int, ...], finish: Finish) -> None:
-        """Records the response to the last prompt."""
+        """Record the response to the last prompt."""
         assert self._asked is not None
         text = self._builder.chat.disarm(self._transcript.add(self._asked, response_ids, finish))
         if self._runs_on:
@@ -355,15 +354,15 @@ def disarm_context(context: PromptContext) -> PromptContext:
 
 
 def find_image_mark(tokenizer: Tokenizer) -> str:
-    """What a chat template writes for a picture between two texts, such as Qwen's ``<|image_pad|>`` and its frame.
+    """What a chat template writes for a picture, such as Qwen's ``<|image_pad|>`` and its frame.
 
-    ``<image>`` where the template knows no pictures.
+    ``<image>`` if the template does not support pictures.
     """
     seed = "\x02"
     parts = [{"type": "text", "text": seed}, {"type": "image"}, {"type": "text", "text": seed}]
     try:
         rendered = tokenizer.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
-    except Exception:  # a template is a program of strangers, and most are for texts
+    except Exception:  # a template is third-party code, and most are for texts
         return IMAGE
     pieces = str(rendered).split(seed)
     return pieces[1] if len(pieces) == 3 and pieces[1].strip() and "image" in pieces[1].lower() else IMAGE

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its episodes as they end, its settings, and what of it counts."""
+"""The folder of an evaluation: its settings and its episodes as they end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Key = tuple[str, int]
 
 @dataclass
 class EpisodeLog:
-    """Episodes of earlier runs, and where those of this one go (nowhere, without a folder).
+    """Episodes of earlier runs, and the file for new ones (None without a folder).
 
-    ``earlier`` holds the trials of each job in their order, most often one; what a fault cut short is not among them.
+    ``earlier`` holds the trials of each job in order, usually one, without those cut short by a fault.
     """
 
     earlier: dict[Key, list[Trajectory]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class EpisodeLog:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[EpisodeLog]:
-    """The log in a file, which one process at a time may write.
+    """Open the log in a file, which one process at a time may write.
 
     Raises:
         SpearError: another process writes it, or it cannot be read or written.
@@ -54,7 +54,7 @@ def open_log(path: Path) -> Iterator[EpisodeLog]:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Keep other processes out for as long as the block lasts; a killed process leaves no lock behind."""
+    """Keep other processes out while the block runs; a killed process leaves no lock."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
@@ -65,21 +65,21 @@ def _lock(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SpearError(
-                f"another process plays into {path.parent}: wait for it, or choose another folder"
+                f"another process writes to {path.parent}: wait for it, or choose another folder"
             ) from error
         yield
 
 
 def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
-    """Write the settings of a new folder, or compares those of an old one.
+    """Write the settings of a new folder, or compare those of an old one.
 
     Raises:
-        SpearError: they differ, or the folder holds no evaluation.
+        SpearError: they differ, or the folder is not an evaluation's.
     """
     path = out / SETTINGS
     if not path.exists():
         if (out / EPISODES).exists():
-            raise SpearError(f"{out} holds {EPISODES} but no {SETTINGS}: choose another folder")
+            raise SpearError(f"{out} contains {EPISODES} without {SETTINGS}: choose another folder")
         write_json(path, identity)
         return
     found = read_settings(out)
@@ -92,7 +92,7 @@ def check_settings(out: Path, identity: Mapping[str, Any]) -> None:
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """The settings that a folder was played with. Raises SpearError if there are none that can be read."""
+    """Read the settings of a folder. Raises SpearError if they cannot be read."""
     path = out / SETTINGS
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -101,5 +101,5 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 
 def read_last(path: Path) -> list[Trajectory]:
-    """The episode of each job that counts: the last one written. Raises SpearError if the file cannot be read."""
+    """Read the last episode of each job. Raises SpearError if the file cannot be read."""
     return list({(t.task_id, t.seed): t for t in read_trajectories(path)}.values())

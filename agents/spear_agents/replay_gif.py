@@ -1,4 +1,4 @@
-"""An episode as an animated picture: the recorded responses are played again and every frame is kept."""
+"""Animated picture of an episode, rendered by playing the recorded responses again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.making import make_env
 
 LEAST_SIDE = 288
-"""Frames are enlarged by a whole factor until their shorter side has at least this many pixels."""
+"""Frames are enlarged by an integer factor until their shorter side has at least this many pixels."""
 CAPTION = 24
 FRAME_MS, FINAL_MS = 500, 2500
 INK, PAPER, WON, LOST = (235, 235, 235), (30, 30, 34), (120, 220, 130), (240, 130, 110)
@@ -56,7 +56,7 @@ def render_episode_gif(
 def replay_frames(
     env_id: str, env_kwargs: Mapping[str, Any], trajectory: Trajectory, *, split: str | None = None
 ) -> list[np.ndarray]:
-    """The frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
+    """Frames of an episode, uint8 [height, width, 3]: the first observation and one after each response.
 
     Raises:
         SpearError: as for :func:`render_episode_gif`.
@@ -73,7 +73,7 @@ def replay_frames(
         last = -1
         for place, response in trajectory.list_steps():
             _, _, _, _, info = env.step(response)
-            # One frame for each turn: where a program played several responses behind one, the last.
+            # One frame for each turn: the last if a program played several responses after one.
             frames += [frames[-1]] * (place - last)
             frames[-1], last = np.array(env.render()), place
         frames += [frames[-1]] * (len(trajectory.turns) - 1 - last)
@@ -81,7 +81,7 @@ def replay_frames(
         env.close()
     if bool(info["won"]) != trajectory.won or info["task_fingerprint"] != trajectory.fingerprint:
         raise SpearError(
-            f"{trajectory.task_id}: played again, the episode ends differently: "
+            f"{trajectory.task_id} ends differently when played again: "
             "give the keywords of the environment it was recorded with"
         )
     return frames
@@ -91,7 +91,7 @@ def _find_split(task_id: str) -> str:
     for part in ("train", "valid", "test"):
         if part in task_id.split("/"):
             return part
-    raise SpearError(f"the task id {task_id!r} names no split: pass split=")
+    raise SpearError(f"the task id {task_id!r} does not name a split: pass split=")
 
 
 def _compose(frame: np.ndarray, caption: str, colour: tuple[int, int, int]) -> Image.Image:
@@ -105,7 +105,7 @@ def _compose(frame: np.ndarray, caption: str, colour: tuple[int, int, int]) -> I
 
 
 def _save(pictures: list[Image.Image], path: Path) -> None:
-    # One palette for all frames: a palette of its own for each makes colours flicker.
+    # One palette for all frames: separate ones make colours flicker.
     strip = Image.new("RGB", (pictures[0].width, sum(picture.height for picture in pictures)))
     for i, picture in enumerate(pictures):
         strip.paste(picture, (0, i * picture.height))

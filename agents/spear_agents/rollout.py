@@ -1,4 +1,4 @@
-"""Plays many episodes at the same time, each on its own; nothing waits for the slowest of a batch."""
+"""Concurrent episodes, independent of each other: nothing waits for the slowest of a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Env = gym.Env[Any, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play; ``begin`` is the snapshot that it begins in, where not at the start of the task."""
+    """One episode to play; ``begin`` is the snapshot it starts from, None for the start of the task."""
 
     task_id: str
     seed: int
@@ -32,7 +32,7 @@ class Job:
 
 
 class Play(Protocol):
-    """How a job is played; :func:`spear_agents.episode.play_episode` is the plain way."""
+    """Plays a job, as :func:`spear_agents.episode.play_episode` does."""
 
     async def __call__(
         self,
@@ -50,16 +50,16 @@ class Play(Protocol):
 
 
 class Retrying:
-    """Plays an episode again, with the same seed, where a fault cut it short: most services are back in a moment.
+    """Plays an episode again with the same seed if a fault cut it short: most services recover quickly.
 
     Args:
-        play: plays it.
-        tries: of an episode, the first one included.
-        wait_s: before the second try; doubled each time.
+        play: plays the episode.
+        tries: maximum, including the first.
+        wait_s: before the second try, doubled each time.
 
     Attributes:
-        retried: tries after first ones, so far.
-        discarded: responses in the episodes before them.
+        retried: number of repeated tries.
+        discarded: responses in the tries they replaced.
     """
 
     def __init__(self, play: Play, tries: int, wait_s: float = 1.0) -> None:
@@ -95,15 +95,15 @@ async def play_many(
     on_done: Callable[[Trajectory], None] | None = None,
     play: Play = play_episode,
 ) -> list[Trajectory]:
-    """Play ``jobs`` in their order, at most ``concurrency`` at a time; a free place takes the next one.
+    """Play ``jobs`` in order, at most ``concurrency`` at a time.
 
-    Conversations with an engine that says how many tokens its cache holds (``cache_tokens``) wait for each other where
-    they do not fit together (:class:`~spear_agents.admission.CacheGate`).
+    Conversations with an engine that states the size of its cache (``cache_tokens``) wait for each other if they do
+    not fit together (:class:`~spear_agents.admission.CacheGate`).
 
     Args:
-        make_env: called once for each place.
+        make_env: called once for each concurrent episode.
         release_env: called with each environment at the end; by default closes it.
-        engine_for: the engine that plays in an environment; usually the same for all.
+        engine_for: the engine for an environment, usually the same for all.
         on_done: called with each trajectory as soon as it ends.
         play: plays one job.
 
@@ -137,7 +137,7 @@ async def play_many(
                 done[index] = trajectory
                 if on_done is not None:
                     on_done(trajectory)
-                # A scripted policy never waits for anything: let third-party errors and Ctrl-C through.
+                # A scripted policy never waits: let third-party errors and Ctrl-C through.
                 await asyncio.sleep(0)
 
     places: list[asyncio.Task[None]] = []
@@ -148,7 +148,7 @@ async def play_many(
             envs.append(env)
             engine = engine_for(env)
             stack = ExitStack()
-            # All announced before the first asks, or the batcher would take the first caller for the only one.
+            # All are announced before the first asks, or the batcher would take the first caller for the only one.
             stack.enter_context(open_session(engine))
             stacks.append((env, engine, stack))
         places = [asyncio.create_task(fill_place(*entry)) for entry in stacks]
@@ -165,6 +165,6 @@ async def play_many(
 
 
 def open_session(engine: Engine) -> AbstractContextManager[None]:
-    """The engine's announcement of one caller (:meth:`MicroBatcher.session`), or nothing if it needs none."""
+    """Announce one caller to the engine (:meth:`MicroBatcher.session`), if it needs that."""
     session = getattr(engine, "session", None)
     return session() if session is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""What an evaluation's figures depend on."""
+"""Settings of an evaluation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from spear_envs.core.errors import SpearError
 
 MAX_SAMPLES = 10_000
 DEFAULT_TOKENS = 512
-"""Longest response where neither settings nor model say."""
+"""Longest response if neither settings nor model set it."""
 JOINABLE = ("tasks", "episodes_per_task", "server", "vllm", "dtype", "agent_timeout")
-"""Settings that may differ between runs in one folder: more tasks and samples join, and a server may move. What of
-``vllm`` changes figures is compared apart, and so is ``dtype``.
+"""Settings that may differ between runs in one folder: tasks and samples may be added, and a server may move. ``dtype``
+and the options of ``vllm`` that change figures are compared separately.
 """
 
 
@@ -40,15 +40,15 @@ class EngineKind(str, Enum):
     OPENAI = "openai"
     """A model behind a server that speaks OpenAI's chat completions."""
     RANDOM = "random"
-    """A uniform choice among the admissible actions, well formed."""
+    """A uniform choice among the admissible actions, well-formed."""
     SCRIPT = "script"
-    """A fixed script that understands nothing, where the environment has one."""
+    """A fixed script without understanding, if the environment has one."""
     EXPERT = "expert"
     """The environment's own oracle."""
 
     @property
     def has_folder(self) -> bool:
-        """Whether the model is a Hugging Face folder, whose tokens the record holds."""
+        """Whether the model is a Hugging Face folder, whose tokens are recorded."""
         return self in (EngineKind.HF, EngineKind.VLLM)
 
 
@@ -62,22 +62,21 @@ class EvalSettings:
         model: folder of the model (``hf``, ``vllm``), or its name at the server (``openai``).
         split: None for the last of the environment's splits.
         tasks: ``"all"``, the number of leading tasks, or ids separated by commas.
-        episodes_per_task: None for the benchmark's own number: 30 on AIME, 1 elsewhere.
+        episodes_per_task: None for the benchmark's own number: 30 on AIME, else 1.
         max_tokens: limit of a response; None takes the model's own (``generation_config.max_new_tokens``), else 512.
-        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes what the context of a local model
-            leaves.
-        overlong: what happens to a longer one.
+        max_prompt_tokens: longest prompt (in bytes with ``openai``); None takes the room in a local model's context.
+        overlong: what to do with a longer one.
         template_kwargs: variables of the model's chat template (``hf``, ``vllm``).
-        template: of the environment; None for ``compact`` with a tiny model of words, ``default`` elsewhere.
-        layout: None for ``per_turn``, or what the method needs.
+        template: of the environment; None for ``compact`` with a tiny model of words, else ``default``.
+        layout: None for ``per_turn`` or the one the method needs.
         method: how the model is prompted.
-        trials: trials of a task at most, for reflexion.
-        thoughts: the expert writes down why it does what it does (``expert`` only).
+        trials: maximum trials of a task, for reflexion.
+        thoughts: the expert explains its actions (``expert`` only).
         server: where the model is served (``openai`` only).
         dtype: of transformers' computation (``hf`` only; vLLM's is in ``vllm``); None for that of the weights.
         vllm: how vLLM runs the model (``vllm`` only); None for its defaults.
         agent: the program that plays, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop.
-        agent_timeout: seconds that the program may take for an episode.
+        agent_timeout: seconds the program may take for an episode.
     """
 
     env_id: str
@@ -115,11 +114,11 @@ class EvalSettings:
                 f"engine {self.engine.value} needs a model folder: give --model DIR, or take --engine random or expert"
             )
         if self.dtype is not None and (self.engine is not EngineKind.HF or self.dtype not in DTYPES):
-            raise SpearError(f"dtype {self.dtype!r}: engine hf alone takes one, of {', '.join(DTYPES)}")
+            raise SpearError(f"dtype {self.dtype!r}: only engine hf takes one, of {', '.join(DTYPES)}")
         if self.engine is EngineKind.OPENAI and (self.server is None or self.model != self.server.model):
             raise SpearError("engine openai needs a server and a model: give --base-url URL and --model NAME")
         if self.method is not Method.PLAIN and self.engine in (EngineKind.RANDOM, EngineKind.SCRIPT, EngineKind.EXPERT):
-            raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} reads no prompt")
+            raise SpearError(f"method {self.method.value} prompts a model: engine {self.engine.value} takes no prompt")
         if self.thoughts and self.engine is not EngineKind.EXPERT:
             raise SpearError(f"thoughts are the expert's: engine {self.engine.value} has its own")
         if self.agent is not None and (
@@ -136,10 +135,10 @@ class EvalSettings:
 
         Args:
             split: of the tasks.
-            templates: names that the environment has.
+            templates: those of the environment.
 
         Raises:
-            SpearError: a layout that the method does not have, a model that is not to be had.
+            SpearError: a layout that the method does not support, or a model that is not available.
         """
         in_conversation = self.method in (Method.REACT, Method.REFLEXION) or self.agent is not None
         layout = self.layout or (Layout.CONVERSATION if in_conversation else Layout.PER_TURN)
@@ -163,12 +162,12 @@ class EvalSettings:
             raise SpearError(str(error)) from error
 
     def jobs(self, task_ids: Sequence[str]) -> list[Job]:
-        """All samples of all tasks, the first sample of every task before the second of any."""
+        """Jobs for all samples of all tasks: the first sample of every task, then the second."""
         base = self.seed * MAX_SAMPLES
         return [Job(task_id, base + k) for k in range(self.episodes_per_task or 1) for task_id in task_ids]
 
     def identify(self, fingerprint: str) -> dict[str, Any]:
-        """What must be the same for two runs to be one, as plain values: settings, tasks and weights."""
+        """Settings, tasks and weights that runs in one folder must share, as plain values."""
         wanted: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         for key in JOINABLE:
             wanted.pop(key)
@@ -187,7 +186,7 @@ class EvalSettings:
 
 
 def _prefer_template(settings: EvalSettings, templates: Collection[str]) -> str:
-    """``compact`` for tiny models of words, which are trained with it; ``default`` elsewhere, or the first there is."""
+    """``compact`` for tiny models of words, which are trained with it; else ``default`` or the first."""
     is_tiny = settings.engine.has_folder and settings.method is Method.PLAIN and has_words(str(settings.model))
     preferred = "compact" if is_tiny else "default"
     return preferred if preferred in templates else next(iter(templates))

@@ -1,4 +1,4 @@
-"""``spear eval`` as a function: its options are keywords, and the settings come from the same place."""
+"""``spear eval`` as a function, with its options as keywords."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def evaluate(
 
     Args:
         env_id: such as ``"spear/Sokoban-v1"``.
-        panel: name or file of a panel, instead of ``env_id``; it decides the tasks and how they are played.
+        panel: name or file of a panel, instead of ``env_id``; it sets the tasks and how they are played.
         engine: who plays; by default ``"openai"`` with ``base_url``, else ``"hf"`` with ``model``.
         model: folder or name of the policy, or its name at the server.
-        base_url: address of a server that speaks OpenAI's chat completions, up to and with ``/v1``.
-        tasks: ``"all"``, how many of the first, or their ids.
+        base_url: address of a server that speaks OpenAI's chat completions, including ``/v1``.
+        tasks: ``"all"``, the number of leading tasks, or their ids.
         env_kwargs: keywords of the environment.
         template_kwargs: variables of the model's chat template.
         out: folder for the episodes and the figures; the same call again plays only what is missing.
         concurrency: episodes at a time.
-        progress: whether a bar is shown, on a terminal or in a notebook.
+        progress: show a progress bar, on a terminal or in a notebook.
         options: any other option of ``spear eval``, with underscores: ``temperature=0.7``, ``split="test"``,
             ``method="react"``.
 
@@ -57,7 +57,7 @@ def evaluate(
         episode.
 
     Raises:
-        SpearError: an option that does not exist or does not fit, or whatever ends ``spear eval``.
+        SpearError: an unknown or invalid option, or any error of ``spear eval``.
     """
     given: dict[str, Any] = {"engine": engine, "model": model and str(model), "base_url": base_url}
     if panel is None or tasks != "all":
@@ -83,16 +83,16 @@ def evaluate(
 def settle(
     env_id: str | None, panel_name: str | None, options: Mapping[str, Any], given: Collection[str]
 ) -> EvalSettings:
-    """The settings of an environment and its options, or of a panel and a player.
+    """Build the settings of an environment and its options, or of a panel and a player.
 
     Args:
         env_id: None with a panel.
         panel_name: or its file.
-        options: those of ``spear eval`` that make settings, all of them.
-        given: names of those that the user chose.
+        options: all options of ``spear eval`` that make settings.
+        given: names of those the user set.
 
     Raises:
-        SpearError: there are no tasks, or something that the panel decides is given beside it.
+        SpearError: neither is given, or an option that the panel decides.
     """
     if panel_name is None:
         if env_id is None:
@@ -112,10 +112,10 @@ def _list_options() -> click.Command:
 
 
 def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``spear eval`` that make settings: those that are given, and the defaults of the others.
+    """Complete the given options of ``spear eval`` with the defaults of the others.
 
     Raises:
-        SpearError: there is none of a name, or a value does not fit.
+        SpearError: an unknown option or an invalid value.
     """
     command = _list_options()
     context = command.make_context("evaluate", [])

@@ -1,4 +1,4 @@
-"""Whether a paired difference between two runs is more than chance, and what it would take to tell."""
+"""Significance and power of a paired difference between two runs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ ALPHA = 0.05
 POWER = 0.8
 RESAMPLES = 10_000
 _SAMPLES_AT_MOST = 10_000
-"""Denominators up to this are taken for those of shares of won samples."""
+"""Largest denominator of a share of won samples."""
 _CELLS_AT_MOST = 2_000_000
-"""Longest exact distribution; beyond it the permutation test draws."""
+"""Longest exact distribution; beyond it the permutation test samples."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison allows to be said.
+    """Tests of a comparison.
 
     Attributes:
         sign_p: two-sided exact sign test: gained against lost tasks.
         permutation_p: two-sided paired permutation test on the mean difference (signs of the tasks flipped).
-        exact: the permutation test counted every flip instead of drawing some.
+        exact: the permutation test counted all flips instead of sampling.
         bootstrap_low, bootstrap_high: percentile interval of the mean difference over resampled tasks.
-        detectable: smallest true difference that this many tasks would show with 80 % power; None for one task.
-        tasks_needed: tasks that would show a true difference as large as this one with 80 % power; None if no
-            difference was seen.
+        detectable: smallest true difference detected by this many tasks with 80 % power; None for one task.
+        tasks_needed: tasks that detect a true difference of this size with 80 % power; None if it is 0.
     """
 
     sign_p: float
@@ -46,7 +45,7 @@ class Judgement:
 
     @property
     def significant(self) -> bool:
-        """The permutation test rejects chance at 5 %."""
+        """Whether the permutation test rejects chance at 5 %."""
         return self.permutation_p < ALPHA
 
     def to_json(self) -> dict[str, Any]:
@@ -87,8 +86,8 @@ def compute_sign_p(gained: int, lost: int) -> float:
 def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float, bool]:
     """Two-sided p of |sum of steps| when each step's sign is a fair coin, and whether it is exact.
 
-    Steps that are shares with a common denominator are counted as integers: the distribution of their signed sum is
-    built task by task. Other values (scores) are flipped 10,000 times, with (hits + 1) / (draws + 1) as p.
+    Shares with a common denominator are counted as integers, and the distribution of their signed sum is built task by
+    task. Other values (scores) are flipped 10,000 times, with p = (hits + 1) / (draws + 1).
     """
     sizes = [abs(step) for step in steps if step]
     if not sizes:
@@ -114,7 +113,7 @@ def compute_permutation_p(steps: Sequence[float], seed: int = 0) -> tuple[float,
 
 
 def _count_units(sizes: Sequence[float]) -> list[int] | None:
-    """The sizes as multiples of their common unit; None if there is none, or the distribution would be too long."""
+    """The sizes as multiples of a common unit; None if there is none or the distribution would be too long."""
     shares = [Fraction(size).limit_denominator(_SAMPLES_AT_MOST) for size in sizes]
     if any(abs(float(share) - size) > 1e-12 for share, size in zip(shares, sizes, strict=True)):
         return None
@@ -124,7 +123,7 @@ def _count_units(sizes: Sequence[float]) -> list[int] | None:
 
 
 def bootstrap_mean(steps: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Percentile 95 % interval of the mean over tasks drawn anew 10,000 times."""
+    """Percentile 95 % interval of the mean over 10,000 resamples of the tasks."""
     dice = np.random.default_rng(seed)
     values = np.array(steps)
     means = np.concatenate(
@@ -135,7 +134,7 @@ def bootstrap_mean(steps: Sequence[float], seed: int = 0) -> tuple[float, float]
 
 
 def explain_comparison(comparison: Comparison, judgement: Judgement, before: str, after: str) -> list[str]:
-    """What the figures mean, in sentences."""
+    """Explain the figures in sentences."""
     points = 100 * comparison.difference.mean
     count = len(comparison.steps)
     p = f"p = {judgement.permutation_p:.2g}"
@@ -163,5 +162,5 @@ def explain_comparison(comparison: Comparison, judgement: Judgement, before: str
             "would be needed."
         )
     if comparison.unshared:
-        sentences.append(f"{comparison.unshared} tasks were left out, because only one of the runs has played them.")
+        sentences.append(f"{comparison.unshared} tasks were left out, because only one of the runs played them.")
     return sentences

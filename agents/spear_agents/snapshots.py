@@ -1,4 +1,4 @@
-"""Moments of an episode that other episodes may begin in."""
+"""Snapshots of an episode from which other episodes may start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from spear_envs.core.errors import SpearError
 
 STREAM = "np_random"
-"""Of a state: its random stream, which no snapshot keeps."""
-_MEND = "a snapshot keeps plain values, so have get_state() give numbers, texts, lists, tuples, sets and dicts alone"
+"""Key of a state's random stream, which snapshots leave out."""
+_MEND = "a snapshot keeps plain values, so get_state() may return numbers, texts, lists, tuples, sets and dicts only"
 
 _DAMAGES = (
     pickle.UnpicklingError,
@@ -24,17 +24,17 @@ _DAMAGES = (
     OverflowError,
     MemoryError,
 )
-"""What damaged bytes raise; a length among them may be of any size."""
+"""Raised by damaged bytes; a length in them may be of any size."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment before a response: all that an episode in the layout ``per_turn`` needs to begin there.
+    """The moment before a response, from which an episode in the layout ``per_turn`` can start.
 
     Attributes:
-        turn: responses that were taken before it, 0 at the start of the task.
-        state: the environment's, packed; small enough to be kept by the thousand.
-        history: observation and action of the turns before it that a prompt shows, the latest last.
+        turn: number of responses before it, 0 at the start of the task.
+        state: the environment's, packed; small enough to keep thousands.
+        history: observation and action of the earlier turns that a prompt shows, the latest last.
     """
 
     turn: int
@@ -43,11 +43,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, core: Any, history: tuple[tuple[str, str], ...]) -> Snapshot:
-        """The moment that an environment is in.
-
-        Raises:
-            SpearError: its state is not made of plain values.
-        """
+        """Take a snapshot of an environment. Raises SpearError if its state is not made of plain values."""
         state = core.get_state()
         del state[STREAM]
         try:
@@ -58,10 +54,10 @@ class Snapshot:
         return cls(core.turn, packed, history)
 
     def restore(self, core: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Bring an environment that has been reset to this moment; returns its observation and info.
+        """Restore the snapshot in an environment that has been reset; return its observation and info.
 
-        The random stream stays the environment's own, so that episodes of several seeds differ from here on wherever
-        the world is random, as they do from the start of a task.
+        The random stream stays the environment's own, so episodes of several seeds differ from here on if the world is
+        random, as they do from the start of a task.
 
         Raises:
             SpearError: the state is damaged, or of another environment.
@@ -72,7 +68,7 @@ class Snapshot:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads numbers, texts and containers of them, and runs nothing: a checkpoint may have been tampered with."""
+    """Unpickles numbers, texts and containers only: a checkpoint may have been tampered with."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise SpearError(f"the state holds {module}.{name}: {_MEND}")

@@ -1,4 +1,4 @@
-"""Success rates with their uncertainty, by task and by subtask, and the paired comparison of two runs."""
+"""Success rates with confidence intervals, by task and by subtask, and the paired comparison of two runs."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def clip(self) -> Estimate:
-        """The interval of a rate, without what lies outside [0, 1]."""
+        """Clip the interval of a rate to [0, 1]."""
         return Estimate(self.mean, max(0.0, self.low), min(1.0, self.high), self.tasks)
 
 
 def estimate_mean(per_task: Sequence[float]) -> Estimate:
     """Mean over tasks of a rate, with Wilson's score interval.
 
-    Tasks are the independent units: samples of one task are averaged first. Where each task has one sample, the values
-    are 0 or 1 and the interval is Wilson's for that many trials. Otherwise the trials are the effective ones,
-    n · p(1 - p) / s² with s² the variance over tasks: as many independent trials as would leave the mean as uncertain
-    (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex sample surveys"). Where
-    all tasks agree nothing is known of s, and each counts as one trial.
+    Tasks are the independent units: samples of one task are averaged first. With one sample per task the values are 0
+    or 1 and the interval is Wilson's for that many trials. Otherwise the effective trials are n · p(1 - p) / s² with s²
+    the variance over tasks: the number of independent trials that would give the same uncertainty (Franco et al. 2019,
+    "Comparative study of confidence intervals for proportions in complex sample surveys"). If all tasks agree, s is
+    unknown and each counts as one trial.
 
     Args:
         per_task: a rate or a score of each task, in [0, 1].
 
     Raises:
-        ValueError: no task.
+        ValueError: there are no tasks.
         SpearError: a value outside [0, 1].
     """
     count = len(per_task)
@@ -62,23 +62,23 @@ def estimate_mean(per_task: Sequence[float]) -> Estimate:
     shrink = 1 + _Z95**2 / trials
     centre = (mean + _Z95**2 / (2 * trials)) / shrink
     half = _Z95 * math.sqrt(mean * (1 - mean) / trials + (_Z95 / (2 * trials)) ** 2) / shrink
-    # Rounding must not move the end of the interval off 0 or 1, nor past the mean.
+    # Rounding must not move the bounds off 0 or 1, or past the mean.
     return Estimate(mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half)), count)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Figures of one subtask, or of all. Episodes with a fault count in ``faults`` alone.
+    """Figures of one subtask or of all. Episodes with a fault count in ``faults`` only.
 
     Attributes:
-        success: share of episodes won, over tasks (mean@k where each task has k samples).
+        success: share of episodes won, over tasks (mean@k with k samples per task).
         score: mean of the benchmark's own score.
         scores: the same over tasks, with its interval.
-        pass_at: by k the chance that one of k samples of a task wins, see :func:`estimate_pass_at`.
+        pass_at: by k the probability that one of k samples of a task wins, see :func:`estimate_pass_at`.
         turns: mean number of turns.
-        format_ok: share of turns that were well formed.
-        action_ok: share of turns whose action did something.
-        stops: number of episodes by reason of their end.
+        format_ok: share of well-formed turns.
+        action_ok: share of turns whose action had an effect.
+        stops: number of episodes by stop reason.
     """
 
     success: Estimate | None
@@ -117,7 +117,7 @@ def plain_estimate(estimate: Estimate) -> dict[str, float | int | None]:
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> tuple[Part, dict[str, Part]]:
-    """Figures of all episodes and of each subtask, subtasks in the natural order of their names (9 before 10)."""
+    """Figures of all episodes and of each subtask, in the natural order of their names (9 before 10)."""
     every = list(trajectories)
     by_subtask: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in every:
@@ -153,7 +153,7 @@ def _summarise_part(trajectories: Sequence[Trajectory]) -> Part:
 
 
 class Metric(str, Enum):
-    """What an episode is measured by."""
+    """Measure of an episode."""
 
     SUCCESS = "success"
     """1 if it was won, else 0."""
@@ -166,7 +166,7 @@ class Metric(str, Enum):
 
 
 def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.SUCCESS) -> dict[str, float]:
-    """Mean over the episodes of each task, faults left out."""
+    """Mean over the episodes of each task, without faults."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.stop is not StopReason.FAULT:
@@ -175,10 +175,9 @@ def average_by_task(trajectories: Iterable[Trajectory], metric: Metric = Metric.
 
 
 def estimate_pass_at(samples: int, won: int, k: int) -> float:
-    """Chance that a draw of ``k`` of a task's samples holds one that won: 1 - C(n-c, k) / C(n, k).
+    """Probability that ``k`` of a task's samples include a won one: 1 - C(n-c, k) / C(n, k).
 
-    Over the drawing of the samples its expectation is 1 - (1 - p)^k, which 1 - (1 - c/n)^k only approaches (Chen et
-    al. 2021, equation 1).
+    An unbiased estimate of 1 - (1 - p)^k, unlike 1 - (1 - c/n)^k (Chen et al. 2021, equation 1).
 
     Raises:
         ValueError: not 1 <= k <= samples, or not 0 <= won <= samples.
@@ -189,7 +188,7 @@ def estimate_pass_at(samples: int, won: int, k: int) -> float:
 
 
 def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
-    """pass@k for the powers of two and for the largest number of samples, over the tasks that have k samples."""
+    """pass@k for powers of two and the largest number of samples, over the tasks with k samples."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for trajectory in trajectories:
         counts[trajectory.task_id][0] += 1
@@ -203,10 +202,9 @@ def _estimate_passes(trajectories: Iterable[Trajectory]) -> dict[int, Estimate]:
 
 
 def average_parts(parts: Iterable[Part]) -> Estimate | None:
-    """Unweighted mean of the parts' success, as benchmarks of unequal size are averaged; None if a part has none.
+    """Unweighted mean of the parts' success; None if a part has none.
 
-    The parts are taken for independent: the half width is sqrt(sum of squares) / m. ``tasks`` counts those of all
-    parts.
+    The parts are treated as independent: the half width is sqrt(sum of squares) / m. ``tasks`` is the sum over parts.
     """
     found = [part.success for part in parts]
     if not found or any(success is None for success in found):
@@ -225,8 +223,8 @@ class Comparison:
         before, after: success of either run.
         difference: mean over tasks of after - before, with the interval of that paired difference.
         gained, lost: number of tasks on which the second run won more, or less, often.
-        steps: after - before of each task that both have.
-        unshared: number of tasks that only one of the runs has.
+        steps: after - before of each shared task.
+        unshared: number of tasks in one run only.
     """
 
     before: Estimate
@@ -239,7 +237,7 @@ class Comparison:
 
     @property
     def separate(self) -> bool:
-        """The two intervals do not touch."""
+        """Whether the two intervals do not overlap."""
         return self.before.high < self.after.low or self.after.high < self.before.low
 
     def to_json(self) -> dict[str, Any]:
@@ -258,10 +256,10 @@ class Comparison:
 def compare_trajectories(
     before: Iterable[Trajectory], after: Iterable[Trajectory], metric: Metric = Metric.SUCCESS
 ) -> Comparison:
-    """Compare two runs task by task, over the tasks that both have.
+    """Compare two runs task by task, over the tasks they share.
 
     Raises:
-        SpearError: they share no task, or equal task ids come from different task sets.
+        SpearError: they do not share a task, or their task sets differ.
     """
     first, second = list(before), list(after)
     prints = {t.fingerprint for t in first} | {t.fingerprint for t in second}
@@ -273,7 +271,7 @@ def compare_trajectories(
     old, new = average_by_task(first, metric), average_by_task(second, metric)
     shared = [task for task in old if task in new]
     if not shared:
-        raise SpearError("the runs share no task: evaluate both on the same tasks")
+        raise SpearError("the runs do not share a task: evaluate both on the same tasks")
     steps = tuple(new[task] - old[task] for task in shared)
     return Comparison(
         before=estimate_mean([old[task] for task in shared]),
@@ -287,7 +285,7 @@ def compare_trajectories(
 
 
 def estimate_difference(steps: Sequence[float]) -> Estimate:
-    """Mean over tasks of paired differences with the normal interval, of no width where all are equal."""
+    """Mean over tasks of paired differences, with the normal interval (of width 0 if all are equal)."""
     count, mean = len(steps), fmean(steps)
     half = _Z95 * stdev(steps) / math.sqrt(count) if count > 1 else math.inf
     return Estimate(mean, mean - half, mean + half, count)

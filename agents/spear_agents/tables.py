@@ -1,4 +1,4 @@
-"""The paper's table of each environment: its columns, how many samples it takes, rows for LaTeX."""
+"""The paper's table of each environment: its columns, its number of samples, rows for LaTeX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from spear_agents.statistics import Estimate, Part, average_parts, plain_estimate
 
 AIME_SAMPLES = 30
-"""Samples of each problem of AIME: 30 problems each."""
+"""Samples of each problem of AIME, which has 30 problems a year."""
 _ALFWORLD = ("pick", "look", "clean", "heat", "cool", "pick2")
 _BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
@@ -24,7 +24,7 @@ _BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "bamboogle": "Bamboogle",
     }
 )
-"""Benchmarks of questions in the paper's order; others follow behind."""
+"""Benchmarks of questions in the paper's order; others follow."""
 _ESCAPES = str.maketrans(
     {char: f"\\{char}" for char in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " "}
@@ -32,12 +32,12 @@ _ESCAPES = str.maketrans(
 
 
 PART_HEADINGS = ("tasks", "episodes", "won %", "CI95", "score", "turns", "form %", "valid %", "faults")
-"""Of :func:`describe_part`: ``score`` is 100 times the benchmark's own, ``form %`` the share of well-formed turns, and
-``valid %`` that of turns whose action did something."""
+"""Columns of :func:`describe_part`: ``score`` is 100 times the benchmark's own, ``form %`` the share of well-formed
+turns, ``valid %`` that of turns whose action had an effect."""
 
 
 def describe_part(part: Part) -> list[str]:
-    """The figures of a part as text, under :data:`PART_HEADINGS`."""
+    """Format the figures of a part for :data:`PART_HEADINGS`."""
     success = part.success
     if success is None:
         return ["0", "0", *["–"] * 6, str(part.faults)]
@@ -57,7 +57,7 @@ def describe_part(part: Part) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a table: a share in [0, 1], shown times 100; None if nothing was played."""
+    """One figure of a table: a share in [0, 1], shown in percent; None without episodes."""
 
     heading: str
     estimate: Estimate | None
@@ -77,13 +77,13 @@ Columns = Callable[[Part, Mapping[str, Part], Mapping[str, Any]], list[Cell]]
 
 
 def choose_samples(env_id: str, env_kwargs: Mapping[str, Any]) -> int:
-    """Episodes for each task where none are asked for: 30 on AIME, 1 elsewhere."""
+    """Default number of episodes per task: 30 on AIME, else 1."""
     is_aime = _name_family(env_id) == "CodeInterpreter" and str(env_kwargs.get("dataset", "")).startswith("aime")
     return AIME_SAMPLES if is_aime else 1
 
 
 def make_cells(env_id: str, env_kwargs: Mapping[str, Any], overall: Part, subtasks: Mapping[str, Part]) -> list[Cell]:
-    """The columns of the environment's table in the paper; of an unknown one each subtask, and all."""
+    """The columns of the environment's table in the paper; for other environments each subtask, and all."""
     return _TABLES.get(_name_family(env_id), _list_generic)(overall, subtasks, env_kwargs)
 
 
@@ -93,11 +93,11 @@ def has_paper_table(env_id: str) -> bool:
 
 
 def format_latex(name: str, cells: Sequence[Cell], *, intervals: bool = False) -> str:
-    r"""A heading as a comment and a row ``name & 93.9 & … \\``, for a table of booktabs.
+    r"""Format a heading as a comment and a row ``name & 93.9 & … \\``, for a table of booktabs.
 
     Args:
-        name: of the row; what LaTeX would read as commands is escaped.
-        intervals: half of each 95 % interval behind its figure, as ``{\tiny$\pm$1.2}``.
+        name: of the row; LaTeX's special characters are escaped.
+        intervals: add half of each 95 % interval, as ``{\tiny$\pm$1.2}``.
     """
     shown = [_format_cell(cell, intervals) for cell in cells]
     headings = " & ".join(["Method", *(cell.heading.translate(_ESCAPES) for cell in cells)])
@@ -112,7 +112,7 @@ def _format_cell(cell: Cell, intervals: bool) -> str:
 
 
 def _name_family(env_id: str) -> str:
-    """``ALFWorld`` of ``spear/ALFWorld-v0``; other namespaces have no table here."""
+    """``ALFWorld`` of ``spear/ALFWorld-v0``; other namespaces do not have a table."""
     namespace, _, name = env_id.rpartition(":")[2].rpartition("/")
     return name.rpartition("-v")[0] if namespace == "spear" else ""
 

@@ -1,4 +1,4 @@
-"""What an episode leaves behind: frozen records, their JSON-lines file, and the training rows they give."""
+"""Records of episodes, their JSON-lines file, and the training rows made from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spear_envs.core.criteria import Criterion
 from spear_envs.core.errors import SpearError
 
 _CHARACTERS = 0xD800
-"""Ids below it are written as characters; above begin the surrogates, which JSON would join in pairs."""
+"""Ids below it are written as characters; surrogates, which JSON would join in pairs, begin here."""
 _log = logging.getLogger(__name__)
 
 
@@ -27,9 +27,9 @@ class Layout(str, Enum):
     """How turns become token sequences."""
 
     PER_TURN = "per_turn"
-    """Each turn is a prompt of its own with a window of history."""
+    """Each turn has its own prompt with a window of history."""
     CONVERSATION = "conversation"
-    """The episode is a growing sequence; what would rewrite it begins another one (``Turn.follows``)."""
+    """The episode is a growing sequence; a rewrite begins a new one (``Turn.follows``)."""
 
 
 class TokenKind(str, Enum):
@@ -53,41 +53,41 @@ class StopReason(str, Enum):
     CONTEXT_LIMIT = "context_limit"
     """The next prompt would have exceeded ``max_prompt_tokens``."""
     QUIT = "quit"
-    """The program that plays (``agents.md``) ended before the environment did."""
+    """The agent program (``agents.md``) ended before the environment did."""
     FAULT = "fault"
-    """Something outside the policy broke; not the policy's failure, to be left out of losses and statistics."""
+    """Something outside the policy broke; excluded from losses and statistics."""
 
     @property
     def is_early(self) -> bool:
-        """The environment would have gone on, so it has paid nothing yet."""
+        """The environment would have continued, so it has paid nothing yet."""
         return self in (StopReason.CONTEXT_LIMIT, StopReason.QUIT)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One response and what came of it.
+    """One response and its effect.
 
     Attributes:
-        prompt_ids: the whole prompt, or with ``follows`` only the tokens added since the response that it names.
+        prompt_ids: the full prompt, or with ``follows`` the tokens added since the response it names.
         response_ids: what the engine sampled, as sampled.
         log_probs: one for each of ``response_ids``, see :class:`spear_agents.engines.base.Generation`.
         response: the text of ``response_ids`` without the closing stop token.
-        action: what the environment read out of it (empty if it could not be read).
+        action: parsed by the environment (empty if it could not be parsed).
         observation: the text shown to the policy before this response.
-        format_ok: the response was well formed.
+        format_ok: the response was well-formed.
         action_ok: the action had an effect, by the environment's own rule.
         anchor: key of the state in which the response was given (GiGPO groups turns by it).
         reward: the benchmark's own reward of this turn.
         finish: whether the response stopped by itself.
-        served: what a server said about the response; None if no server was asked.
-        dropped_turns: turns of the history that the prompt leaves out because it would have been too long with them.
-        cached_tokens: tokens of the whole prompt that were in a local engine's prefix cache; None if it keeps none.
+        served: a server's data on the response; None without a server.
+        dropped_turns: turns of the history dropped for the prompt's length.
+        cached_tokens: tokens of the full prompt found in a local engine's prefix cache; None without one.
         version: training step of the weights that wrote the response, 0 before the first; None outside a training.
-        picture: what a local model saw with the prompt, uint8 [height, width, 3]; None if the prompt shows none. It
-            is for training rows and is not written: a record shows pictures by playing its responses again.
-        follows: place of the turn whose tokens this one continues, in a conversation; each is followed once at most.
-            None if the prompt begins anew.
-        snapshot: the moment before the response, where it was asked for, for other episodes to begin in; not written.
+        picture: shown to a local model with the prompt, uint8 [height, width, 3], or None. For training rows only, not
+            written: a record shows pictures by playing its responses again.
+        follows: index of the turn whose tokens this one continues, in a conversation; each is followed at most once.
+            None if the prompt starts a sequence.
+        snapshot: the moment before the response, if requested, from which other episodes may start; not written.
     """
 
     prompt_ids: tuple[int, ...]
@@ -128,19 +128,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode. ``reward`` is the sum of what the environment paid, 0 if a fault ended it; ``reward_terms`` the raw
-    terms behind it.
+    """One episode. ``reward`` is the sum of the environment's rewards, 0 if a fault ended it; ``reward_terms`` are the
+    raw terms.
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
     environment and of the sampling. ``final_observation`` is the text shown after the last response, to nobody.
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
     training. ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the
-    fingerprint of what found passages for it; None if it asked for none. ``steps`` is what a program played, each
-    response with the place of the turn before it (-1 for none); None if each turn's response was played.
-    ``criteria`` is what the task asked for, point by point, as the environment has it at the end. ``began`` counts the
-    responses that an earlier episode gave before the snapshot that this one began in, whose ``turns`` are those from
-    there on; None if it began at the start of its task.
+    fingerprint of the retriever; None if it was not used. ``steps`` are the responses played by a program, each with
+    the index of the turn before it (-1 for none); None if each turn's response was played. ``criteria`` are the task's
+    requirements as the environment judged them at the end. ``began`` is the number of responses before the snapshot
+    from which the episode started, and ``turns`` are those after it; None if it started at the start of its task.
     """
 
     env_id: str
@@ -171,15 +170,15 @@ class Trajectory:
 
     @property
     def format_ok(self) -> bool:
-        """Every response was well formed."""
+        """Whether every response was well-formed."""
         return all(turn.format_ok for turn in self.turns)
 
     def list_steps(self) -> tuple[tuple[int, str], ...]:
-        """What the environment was given, in its order: the place of the turn that led to it, and the response."""
+        """The steps of the environment in order: the index of the turn that led to it, and the response."""
         return self.steps if self.steps is not None else tuple((i, turn.response) for i, turn in enumerate(self.turns))
 
     def chains(self) -> list[list[int]]:
-        """Places of the turns of each training row: those that continue one another, in their order."""
+        """Indices of the turns of each training row: those that continue one another, in order."""
         chains: list[list[int]] = []
         ends: dict[int, list[int]] = {}
         for place, turn in enumerate(self.turns):
@@ -192,16 +191,16 @@ class Trajectory:
         return chains
 
     def rows(self) -> list[Row]:
-        """Training rows: one for each of :meth:`chains`, so one a turn (``per_turn``), or one for an episode whose
-        conversation was never rewritten.
+        """Training rows, one for each of :meth:`chains`: one per turn (``per_turn``), or one for a conversation without
+        rewrites.
 
-        Their ids are those of the record, so bytes where ``tokens`` says so.
+        Their ids are those of the record (bytes if ``tokens`` says so).
         """
         return [_make_row(self.turns, chain) for chain in self.chains()]
 
     def to_json(self) -> str:
-        """One line of ASCII JSON that :meth:`from_json` turns into an equal trajectory."""
-        # Not dataclasses.asdict, which copies every tuple entry by entry and takes ten times as long.
+        """One line of ASCII JSON; :meth:`from_json` reads it back."""
+        # dataclasses.asdict copies every tuple entry by entry and takes ten times as long.
         turns = [vars(turn) | ({"served": vars(turn.served)} if turn.served else {}) for turn in self.turns]
         for turn in turns:
             del turn["picture"], turn["snapshot"]
@@ -221,7 +220,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Raise ValueError, KeyError or TypeError if ``line`` is not a trajectory."""
+        """Read a line of :meth:`to_json`. Raises ValueError, KeyError or TypeError if it is not a trajectory."""
         try:
             data: dict[str, Any] = json.loads(line)
         except RecursionError as error:
@@ -282,7 +281,7 @@ _SERVED_TYPES: Mapping[str, Any] = {
 
 
 def _require_types(record: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise TypeError if a field has a value of another type, which would break whatever reads it later."""
+    """Raise TypeError if a field has a value of another type."""
     for name, kind in types.items():
         if name in record and not isinstance(record[name], kind):
             raise TypeError(f"{name} cannot be {record[name]!r}")
@@ -296,7 +295,7 @@ def _read_numbers(written: list[Any], kinds: set[type]) -> tuple[Any, ...]:
 
 
 def _write_bytes(ids: tuple[int, ...]) -> str | tuple[int, ...]:
-    """A character for each id, which takes a quarter of the room of numbers; other ids stay numbers."""
+    """A character for each id, a quarter of the size of numbers; other ids stay numbers."""
     return "".join(map(chr, ids)) if max(ids, default=0) < _CHARACTERS else ids
 
 
@@ -316,7 +315,7 @@ def _read_steps(written: list[Any] | None) -> tuple[tuple[int, str], ...] | None
 def _read_criterion(written: Sequence[Any]) -> Criterion:
     criterion = Criterion(*written)
     if [type(value) for value in criterion] != [str, bool, str, str]:
-        raise TypeError("a criterion is not a name, whether it is met, and two texts")
+        raise TypeError("a criterion is not a name, a truth value and two texts")
     return criterion
 
 
@@ -345,9 +344,9 @@ def _read_served(data: Mapping[str, Any] | None) -> Served | None:
 
 @dataclass
 class TrajectoryWriter:
-    """Appends trajectories to a JSON-lines file, one write for each, so that a kill can tear the last line only.
+    """Context manager that appends trajectories to a JSON-lines file, one write each: a kill tears the last line only.
 
-    Opening repairs the file: a last line without its newline is cut off with a warning. Use it as a context manager.
+    Opening repairs the file: a last line without its newline is cut off with a warning.
 
     Raises:
         SpearError: the file cannot be opened or written (read-only folder, full disk).
@@ -376,17 +375,17 @@ class TrajectoryWriter:
             raise RuntimeError("the writer is closed: use `with TrajectoryWriter(path) as writer:`")
         data = trajectory.to_json().encode("ascii") + b"\n"
         try:
-            while data:  # an unbuffered write may take less than it was given, for instance when the disk fills up
+            while data:  # an unbuffered write may be partial, for instance when the disk fills up
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise explain_unwritable(self.path, error) from error
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, oldest first; a torn last line is left out with a warning.
+    """Read the trajectories of a file, oldest first; a torn last line is skipped with a warning.
 
     Raises:
-        SpearError: the file cannot be read, or a whole line of it is not a trajectory (names the line).
+        SpearError: the file cannot be read, or a complete line is not a trajectory (names the line).
     """
     try:
         with Path(path).open("rb") as file:

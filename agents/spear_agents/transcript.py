@@ -1,4 +1,4 @@
-"""The calls of one program as token sequences: calls that continue one another grow one row, others begin anew."""
+"""The calls of one program as token sequences: calls that continue one another share a row."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from spear_agents.engines.base import ContextExceededError, Finish
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt that a program asked for.
+    """A prompt of a program.
 
     Attributes:
-        text: of the whole prompt.
-        ids: of the whole prompt, as the engine gets them.
-        new_ids: the last of them, which no earlier call of its row has.
-        follows: place of the call whose response the prompt continues; None if it begins anew.
+        text: of the full prompt.
+        ids: of the full prompt, for the engine.
+        new_ids: the last of them, which earlier calls of the row lack.
+        follows: index of the call whose response the prompt continues; None if it starts a row.
         opening: tokens of the first prompt of its row.
-        room: tokens that the response may have; None if nothing limits it.
+        room: maximum tokens of the response; None without a limit.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Said:
-    """A call that was answered."""
+    """An answered call."""
 
     text: str
     """Of prompt and response."""
@@ -46,15 +46,15 @@ class _Said:
 class Transcript:
     """Every prompt of a program and every response to it.
 
-    A prompt continues an earlier call if the chat template, given the program's messages, writes that call's prompt
-    and response again, letter by letter. Then its sampled tokens are kept and only what follows is tokenised. Where a
-    template drops earlier thoughts, or the program rewrites its history, the texts differ, and the prompt begins a row
-    of its own: so a model is trained on what it would read when it is served.
+    A prompt continues an earlier call if the chat template, given the program's messages, reproduces that call's prompt
+    and response exactly. Then its sampled tokens are kept and only the rest is tokenised. If a template drops earlier
+    thoughts, or the program rewrites its history, the texts differ and the prompt starts a new row: a model is trained
+    on what it would read when served.
 
     Args:
         chat: the model's.
         max_prompt_tokens: longest prompt; with ``max_row_tokens`` the longest first prompt.
-        max_row_tokens: most tokens of a row after its first prompt; later rows begin with longer ones, and have less.
+        max_row_tokens: maximum tokens of a row after its first prompt; less for later rows, whose prompts are longer.
     """
 
     def __init__(self, chat: Chat, max_prompt_tokens: int | None = None, max_row_tokens: int | None = None) -> None:
@@ -64,18 +64,18 @@ class Transcript:
         source = str(getattr(chat.tokenizer, "chat_template", "") or "")
         self._knows_tools = "tools" in source
         self.form: CallForm = find_form(source if self._knows_tools else "")
-        """How the model writes calls."""
+        """The model's format of calls."""
         self._said: list[_Said] = []
         self._free: set[int] = set()
-        """Places of calls that no other continues."""
+        """Indices of calls that no other continues."""
 
     def ask(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, goes_on: bool = False
     ) -> Asked:
-        """The prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
+        """Build the prompt of ``messages``; :meth:`add` or :meth:`leave` must follow.
 
         Args:
-            messages: in OpenAI's form, contents as text, arguments of calls as objects; disarmed
+            messages: in OpenAI's form, with contents as text and arguments of calls as objects; disarmed
                 (:meth:`~spear_agents.chat.Chat.disarm`).
             tools: JSON schemas in OpenAI's form.
             goes_on: the last message is the beginning of the response.
@@ -100,14 +100,14 @@ class Transcript:
         return asked
 
     def add(self, asked: Asked, token_ids: tuple[int, ...], finish: Finish) -> str:
-        """Keep the response to ``asked``; returns its text."""
+        """Add the response to ``asked``; return its text."""
         response = self._chat.decode(token_ids)
         self._free.add(len(self._said))
         self._said.append(_Said(asked.text + response, asked.ids + token_ids, finish, asked.opening))
         return response
 
     def leave(self, asked: Asked) -> None:
-        """Forget ``asked``, which got no response."""
+        """Drop ``asked``, which got no response."""
         if asked.follows is not None:
             self._free.add(asked.follows)
 
@@ -120,7 +120,7 @@ class Transcript:
         return self._chat.render(messages, add_generation_prompt=not goes_on, **keywords)
 
     def _find_begin(self, text: str) -> int | None:
-        """The call that ``text`` continues: of those that nothing continues yet, the longest."""
+        """The longest open call that ``text`` continues."""
         fitting = [place for place in self._free if self._goes_on_from(self._said[place], text)]
         return max(fitting, key=lambda place: (len(self._said[place].text), place), default=None)
 
@@ -130,10 +130,10 @@ class Transcript:
         return said.finish is not Finish.STOP or self._chat.starts_with_end(text[len(said.text) :])
 
     def _measure_room(self, length: int, opening: int) -> int | None:
-        """Tokens that are left for the response.
+        """Tokens left for the response.
 
-        The first prompt of an episode is at most ``max_prompt_tokens`` long. One that begins a later row holds what
-        earlier rows have behind their first prompts, so there the limit is of prompt and row together.
+        The first prompt of an episode has at most ``max_prompt_tokens``. One that starts a later row includes content of
+        earlier rows, so its limit is that of prompt and row together.
         """
         limited = self._max_row_tokens is not None
         checked = opening if limited else length

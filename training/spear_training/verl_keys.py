@@ -50,7 +50,7 @@ class Readers:
 
     Attributes:
         keys: names below each node; ``name.*`` is a node that is passed on entirely.
-        needs: what makes a training of that kind, as text; None forevery training.
+        needs: what makes a training of that kind, as text; None for every training.
         holds: whether a configuration is of that kind.
     """
 

@@ -23,7 +23,7 @@ def uniform_at(seeds: np.ndarray, position: int | np.ndarray) -> np.ndarray:
     """Number ``position`` (one for all, or uint64 [N]) of each seed's stream (uint64 [N]): float64 [N] in [0, 1).
 
     SplitMix64 used as a counter: any position of any stream is reached at once, so rows of a batch may come and go.  52
-    bits are kept, so that ``u * total < total`` holds in float64 forevery positive total.
+    bits are kept, so that ``u * total < total`` holds in float64 for every positive total.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
         state = _mix(seeds.astype(np.uint64) + _GAMMA) + (np.asarray(position, np.uint64) + np.uint64(1)) * _GAMMA

@@ -33,8 +33,8 @@ class Form(str, Enum):
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--form", type=click.Choice([form.value for form in Form]), required=True, help="What to write.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="File, or folder of a dataset.")
-@click.option("--per-task", type=click.IntRange(1), default=4, help="Most pairs of one task (pairs only).")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder, where RUN's model is elsewhere now.")
+@click.option("--per-task", type=click.IntRange(1), default=4, help="Maximum pairs of one task (pairs only).")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer's folder if RUN's model has moved.")
 def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path | None) -> None:
     """Write the episodes of RUN, a folder of spear eval --out, for other tools.
 
@@ -53,8 +53,8 @@ def export_data(run: Path, form: str, out: Path, per_task: int, tokenizer: Path 
             pairs = list(make_pairs(recorded, per_task))
             if not pairs:
                 raise SpearError(
-                    f"{run} has no task with a won and a lost episode that part at one prompt: play several samples of"
-                    " each task (--episodes-per-task)."
+                    f"no task of {run} has a won and a lost episode that differ after one prompt: play several samples"
+                    " of each task (--episodes-per-task)."
                 )
             told = f"{write_lines(out, iter(pairs)):,} pairs of {len({p['task_id'] for p in pairs}):,} tasks"
         else:

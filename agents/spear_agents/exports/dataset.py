@@ -25,16 +25,16 @@ Played by {player} on split `{split}`, task fingerprint `{fingerprint}`. Written
 
 A row is an episode. `turns` holds each response with the messages that it answered (`prompt_text` instead where a
 program asked a local model: the text of the model's chat template), what the environment showed, the action read out of
-the response, and `follows`, the place of the turn that the prompt continues (null where it begins anew). `steps` is
-what the environment was given, each with the place of the turn that led to it (-1: none).
+the response, and `follows`, the index of the turn that the prompt continues (null if none). `steps` are the responses
+that the environment was given, each with the index of the turn that led to it (-1: none).
 """
 
 
 def write_dataset(recorded: Recorded, folder: Path) -> int:
-    """Write the episodes to a new folder; returns their number.
+    """Write the episodes to a new folder; return their number.
 
     Raises:
-        SpearError: the folder exists, cannot be written, no episode has its messages, or pyarrow is not installed.
+        SpearError: the folder exists or cannot be written, no episode has messages, or pyarrow is not installed.
     """
     try:
         import pyarrow as pa
@@ -46,7 +46,7 @@ def write_dataset(recorded: Recorded, folder: Path) -> int:
     told = ((episode, recorded.tell(episode)) for episode in recorded.episodes)
     rows = [_make_row(episode, said) for episode, said in told if said is not None]
     if not rows:
-        raise SpearError("no episode could be played again as it was: there is nothing to write.")
+        raise SpearError("no episode could be reproduced: there is nothing to write.")
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     turn = pa.struct(
         [

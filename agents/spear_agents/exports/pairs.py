@@ -1,4 +1,4 @@
-"""Preference pairs out of won and lost episodes, as ``trl.DPOTrainer`` and its like read them."""
+"""Preference pairs from won and lost episodes, in the form of ``trl.DPOTrainer``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from spear_envs.core import canonical_json
 def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
     """Pairs ``{prompt, chosen, rejected}`` of a won and a lost episode of one task.
 
-    A pair is taken where the two episodes part: the first response of the won one to a prompt that the lost one
-    answered otherwise. So both responses answer the very same prompt, and hold nothing that the environment wrote.
-    Each is a list of messages, or a text where the record is a program's of a local model.
+    A pair is taken where the two episodes diverge: the first response of the won one to a prompt that the lost one
+    answered differently. Both responses answer the same prompt and contain no text of the environment. Each is a list
+    of messages, or a text if a program played with a local model.
 
     Args:
         recorded: the run.
-        most: pairs of one task at most; each episode is used once before any is used again.
+        most: maximum pairs of one task; each episode is used once before any is used again.
     """
     by_task: dict[str, tuple[list[list[Said]], list[list[Said]]]] = defaultdict(lambda: ([], []))
     outcomes: dict[str, set[bool]] = defaultdict(set)
@@ -42,7 +42,7 @@ def make_pairs(recorded: Recorded, most: int = 4) -> Iterator[dict[str, Any]]:
 
 
 def _part(won: list[Said], lost: list[Said]) -> dict[str, Any] | None:
-    """Where two episodes part; None if they never answer one prompt in two ways."""
+    """The pair where two episodes diverge, or None."""
     answers: dict[str, set[str]] = defaultdict(set)
     first: dict[str, str] = {}
     for said in lost:

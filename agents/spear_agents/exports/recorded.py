@@ -1,4 +1,4 @@
-"""The episodes of an evaluation, and what the policy read and wrote in each."""
+"""The episodes of an evaluation with the policy's prompts and responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spear_envs.core.prompts import IMAGE
 
 @dataclass(frozen=True)
 class Said:
-    """One response, and all that the policy had read before it."""
+    """One response and its prompt."""
 
     prompt: list[Message] | str
     """Messages, or the text of the model's own chat template."""
@@ -31,14 +31,14 @@ class Said:
 
 @dataclass
 class Recorded:
-    """A run, opened.
+    """An opened run.
 
     Attributes:
         settings: those it was played with.
-        episodes: what was played to its end, the last of each job.
-        faults: episodes that a fault cut short, left out.
-        unrepeatable: episodes asked for whose messages could not be had: played again, the environment answered
-            otherwise.
+        episodes: the last complete episode of each job.
+        faults: number of episodes cut short by a fault, left out.
+        unrepeatable: number of episodes without messages, since the environment answered differently when they were
+            played again.
     """
 
     settings: dict[str, Any]
@@ -49,10 +49,10 @@ class Recorded:
     _decoder: Decoder | None = field(default=None, repr=False)
 
     def tell(self, trajectory: Trajectory) -> list[Said] | None:
-        """What was read and said at each turn, in the order of the turns; None for an unrepeatable episode.
+        """Prompt and response of each turn, in order; None for an unrepeatable episode.
 
-        Text of the environment's is never the policy's: each prompt ends where its response begins, also where a
-        program went on from an earlier call than the last (``Turn.follows``).
+        Each prompt ends where its response begins, also if a program continued from an earlier call than the last
+        (``Turn.follows``).
 
         Raises:
             SpearError: the prompts hold pictures.
@@ -82,12 +82,12 @@ class Recorded:
 
 
 def mend_text(text: str) -> str:
-    """The text with halves of characters replaced, which UTF-8 cannot hold."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
-    """The whole prompt of each turn, where the record has only what was added since the turn it continues."""
+    """The full prompt of each turn; the record has only the tokens added since the turn it continues."""
     whole: list[list[int]] = []
     for turn in trajectory.turns:
         before = [] if turn.follows is None else [*whole[turn.follows], *trajectory.turns[turn.follows].response_ids]
@@ -97,24 +97,24 @@ def _join_prompts(trajectory: Trajectory) -> list[list[int]]:
 
 @contextmanager
 def open_recorded(run: Path, tokenizer: Path | None = None) -> Iterator[Recorded]:
-    """Open a folder of ``spear eval --out`` for as long as the block lasts.
+    """Open a folder of ``spear eval --out`` for the duration of the block.
 
     The records of a server's model or a scripted player hold messages. Those of a local model hold tokens: its episodes
-    are played again for their messages, and those of a program, whose messages nothing can give back, are told as the
-    text of the model's chat template.
+    are played again for their messages. Those of a program, whose messages are lost, are given as the text of the
+    model's chat template.
 
     Args:
         run: the folder.
-        tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
+        tokenizer: folder of the tokenizer, if the one in the settings is gone.
 
     Raises:
-        SpearError: the folder is not an evaluation's, no episode in it has ended, or its environment cannot be made.
+        SpearError: the folder is not an evaluation's, it has no complete episode, or its environment cannot be made.
     """
     settings = read_settings(run)
     last = read_last(run / EPISODES)
     episodes = [each for each in last if each.stop is not StopReason.FAULT]
     if not episodes:
-        raise SpearError(f"{run} holds no episode that was played to its end: there is nothing to export.")
+        raise SpearError(f"{run} does not contain a complete episode: there is nothing to export.")
     found = Recorded(settings, episodes, len(last) - len(episodes))
     if all(each.tokens is TokenKind.BYTES for each in episodes):
         yield found

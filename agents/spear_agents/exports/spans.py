@@ -1,4 +1,4 @@
-"""An evaluation as spans of OpenTelemetry, in OTLP's JSON: what viewers of traces read."""
+"""An evaluation as spans of OpenTelemetry, in OTLP's JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spear_agents.exports.recorded import Recorded, Said, mend_text
 from spear_agents.trajectory import TokenKind, Trajectory
 
 NOMINAL_NS = 1_000_000
-"""Length of a turn or a step: records hold no times."""
+"""Nominal duration of a turn or a step: records do not hold times."""
 INTERNAL, CLIENT = 1, 3
 """``Span.SpanKind`` of opentelemetry-proto."""
 
@@ -21,9 +21,9 @@ def make_spans(recorded: Recorded, end_ns: int) -> dict[str, Any]:
     """An ``ExportTraceServiceRequest`` with one trace for each episode.
 
     The root span is the episode (``invoke_agent``), below it each response (``chat``) and each step of the environment
-    (``execute_tool``), in the order in which they came, named and described by OpenTelemetry's conventions for
-    generative AI. Records hold no times: a turn and a step take a millisecond each, and all episodes end at ``end_ns``
-    (``spear.times`` says so). Ids follow from the record, so exporting twice gives the same spans.
+    (``execute_tool``), in order, named and described by OpenTelemetry's conventions for generative AI. Records do not
+    hold times: a turn and a step take a millisecond each, and all episodes end at ``end_ns`` (``spear.times`` says
+    so). Ids are derived from the record, so exporting twice gives the same spans.
 
     Args:
         recorded: the run.
@@ -153,7 +153,7 @@ class _Trace:
 
 
 def _write_message(role: str, content: str) -> dict[str, Any]:
-    """A message as the conventions for generative AI have it."""
+    """A message in the form of the conventions for generative AI."""
     return {"role": role, "parts": [{"type": "text", "content": content}]}
 
 

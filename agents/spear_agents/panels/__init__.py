@@ -1,1 +1,1 @@
-"""Panels that strangers can play, and a ledger of what was played on them."""
+"""Panels of tasks that anyone can play, and a ledger of results on them."""

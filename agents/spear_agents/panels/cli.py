@@ -17,12 +17,13 @@ from spear_agents.panels.ledger import (
     check_entry,
     check_run,
     format_leaderboard,
+    format_percent,
     read_entries,
 )
 from spear_agents.panels.panel import OFFICIAL, export_panel, find_differences, open_panel, read_panel
 from spear_agents.panels.rescore import rescore_run
 from spear_agents.panels.tables import fill_page
-from spear_agents.statistics import Estimate, plain_estimate
+from spear_agents.statistics import plain_estimate
 from spear_envs.cli import read_keywords
 from spear_envs.core import SpearError
 
@@ -33,7 +34,7 @@ MOST_TOLD = 10
 
 @click.group()
 def panel() -> None:
-    """Fixed tasks and the way they are played: list, export, verify."""
+    """Fixed tasks with a protocol: list, export, verify."""
 
 
 @panel.command("list")
@@ -70,7 +71,7 @@ def export(name: str, out: Path | None) -> None:
 @panel.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_panel(file: Path) -> None:
-    """Tell whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not.
+    """Check whether the installed code makes the tasks and prompts of a panel's FILE; exit code 1 if not.
 
     \b
       spear panel verify sokoban-tiny.json
@@ -81,7 +82,7 @@ def verify_panel(file: Path) -> None:
         click.echo(line)
     if told:
         raise SystemExit(1)
-    click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit are what this code makes.")
+    click.echo(f"{file}: {len(written['tasks'])} tasks, prompts and turn limit match this code.")
 
 
 @click.command()
@@ -91,7 +92,7 @@ def verify_panel(file: Path) -> None:
 def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
     """Play the recorded responses of RUN (a folder of spear eval --out) again and compare every reward.
 
-    Exit code 1 where one differs. With --env the episodes are scored in another way, and differences do not fail.
+    Exit code 1 if one differs. With --env the episodes are scored differently, and differences do not fail.
 
     \b
       spear rescore runs/first
@@ -116,7 +117,7 @@ def rescore(run: Path, pairs: tuple[str, ...], as_json: bool) -> None:
         left_out = f", {found.faults} left out since a service failed" if found.faults else ""
         click.echo(
             f"{found.episodes:,} episodes{left_out}: {len(found.differences):,} values differ; success"
-            f" {_percent(found.replayed)}, recorded {_percent(found.recorded)}"
+            f" {format_percent(found.replayed)}, recorded {format_percent(found.recorded)}"
         )
     if found.differences and not changes:
         raise SystemExit(1)
@@ -133,7 +134,7 @@ def ledger() -> None:
 @click.option("--name", required=True, help="Of the entry.")
 @click.option("--model", help="What the model is called; default: the end of its path.")
 @click.option("--notes", default="", show_default=False, help="A sentence for readers.")
-@click.option("--publish", is_flag=True, help="Copy the model beside the entry, for others to play it.")
+@click.option("--publish", is_flag=True, help="Copy the model next to the entry, for others to play it.")
 @LEDGER
 def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, publish: bool, ledger: Path) -> None:
     """Write the entry of RUN, a folder of spear eval --panel … --out.
@@ -148,14 +149,14 @@ def add(run: Path, panel_name: str, name: str, model: str | None, notes: str, pu
 @click.argument("names", nargs=-1)
 @LEDGER
 @click.option("--play", is_flag=True, help="Also play scripted players and published models again.")
-@click.option("--run", type=FOLDER, help="A run of your own of the one entry named: is it within the interval?")
+@click.option("--run", type=FOLDER, help="Check whether your own run is within the interval of the one entry named.")
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A leaderboard that must be the ledger's.",
 )
 def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | None, page: Path | None) -> None:
-    """Compute every number of the ledger (or of the entries NAMES) anew; exit code 1 where one does not hold.
+    """Recompute every number of the ledger (or of the entries NAMES); exit code 1 if one does not match.
 
     \b
       spear ledger verify
@@ -164,9 +165,10 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
     every = list(read_entries(ledger))
     entries = [entry for entry in every if not names or entry.name in names]
     if unknown := set(names) - {entry.name for entry in entries}:
-        raise SpearError(f"{ledger} has no entry {sorted(unknown)[0]!r}: it has {', '.join(e.name for e in every)}.")
+        known = ", ".join(entry.name for entry in every)
+        raise SpearError(f"{sorted(unknown)[0]!r} is not an entry of {ledger}, which has {known}.")
     if run is not None and len(entries) != 1:
-        raise SpearError("--run belongs to one entry: name it.")
+        raise SpearError("--run needs the name of one entry.")
     failed = 0
     for entry in entries:
         told = check_entry(entry)
@@ -174,8 +176,8 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
         if not fits:
             told.append(words)
         failed += bool(told)
-        how = f" ({words})" if words else ""
-        click.echo(f"{entry.name}: " + ("; ".join(told) if told else f"holds, {_percent(entry.recompute())}{how}"))
+        holds = f"holds, {format_percent(entry.recompute())}" + (f" ({words})" if words else "")
+        click.echo(f"{entry.name}: {'; '.join(told) or holds}")
     if run is not None:
         fits, words = check_run(entries[0], run)
         failed += not fits
@@ -191,18 +193,18 @@ def verify_ledger(names: tuple[str, ...], ledger: Path, play: bool, run: Path | 
 @click.argument("page", type=click.Path(path_type=Path, dir_okay=False))
 @LEDGER
 def fill(page: Path, ledger: Path) -> None:
-    """Make the tables of PAGE of the ledger, each behind a comment <!-- ledger: BEFORE AFTER OTHERS… -->.
+    """Update the tables of PAGE from the ledger, each after a comment <!-- ledger: BEFORE AFTER OTHERS… -->.
 
     \b
       spear ledger fill README.md
     """
     if not page.is_file():
-        raise SpearError(f"{page} is not there: give a page in Markdown.")
+        raise SpearError(f"{page} does not exist: give a page in Markdown.")
     text = page.read_text(encoding="utf-8")
     filled = fill_page(text, {entry.name: entry for entry in read_entries(ledger)})
     if filled != text:
         write_text(page, filled)
-    click.echo(f"{page}: {'written anew' if filled != text else 'as the ledger has it'}")
+    click.echo(f"{page}: {'updated' if filled != text else 'unchanged'}")
 
 
 @click.command()
@@ -219,7 +221,3 @@ def leaderboard(ledger: Path, out: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         write_text(out, text)
-
-
-def _percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"

@@ -1,4 +1,4 @@
-"""A ledger of results: one file a run, with all that the figures are computed from."""
+"""A ledger of results: one file per run, with the data of its figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spear_agents.trajectory import StopReason, Trajectory
 from spear_envs.core import SpearError, canonical_json
 
 DECIDED = ("env_id", "split", "env_kwargs", "temperature", "top_p", "top_k", "template", "layout", "history", "seed")
-"""Settings of a run that its panel fixes."""
+"""Settings of a run fixed by its panel."""
 SCRIPTED = (EngineKind.EXPERT.value, EngineKind.RANDOM.value, EngineKind.SCRIPT.value)
 POLICIES = "policies"
 """Folder of the published models in a ledger."""
@@ -46,25 +46,25 @@ class Entry:
     model: str | None
     """Name of the model; None for a scripted player."""
     model_digest: str | None
-    """Of its weights, where they were at hand."""
+    """Of its weights, if they were available."""
     code: str
     """Version that played it."""
     command: str
     """What plays it again."""
     outcomes: Mapping[str, Sequence[float]]
-    """By task 1 or 0 for each sample, in the order of their seeds."""
+    """By task 1 or 0 for each sample, in order of seeds."""
     scores: Mapping[str, float]
-    """By task the benchmark's own score, its mean over the samples."""
+    """By task the benchmark's own score, the mean over samples."""
     digest: str
     """SHA-256 of outcomes and scores."""
     success: Mapping[str, Any]
     """Mean over tasks with its interval, computed from the outcomes."""
     notes: str = ""
     weights: str | None = None
-    """Folder of the model, beside the entry's file, where it is published: ``policies/NAME``."""
+    """Folder of the published model, next to the entry's file: ``policies/NAME``."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a field is not what it says: a ledger may come from anybody."""
+        """Raise ValueError if a field is invalid: a ledger may come from anybody."""
         kind = EngineKind(self.engine)
         numbers = [list(self.scores.values()), *self.outcomes.values()]
         if (
@@ -84,7 +84,7 @@ class Entry:
 
 
 def digest_outcomes(outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> str:
-    """SHA-256 of what the episodes of a run came to."""
+    """SHA-256 of a run's results."""
     return hashlib.sha256(canonical_json([dict(outcomes), dict(scores)]).encode()).hexdigest()
 
 
@@ -92,7 +92,7 @@ def _collect(episodes: Sequence[Trajectory], panel: Panel) -> tuple[dict[str, li
     by_task: dict[str, list[Trajectory]] = {}
     for episode in sorted(episodes, key=lambda each: (each.task_id, each.seed)):
         if episode.stop is StopReason.FAULT:
-            raise SpearError(f"{episode.task_id} was cut short by a fault: play the same command again until none is.")
+            raise SpearError(f"{episode.task_id} was cut short by a fault: run the same command again until none is.")
         by_task.setdefault(episode.task_id, []).append(episode)
     short = [task for task, found in by_task.items() if len(found) != panel.protocol.samples]
     if short:
@@ -115,7 +115,7 @@ def add_entry(
     notes: str = "",
     publish: bool = False,
 ) -> Path:
-    """Write the entry of a finished run; returns its file.
+    """Write the entry of a finished run; return its file.
 
     Args:
         run: folder of ``spear eval --panel NAME --out``.
@@ -124,14 +124,14 @@ def add_entry(
         folder: the ledger.
         model: what the model is called; by default the end of its path.
         notes: a sentence for readers.
-        publish: copy the model's folder beside the entry, so that anybody can play it again.
+        publish: copy the model's folder next to the entry, so that anybody can play it again.
 
     Raises:
-        SpearError: the run is not on that panel or not whole, the entry exists or its name is not one of a file, the
-            ledger cannot be written, or the model to publish has changed.
+        SpearError: the run is incomplete or not on that panel, the entry exists or its name is invalid, the ledger
+            cannot be written, or the model to publish has changed.
     """
     if not _NAME.fullmatch(name):
-        raise SpearError(f"{name!r} is not a name of an entry: choose one of letters, digits, '_', '-', '+' and '.'.")
+        raise SpearError(f"{name!r} is not a valid name: use letters, digits, '_', '-', '+' and '.'.")
     path = folder / f"{name}.json"
     if path.exists():
         raise SpearError(f"{path} exists: an entry is never changed; choose another name.")
@@ -146,7 +146,7 @@ def add_entry(
                 f" spear eval --panel {panel.name}."
             )
     outcomes, scores = _collect(read_last(run / EPISODES), panel)
-    written = _write_panel(panel_name)
+    written = write_named_panel(panel_name)
     if missing := {task["id"] for task in written["tasks"]} ^ outcomes.keys():
         raise SpearError(f"{run} does not hold the tasks of panel {panel.name}: {len(missing)} differ.")
     shown = model or (Path(str(settings["model"])).name if settings.get("model") else None)
@@ -175,7 +175,7 @@ def add_entry(
 
 
 def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
-    """Copy the model of a run into the ledger's folder; returns where it is there."""
+    """Copy the model of a run into the ledger's folder; return its place there."""
     model = settings.get("model")
     if model is None or settings.get("model_digest") is None or not Path(str(model)).is_dir():
         named = "a scripted player" if model is None else model
@@ -202,41 +202,41 @@ def _publish(settings: Mapping[str, Any], name: str, folder: Path) -> str:
 
 
 def read_entries(folder: Path) -> Iterator[Entry]:
-    """The entries of a ledger, by name.
+    """Read the entries of a ledger, in order of names.
 
     Raises:
         SpearError: there is none, or a file is not an entry.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
-        raise SpearError(f"{folder} holds no entry: spear ledger add writes one.")
+        raise SpearError(f"{folder} does not contain an entry: spear ledger add writes one.")
     for path in paths:
         try:
             entry = Entry(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError, TypeError, AttributeError) as error:
             raise SpearError(f"{path} is not an entry of a ledger ({type(error).__name__}): {error}") from error
         if entry.name != path.stem:
-            raise SpearError(f"{path} holds the entry {entry.name!r}: a file has the name of its entry.")
+            raise SpearError(f"{path} contains the entry {entry.name!r}: name a file after its entry.")
         yield entry
 
 
 def check_entry(entry: Entry) -> list[str]:
-    """What does not hold of an entry: its figures, its digest, or the panel as the installed code makes it."""
+    """List the mismatches of an entry: figures, digest, or the panel in the installed code."""
     told = []
     if digest_outcomes(entry.outcomes, entry.scores) != entry.digest:
-        told.append("the digest is not that of its outcomes")
+        told.append("the digest does not match its outcomes")
     if plain_estimate(entry.recompute()) != dict(entry.success):
-        told.append(f"its outcomes give {_percent(entry.recompute())}, not what it says")
-    written = _write_panel(entry.panel)
+        told.append(f"its outcomes give {format_percent(entry.recompute())}, unlike its figures")
+    written = write_named_panel(entry.panel)
     if written["fingerprint"] != entry.fingerprint:
         told.append(f"panel {entry.panel} has other tasks here (fingerprint {written['fingerprint'][:12]})")
     elif written["digest"] != entry.panel_digest:
-        told.append(f"panel {entry.panel} is played in another way here (digest {written['digest'][:12]})")
+        told.append(f"panel {entry.panel} is played differently here (digest {written['digest'][:12]})")
     return told
 
 
 def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
-    """Play an entry once more: whether it holds, in words. None where its model was not published.
+    """Play an entry again and describe whether it holds; None if its model is not published.
 
     A scripted player must end every episode as recorded. A model must come out within the entry's interval, since the
     last digits of a float, and with them some sampled tokens, differ between processors.
@@ -259,10 +259,10 @@ def check_again(entry: Entry, folder: Path) -> tuple[bool, str] | None:
 
 
 def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
-    """A run of one's own beside an entry: whether its number lies within the entry's interval, in words.
+    """Describe whether another run's success is within the entry's interval.
 
     Raises:
-        SpearError: the run is not whole, or not on the panel's tasks.
+        SpearError: the run is incomplete, or not on the panel's tasks.
     """
     outcomes, scores = _collect(read_last(run / EPISODES), open_panel(entry.panel))
     if outcomes.keys() != entry.outcomes.keys():
@@ -271,20 +271,16 @@ def check_run(entry: Entry, run: Path) -> tuple[bool, str]:
 
 
 def _compare(entry: Entry, outcomes: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> tuple[bool, str]:
-    """Whether a run's success lies within the interval of an entry, in words."""
+    """Describe whether a run's success is within the interval of an entry."""
     found, recorded = estimate_mean([sum(wins) / len(wins) for wins in outcomes.values()]), entry.recompute()
     if digest_outcomes(outcomes, scores) == entry.digest:
-        return True, f"{_percent(found)}: the same episodes"
+        return True, f"{format_percent(found)}: the same episodes"
     fits = recorded.low <= found.mean <= recorded.high
-    return fits, f"{_percent(found)} {'is within' if fits else 'is outside'} {_percent(recorded)}"
+    return fits, f"{format_percent(found)} {'is within' if fits else 'is outside'} {format_percent(recorded)}"
 
 
-def write_entry_panel(entry: Entry) -> Mapping[str, Any]:
-    """The panel of an entry with its tasks, as the installed code makes it."""
-    return _write_panel(entry.panel)
-
-
-def _write_panel(name: str) -> Mapping[str, Any]:
+def write_named_panel(name: str) -> Mapping[str, Any]:
+    """A panel with its tasks, as the installed code makes it."""
     return _write_official(name) if name in OFFICIAL else write_panel(open_panel(name))
 
 
@@ -293,12 +289,13 @@ def _write_official(name: str) -> Mapping[str, Any]:
     return write_panel(OFFICIAL[name])
 
 
-def _percent(estimate: Estimate) -> str:
+def format_percent(estimate: Estimate) -> str:
+    """Mean and interval in percent."""
     return f"{100 * estimate.mean:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
 def format_leaderboard(entries: Sequence[Entry]) -> str:
-    """The ledger as a page in Markdown: a table for each panel, the best first."""
+    """Format the ledger as a page in Markdown: a table for each panel, the best first."""
     parts = [
         "# Leaderboard",
         "`spear leaderboard` writes this page from the files in `results/`, and `spear ledger verify` recomputes every"
@@ -317,7 +314,7 @@ def format_leaderboard(entries: Sequence[Entry]) -> str:
         lines = ["| player | success, % | weights | entry | notes |", "|---|---|---|---|---|"]
         for entry in rows:
             weights = f"`{entry.model_digest[:12]}`" if entry.model_digest else ""
-            shown = _percent(entry.recompute()).replace(" %", "")
+            shown = format_percent(entry.recompute()).replace(" %", "")
             lines.append(f"| {entry.model or entry.engine} | {shown} | {weights} | `{entry.name}` | {entry.notes} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"

@@ -33,12 +33,12 @@ class Protocol:
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int | None = None
-    """Longest response; None leaves it to the model."""
+    """Longest response; None for the model's own limit."""
     template: str = "default"
     """Prompt template of the environment."""
     layout: str = Layout.PER_TURN.value
     history: int = 2
-    """Earlier turns that a prompt shows."""
+    """Earlier turns shown in a prompt."""
     scoring: str = SCORING
 
 
@@ -46,25 +46,25 @@ PROTOCOL_OPTIONS = (
     *("split", "tasks", "episodes_per_task", "temperature", "top_p", "top_k", "max_tokens", "template", "layout"),
     *("history", "seed", "env_keywords", "method", "trials", "overlong"),
 )
-"""Options of the command line that a panel decides."""
+"""Options of the command line set by a panel."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A list of tasks and how it is played; :func:`export_panel` writes it with the tasks themselves."""
+    """A list of tasks and its protocol; :func:`export_panel` writes it with the tasks."""
 
     name: str
     title: str
-    """What a number on it says, in a line."""
+    """What a result on it means, in a line."""
     env_id: str
     split: str
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     protocol: Protocol = field(default_factory=Protocol)
     data: str = ""
-    """What has to be fetched first; empty where everything is embedded."""
+    """Data to fetch first; empty if everything is embedded."""
 
     def make_settings(self, settings: EvalSettings) -> EvalSettings:
-        """The settings of a player, with everything that the panel decides."""
+        """The settings of a player, with those of the panel."""
         how = self.protocol
         return replace(
             settings,
@@ -84,14 +84,14 @@ class Panel:
         )
 
     def describe(self) -> dict[str, Any]:
-        """All of the panel but its tasks, as plain values."""
+        """The panel without its tasks, as plain values."""
         return asdict(self) | {"env_kwargs": dict(self.env_kwargs)}
 
     def describe_tasks(self) -> dict[str, Any]:
         """The tasks as the installed code makes them, their fingerprint, the turn limit, and a digest of the prompts.
 
         Raises:
-            SpearError: the data of the tasks is not here.
+            SpearError: the data of the tasks is missing.
         """
         env = make_env(self.env_id, self.split, self.env_kwargs)
         try:
@@ -106,9 +106,9 @@ class Panel:
             env.close()
 
     def _digest_prompts(self, env: SpearEnv[Any]) -> str:
-        """SHA-256 of what the first ten tasks ask with: a changed prompt makes another panel."""
+        """SHA-256 of the prompts of the first ten tasks: a changed prompt makes another panel."""
         if self.protocol.template not in env.templates:
-            raise SpearError(f"{self.env_id} has no prompt template {self.protocol.template!r} for panel {self.name}")
+            raise SpearError(f"panel {self.name} needs the prompt template {self.protocol.template!r} of {self.env_id}")
         template = env.templates[self.protocol.template]
         digest = hashlib.sha256((template.system() or "").encode())
         for task in list(env.tasks)[:10]:
@@ -120,15 +120,15 @@ class Panel:
 
 
 def digest_panel(written: Mapping[str, Any]) -> str:
-    """SHA-256 of a written panel: tasks, protocol and all, without the digest itself."""
+    """SHA-256 of a written panel without its digest."""
     return hashlib.sha256(canonical_json({k: v for k, v in written.items() if k != "digest"}).encode()).hexdigest()
 
 
 def export_panel(panel: Panel, path: Path) -> str:
-    """Write a panel with its tasks as JSON; returns its digest.
+    """Write a panel with its tasks as JSON; return its digest.
 
     Raises:
-        SpearError: the data of the tasks is not here, or the file cannot be written.
+        SpearError: the data of the tasks is missing, or the file cannot be written.
     """
     written = write_panel(panel)
     write_json(path, written)
@@ -136,14 +136,14 @@ def export_panel(panel: Panel, path: Path) -> str:
 
 
 def write_panel(panel: Panel) -> dict[str, Any]:
-    """A panel with its tasks as plain values, its digest among them."""
-    # Through JSON, so that the digest is that of what a reader gets.
+    """A panel with its tasks and digest as plain values."""
+    # Through JSON, so that readers get the same digest.
     written = json.loads(json.dumps({"format": FORMAT, **panel.describe(), **panel.describe_tasks()}))
     return written | {"digest": digest_panel(written)}
 
 
 def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
-    """A written panel, and all that the file holds.
+    """Read a panel, and the content of its file.
 
     Raises:
         SpearError: the file is not a panel, or was changed after it was written.
@@ -151,11 +151,11 @@ def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         if written["format"] != FORMAT:
-            raise SpearError(f"{path} has format {written['format']!r}, this code reads {FORMAT}: export it anew.")
+            raise SpearError(f"{path} has format {written['format']!r}, this code reads {FORMAT}: export it again.")
         known = {each.name for each in fields(Panel)} - {"protocol"}
         panel = Panel(**{name: written[name] for name in known}, protocol=Protocol(**written["protocol"]))
         if written["digest"] != digest_panel(written):
-            raise SpearError(f"{path} was changed after it was written: its digest does not fit. Fetch it again.")
+            raise SpearError(f"{path} was changed after it was written: its digest does not match. Fetch it again.")
     except OSError as error:
         raise SpearError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -166,7 +166,7 @@ def read_panel(path: Path) -> tuple[Panel, dict[str, Any]]:
 
 
 def find_differences(written: Mapping[str, Any], panel: Panel) -> list[str]:
-    """What the installed code makes differently than a written panel says; empty if all is equal."""
+    """List the differences between a written panel and the installed code's."""
     made = json.loads(json.dumps(panel.describe_tasks()))
     told = [
         f"{name} is {made[name]!r} here and {written[name]!r} in the file"
@@ -256,11 +256,11 @@ OFFICIAL: Mapping[str, Panel] = {
         ),
     )
 }
-"""Panels by name: of embedded tasks, then the published splits."""
+"""Panels by name: embedded tasks first, then the published splits."""
 
 
 def open_panel(name: str) -> Panel:
-    """The official panel of this name, or the one in a file, which must be what the installed code makes.
+    """Open the official panel of this name, or one in a file that matches the installed code.
 
     Raises:
         SpearError: there is none, or the code makes other tasks.
@@ -273,5 +273,5 @@ def open_panel(name: str) -> Panel:
         raise SpearError(f"there is no panel {name!r}.{suggest_name(name, OFFICIAL)} Give a file, or one of {known}.")
     panel, written = read_panel(path)
     if told := find_differences(written, panel):
-        raise SpearError(f"{path} is not what this code makes ({told[0]}): install the version that it was made with.")
+        raise SpearError(f"{path} does not match this code ({told[0]}): install the version it was made with.")
     return panel

@@ -1,4 +1,4 @@
-"""Recorded responses through the environment again: are the rewards what the record says?"""
+"""Recorded responses played again in the environment, to check the recorded rewards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Rescored:
-    """What replaying the episodes of a run gave.
+    """Result of replaying the episodes of a run.
 
     Attributes:
         episodes: number of episodes replayed.
-        differences: one line for each value that came out differently.
-        recorded, replayed: success as recorded and as it is now, over tasks.
-        faults: episodes that could not be replayed since a service was down.
+        differences: one line for each value that differs.
+        recorded, replayed: success over tasks, as recorded and now.
+        faults: number of episodes not replayed since a service was down.
     """
 
     episodes: int
@@ -35,24 +35,23 @@ class Rescored:
 
 
 def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored:
-    """Play the recorded responses of an evaluation once more, turn by turn.
+    """Play the recorded responses of an evaluation again, turn by turn.
 
     Args:
         run: folder of ``spear eval --out``.
-        changes: keywords of the environment to play with instead, such as another grader; what differs then is the
-            new score, not a fault.
+        changes: other keywords of the environment, such as another grader; differences are then new scores, not faults.
 
     Raises:
-        SpearError: the folder holds no evaluation, its tasks are not here, or its environment cannot be made.
+        SpearError: the folder is not an evaluation's, its tasks are missing, or its environment cannot be made.
     """
     settings = read_settings(run)
     try:
         env_id, split, kwargs = settings["env_id"], settings["split"], dict(settings["env_kwargs"])
     except (KeyError, TypeError, ValueError) as error:
-        raise SpearError(f"{run} was not written by this version of spear eval: it names no {error}.") from error
+        raise SpearError(f"{run} was not written by this version of spear eval: it lacks {error}.") from error
     episodes = [each for each in read_last(run / EPISODES) if each.stop is not StopReason.FAULT]
     if not episodes:
-        raise SpearError(f"{run} holds no episode that was played to its end: there is nothing to rescore.")
+        raise SpearError(f"{run} does not contain a complete episode: there is nothing to rescore.")
     differences: list[str] = []
     recorded: dict[str, list[float]] = {}
     replayed: dict[str, list[float]] = {}
@@ -61,7 +60,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
     try:
         if not changes and env.tasks.fingerprint != episodes[0].fingerprint:
             raise SpearError(
-                f"{run} was played on other tasks than {env_id} has here: install the version of its time."
+                f"{run} was played on other tasks than {env_id} has here: install the version it was played with."
             )
         for episode in episodes:
             try:
@@ -81,7 +80,7 @@ def rescore_run(run: Path, changes: Mapping[str, Any] | None = None) -> Rescored
 
 
 def _replay(env: Any, episode: Trajectory) -> dict[str, Any]:
-    """The end of the episode, and the native reward of each turn, as the environment gives them now."""
+    """The present end of the episode and native reward of each turn."""
     _, info = env.reset(seed=episode.seed, options={"task": episode.task_id})
     rewards = [0.0] * len(episode.turns)
     played = 0

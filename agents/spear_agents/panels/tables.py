@@ -1,4 +1,4 @@
-"""Tables of pages that are made of the ledger, and the pages that hold them."""
+"""Pages with tables made from the ledger."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from spear_agents.panels.ledger import Entry, write_entry_panel
+from spear_agents.panels.ledger import Entry, write_named_panel
 from spear_agents.statistics import Estimate, estimate_difference, estimate_mean, split_numbers
 from spear_envs.core import SpearError
 
 _TABLE = re.compile(r"(<!-- ledger: (?P<names>[^>]*?) -->\n).*?(?=<!-- end -->)", re.S)
-"""A table's place: a comment with the names of its entries, and one that ends it."""
+"""A table: a comment with the names of its entries, and one that ends it."""
 
 
 def fill_page(text: str, entries: Mapping[str, Entry]) -> str:
-    """The page with every table in it made of the ledger: behind ``<!-- ledger: BEFORE AFTER OTHERS… -->``, up to
-    ``<!-- end -->``.
+    """Update every table of a page, from ``<!-- ledger: BEFORE AFTER OTHERS… -->`` to ``<!-- end -->``.
 
     Raises:
-        SpearError: there is no such place, or one names entries that the ledger does not have.
+        SpearError: the page has no table, or one names entries that are not in the ledger.
     """
 
     def make(found: re.Match[str]) -> str:
         names = found["names"].split()
         missing = [name for name in names if name not in entries]
         if missing or len(names) < 2:
-            wrong = f"the ledger has no entry {missing[0]!r}" if missing else "two entries are needed"
+            wrong = f"{missing[0]!r} is not in the ledger" if missing else "two entries are needed"
             raise SpearError(f"{wrong}: mend the comment <!-- ledger: {found['names']} --> of the page.")
         before, after, *others = (entries[name] for name in names)
         return found[1] + format_gain(before, after, others) + "\n"
 
     filled, count = _TABLE.subn(make, text)
     if not count:
-        raise SpearError("the page has no place for a table: write <!-- ledger: BEFORE AFTER --> and <!-- end -->.")
+        raise SpearError("the page does not mark a table: write <!-- ledger: BEFORE AFTER --> and <!-- end -->.")
     return filled
 
 
 def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> str:
-    """What a training gained, as a table in Markdown: over all tasks, by subtask, and beside other players.
+    """Format the gain of a training as a table in Markdown: over all tasks, by subtask, and for other players.
 
     Raises:
         SpearError: the entries are not on the same tasks.
@@ -48,7 +47,7 @@ def format_gain(before: Entry, after: Entry, others: Sequence[Entry] = ()) -> st
             raise SpearError(f"{entry.name} is on other tasks than {before.name}: a table is of one set of tasks.")
     rates = [_rate(entry) for entry in (before, after)]
     subtasks: dict[str, list[str]] = {}
-    for task in sorted(write_entry_panel(before)["tasks"], key=lambda task: split_numbers(task["subtask"])):
+    for task in sorted(write_named_panel(before.panel)["tasks"], key=lambda task: split_numbers(task["subtask"])):
         subtasks.setdefault(task["subtask"], []).append(task["id"])
     steps = [rates[1][task] - rates[0][task] for task in rates[0]]
     all_tasks = [_percent(estimate_mean(list(rate.values()))) for rate in rates]

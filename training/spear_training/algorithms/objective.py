@@ -34,7 +34,7 @@ def aggregate_loss(
     """One number from token losses (``sec:botdetails``); see :class:`~spear_training.algorithms.choices.Aggregation`.
 
     With ``loss_scale_factor`` and ``num_sequences`` (or ``num_tokens``) of the whole mini-batch given, the sum over
-    micro-batches is the value of the mini-batch, forevery mode but ``sum-norm``, whose sum needs no count.
+    micro-batches is the value of the mini-batch, for every mode but ``sum-norm``, whose sum needs no count.
 
     Args:
         loss: [B, T] float; mask: [B, T], on for loss tokens.

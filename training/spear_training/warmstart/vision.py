@@ -122,7 +122,7 @@ def make_tiny_vision_policy(
 
 
 def make_bpe_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """A byte-level BPE in Qwen2's form: transformers takes that class forevery Qwen2.5-VL folder."""
+    """A byte-level BPE in Qwen2's form: transformers takes that class for every Qwen2.5-VL folder."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

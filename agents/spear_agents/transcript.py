@@ -132,8 +132,8 @@ class Transcript:
     def _measure_room(self, length: int, opening: int) -> int | None:
         """Tokens left for the response.
 
-        The first prompt of an episode has at most ``max_prompt_tokens``. One that starts a later row includes content of
-        earlier rows, so its limit is that of prompt and row together.
+        The first prompt of an episode has at most ``max_prompt_tokens``. One that starts a later row contains earlier
+        rows, so its limit is that of prompt and row together.
         """
         limited = self._max_row_tokens is not None
         checked = opening if limited else length

@@ -1,4 +1,4 @@
-"""The seam between an episode and whatever generates its responses: token ids in, token ids out."""
+"""The interface between an episode and its engine: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Finish(str, Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one response is drawn.
+    """How one response is sampled.
 
     ``top_k`` 0 and ``top_p`` 1 switch those filters off; ``temperature`` 0 is greedy. ``stop_token_ids`` end a
-    response besides the model's own end tokens, and so does the first of ``stop_strings`` that it holds, which stays
-    part of it. With ``seed`` the response depends on the prompt, the weights and the seed alone, not on the batch in
-    which it is computed.
+    response besides the model's own end tokens, and so does the first of ``stop_strings``, which stays part of it.
+    With ``seed`` the response depends on the prompt, the weights and the seed only, not on its batch.
     """
 
     temperature: float = 1.0
@@ -57,14 +56,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server said about one response, where text went out and text came back.
+    """A server's data on one response.
 
     Attributes:
-        model: name that the server gave for the model.
-        prompt_tokens, completion_tokens, cached_tokens: as the server counts them; None if it does not say.
-        tries: requests that it took.
-        cost: in the currency of the prices that were given; None without prices or without counts.
-        prompt_ids, token_ids, log_probs: the server's own tokens; None if it gives none.
+        model: the server's name of the model.
+        prompt_tokens, completion_tokens, cached_tokens: the server's counts, or None.
+        tries: number of requests.
+        cost: in the currency of the prices; None without prices or counts.
+        prompt_ids, token_ids, log_probs: the server's own tokens, or None.
     """
 
     model: str = ""
@@ -85,8 +84,8 @@ class Generation:
     ``log_probs`` has one entry for each token: its natural-log probability under the model's distribution at the
     sampling temperature, before top-k and top-p (the convention of verl's rollouts). At temperature 0 it is the
     greedy token's under temperature 1. Policies without a distribution (scripts) give zeros.
-    ``cached_tokens`` of the prompt were in the engine's prefix cache; None if it keeps none.
-    ``version`` is the training step that the weights are of; None outside a training.
+    ``cached_tokens`` of the prompt were in the engine's prefix cache; None without one.
+    ``version`` is the training step of the weights; None outside a training.
     """
 
     token_ids: tuple[int, ...]
@@ -99,7 +98,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Request:
-    """One pending call of :meth:`Engine.generate`, as a batch runner sees it."""
+    """One pending call of :meth:`Engine.generate`."""
 
     prompt_ids: Sequence[int]
     sampling: Sampling
@@ -108,28 +107,28 @@ class Request:
 
 
 class EngineFaultKind(str, Enum):
-    """What went wrong where a response was generated."""
+    """Kind of a fault in generating a response."""
 
     UNREACHABLE = "engine_unreachable"
-    """Nobody answered, or the connection broke."""
+    """There was no answer, or the connection broke."""
     TIMEOUT = "engine_timeout"
-    """No whole answer came in time."""
+    """The answer was not complete in time."""
     OVERLOADED = "engine_overloaded"
-    """The server went on asking to wait."""
+    """The server kept asking to wait."""
     SERVER_ERROR = "engine_server_error"
     """The server failed."""
     BAD_REPLY = "engine_bad_reply"
-    """The answer is not one of the interface."""
+    """The answer does not follow the interface."""
     DEAD = "engine_dead"
-    """The engine's process has ended; no further response will come from it."""
+    """The engine's process has ended."""
     OUT_OF_MEMORY = "engine_out_of_memory"
     """The engine's process has ended for lack of memory."""
     NOT_A_NUMBER = "engine_nan"
-    """A log-probability is not a number: the weights are broken, or an overflow happened."""
+    """A log-probability is NaN: the weights are broken, or an overflow occurred."""
 
 
 class EngineFault(SpearError):
-    """A response could not be had, which is not the policy's failure: the episode ends as a fault.
+    """There was no response through no fault of the policy: the episode ends as a fault.
 
     Args:
         kind: for counting.
@@ -146,11 +145,11 @@ class EngineFault(SpearError):
 
 
 class ContextExceededError(SpearError):
-    """The prompt is longer than the engine takes: the episode ends as ``context_limit``."""
+    """The prompt is too long for the engine: the episode ends as ``context_limit``."""
 
 
 class Engine(Protocol):
-    """Anything that answers a prompt. Implementations may serve many calls at the same time."""
+    """Answers prompts, possibly many at the same time."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
@@ -160,7 +159,7 @@ class Engine(Protocol):
         ``request_id`` is unique among the calls under way and sorts in the order in which a canonical batch is built.
 
         Raises:
-            EngineFault: no response could be had; another try later may succeed.
+            EngineFault: there was no response; another try later may succeed.
             ContextExceededError: the prompt is too long.
         """
         ...

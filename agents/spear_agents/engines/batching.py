@@ -1,4 +1,4 @@
-"""Gathers concurrent ``generate`` calls into batches."""
+"""Batching of concurrent ``generate`` calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ class MicroBatcher:
 
     With ``deterministic=True`` only the first rule holds: waiting calls are sorted by ``request_id`` and cut into
     chunks of ``max_batch``, so that the batches depend on the episodes alone and never on timing. One batch runs at a
-    time, later calls gather meanwhile. All calls must come from one event loop.
+    time; later calls are gathered meanwhile. All calls must come from one event loop.
 
     Args:
-        run_batch: answers requests in their order. If it raises, the callers of that batch get the error; the batcher
-            lives on.
-        max_batch: most requests in one call of ``run_batch``.
-        max_wait_s: seconds the oldest waiting call is held back for company.
+        run_batch: answers requests in order. If it raises, only the callers of that batch get the error.
+        max_batch: maximum requests in one call of ``run_batch``.
+        max_wait_s: maximum seconds the oldest call waits for others.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class MicroBatcher:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Announce one caller for as long as the block lasts: it makes one call after the other, never two at once."""
+        """Announce one caller for the duration of the block, which makes one call at a time."""
         self._live += 1
         try:
             yield
@@ -71,7 +70,7 @@ class MicroBatcher:
         """See :class:`~spear_agents.engines.base.Engine`. Raises what ``run_batch`` raised for this batch."""
         if self._deterministic and self._live == 0:
             raise SpearError(
-                "deterministic batching has to know who is playing: call generate inside MicroBatcher.session()"
+                "deterministic batching needs announced callers: call generate inside MicroBatcher.session()"
             )
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._pending.append((Request(prompt_ids, sampling, request_id, images), answer))
@@ -79,7 +78,7 @@ class MicroBatcher:
         try:
             return await answer
         except asyncio.CancelledError:
-            # A caller that gave up must not keep its place, or the rest would wait for an answer nobody collects.
+            # A cancelled caller must leave, or the others would wait for an answer nobody collects.
             self._pending = [entry for entry in self._pending if entry[1] is not answer]
             raise
 
@@ -95,7 +94,7 @@ class MicroBatcher:
         if self._runner is not None:
             return
         if self._is_ready():
-            # Not at once: callers that were started together get to announce themselves and to ask first.
+            # Deferred: callers started together announce themselves and ask first.
             if not self._called:
                 self._called = True
                 asyncio.get_running_loop().call_soon(self._go)
@@ -136,7 +135,7 @@ class MicroBatcher:
                 if not self._deterministic:
                     _deliver(chunk, results[-1])
             if self._deterministic:
-                # Together, so that every caller's next request meets the same company.
+                # Together, so that every caller's next request joins the same batch.
                 for chunk, result in zip(chunks, results, strict=True):
                     _deliver(chunk, result)
         except asyncio.CancelledError:

@@ -9,17 +9,17 @@ from typing import Any
 _END = 256
 _ROLES = ("system", "user", "assistant")
 _MARK = "\ufdd0{}\ufdd1"
-"""Text of a role's mark, between two code points that Unicode keeps for internal use."""
+"""Mark of a role, between two code points reserved by Unicode for internal use."""
 _MARKS = re.compile("|".join(_MARK.format(role) for role in _ROLES))
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes, 256 ends a response. Any text comes back from its tokens, lone surrogates included."""
+    """Ids 0 to 255 are bytes, 256 ends a response. Any text survives a round trip, including lone surrogates."""
 
     eos_token_id: int | None = _END
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
-        """The contents one after the other, with an end mark's place left to the tokens."""
+        """Join the contents, without end marks."""
         return "".join(message["content"] for message in conversation)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -27,7 +27,7 @@ class ByteTokenizer:
         return list(text.encode("utf-8", "surrogatepass"))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of bytes; the end token has none, and bytes that are not text are replaced."""
+        """The text of bytes, without the end token; invalid bytes are replaced."""
         data = bytes(i for i in token_ids if i < _END)
         try:
             return data.decode("utf-8", "surrogatepass")
@@ -36,7 +36,7 @@ class ByteTokenizer:
 
 
 class ChatByteTokenizer(ByteTokenizer):
-    """Bytes with a mark for each role, so that a prompt's ids give back the messages it was made of.
+    """Bytes with a mark for each role, so that messages can be recovered from a prompt's ids.
 
     Ids 257 to 259 begin a message of the system, the user and the assistant. Marks within an observation are broken
     up by :class:`~spear_agents.prompting.PromptBuilder`, as those of any tokenizer.
@@ -45,7 +45,7 @@ class ChatByteTokenizer(ByteTokenizer):
     all_special_tokens: tuple[str, ...] = tuple(_MARK.format(role) for role in _ROLES)
 
     def apply_chat_template(self, conversation: Sequence[Mapping[str, str]], **kwargs: Any) -> str:
-        """Each message behind the mark of its role, and the assistant's mark in the end where it is to continue."""
+        """Put each message after the mark of its role, and the assistant's mark at the end to continue."""
         text = "".join(_MARK.format(message["role"]) + message["content"] for message in conversation)
         return text + _MARK.format("assistant") if kwargs.get("add_generation_prompt") else text
 
@@ -60,7 +60,7 @@ class ChatByteTokenizer(ByteTokenizer):
         return ids + super().encode(text[end:])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of the ids; the marks of roles are left out with ``skip_special_tokens``."""
+        """The text of the ids, without marks of roles if ``skip_special_tokens``."""
         text: list[str] = []
         for role, content in self._split(token_ids):
             text += [_MARK.format(role)] if role and not skip_special_tokens else []
@@ -68,13 +68,13 @@ class ChatByteTokenizer(ByteTokenizer):
         return "".join(text)
 
     def encode_plain(self, text: str) -> list[int]:
-        """The bytes of ``text`` with none of it read as a mark, as what a model wrote must be."""
+        """The bytes of ``text`` without recognising marks, for text of a model."""
         return super().encode(text)
 
     def read_messages(self, token_ids: Sequence[int]) -> list[dict[str, str]]:
-        """The messages of a prompt, without the empty one that the assistant is to write.
+        """Recover the messages of a prompt, without the assistant's empty one.
 
-        Text before the first mark, as a later part of a conversation has it, is the assistant's.
+        Text before the first mark, as in a later part of a conversation, is the assistant's.
         """
         messages = [
             {"role": role or "assistant", "content": content}

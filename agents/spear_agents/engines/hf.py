@@ -1,4 +1,4 @@
-"""Transformers models as engines: sampling with a key-value cache on a CPU (or wherever the model lies)."""
+"""Transformers models as engines: sampling with a key-value cache on the model's device."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from spear_agents.files import require_model_file
 from spear_envs.core.errors import SpearError
 
 _COMPACT_BELOW = 0.75
-"""Finished rows leave the batch once fewer than this share still runs: copying the cache costs more than a few idle
-rows.
-"""
+"""Finished rows leave the batch once less than this share runs: copying the cache costs more than a few idle rows."""
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder. Raises SpearError if there is none or it cannot be read."""
+    """Load the tokenizer of a Hugging Face folder. Raises SpearError if it cannot be read."""
     folder = require_model_file(path, "tokenizer_config.json").parent
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -41,7 +39,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """The end tokens of a Hugging Face folder, which may hold no tokenizer."""
+    """The end tokens of a Hugging Face folder, which may lack a tokenizer."""
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     return find_end_ids(folder, load_tokenizer(folder) if has_tokenizer else None)
 
@@ -49,14 +47,14 @@ def read_end_ids(folder: Path) -> tuple[int, ...]:
 class HFModel:
     """A causal language model that answers batches of requests; with a vision tower (Qwen2.5-VL) also about pictures.
 
-    ``reader`` is the image side of such a model, else None.
+    ``reader`` is the image side of a vision model, else None.
 
     Args:
         path: folder with config.json and weights.
-        threads: compute threads of torch, a setting of the whole process; None leaves it as it is.
-        dtype: of weights and computation; None for that of the stored weights, as ``config.json`` names it. Tokens are
-            drawn in float64 from its logits.
-        seed: of the stream that requests without a seed draw from.
+        threads: compute threads of torch, for the whole process; None leaves them unchanged.
+        dtype: of weights and computation; None for that of the stored weights in ``config.json``. Tokens are sampled in
+            float64 from its logits.
+        seed: for requests without a seed.
 
     Raises:
         SpearError: the folder is missing or cannot be loaded.
@@ -73,7 +71,7 @@ class HFModel:
         loader = AutoModelForImageTextToText if self.reader is not None else AutoModelForCausalLM
         try:
             with quiet_transformers():
-                # Said, not left to defaults: transformers would ask at a terminal, and weights may be pickles.
+                # Explicit: transformers would ask at a terminal, and weights may be pickles.
                 model = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise SpearError(f"the model in {folder} cannot be loaded: {_first_line(error)}") from error
@@ -83,7 +81,7 @@ class HFModel:
         self._finders: dict[tuple[str, ...], StopFinder] = {}
 
     def _find_stops(self, strings: tuple[str, ...]) -> StopFinder | None:
-        """What looks for these stop strings in responses; None for none. Only this needs the folder's tokenizer."""
+        """Finder of these stop strings, or None. Only this needs the folder's tokenizer."""
         if strings and strings not in self._finders:
             self._finders[strings] = StopFinder(load_tokenizer(self.path), strings)
         return self._finders.get(strings)
@@ -100,11 +98,11 @@ class HFModel:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of prompt and response together."""
+        """Maximum tokens of prompt and response together."""
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
 
     def load_state(self, state: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights in. Tied weights may be left out. Raises SpearError if names are missing or unknown."""
+        """Copy weights in; tied ones may be left out. Raises SpearError if names are missing or unknown."""
         with torch.no_grad():
             result = self.model.load_state_dict(dict(state), strict=False)
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ()) | {"lm_head.weight"}
@@ -125,7 +123,7 @@ class HFModel:
         temperature: float = 1.0,
         images: Sequence[np.ndarray] = (),
     ) -> tuple[float, ...]:
-        """Natural-log probability of each response token, from one plain forward pass without a cache."""
+        """Natural-log probability of each response token, from one forward pass without a cache."""
         if not response_ids:
             return ()
         ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
@@ -138,14 +136,14 @@ class HFModel:
 
     @torch.inference_mode()
     def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
-        """Answer requests in their order, all in one batch.
+        """Answer requests in order, in one batch.
 
-        Equal prompts are computed once. Prompts of unequal length are padded on the left; where all are equal, no
-        mask is built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
+        Equal prompts are computed once. Prompts of unequal length are padded on the left; if all are equal, no mask is
+        built. A row stops at a stop token, at a stop string or at its own ``max_tokens``.
 
         Raises:
-            SpearError: a request carries pictures that the model cannot read or that do not fit its image tokens, an
-                empty prompt, or does not fit the model's context.
+            SpearError: a request has pictures that the model cannot read or that do not match its image tokens, has an
+                empty prompt, or exceeds the model's context.
         """
         if not requests:
             return []
@@ -198,7 +196,7 @@ class HFModel:
             logits = self._read_logits(output)[:, -1]
 
     def _read_logits(self, output: Any) -> torch.Tensor:
-        """Logits [N, L, V] of a pass, without the tokens that a response cannot hold."""
+        """Logits [N, L, V] of a pass, without tokens that a response cannot contain."""
         if self.reader is not None:
             self.reader.forbid_places(output.logits)
         return output.logits
@@ -206,7 +204,7 @@ class HFModel:
     def _look(
         self, ids: torch.Tensor, mask: torch.Tensor | None, images: Sequence[Sequence[np.ndarray]]
     ) -> dict[str, Any]:
-        """What a model with a vision tower reads besides ids [N, L]: patches of all pictures, and positions [3, N, L].
+        """Inputs of a model with a vision tower besides ids [N, L]: patches of all pictures, and positions [3, N, L].
 
         The last position of a prompt is the same in all three; those of its response continue from there.
         """
@@ -242,7 +240,7 @@ class HFModel:
 
 
 class HFEngine(MicroBatcher):
-    """A :class:`MicroBatcher` over an :class:`HFModel`, which computes in one thread of its own."""
+    """A :class:`MicroBatcher` over an :class:`HFModel`, which computes in its own thread."""
 
     def __init__(
         self, model: HFModel, *, max_batch: int = 128, max_wait_s: float = 0.005, deterministic: bool = False
@@ -269,7 +267,7 @@ class HFEngine(MicroBatcher):
 
 
 class _Batch:
-    """The sampling side of one batch: what each row may still produce and what it has produced, on the CPU."""
+    """Sampling of one batch: limits and results of each row, on the CPU."""
 
     def __init__(
         self,
@@ -291,7 +289,7 @@ class _Batch:
             dtype=np.uint64,
         )
         self.rows = torch.arange(count)
-        """Rows of the batch as it runs now, as indices into ``requests``."""
+        """Rows in the running batch, as indices into ``requests``."""
         self.running = torch.ones(count, dtype=torch.bool)
         self.length = torch.zeros(count, dtype=torch.long)
         self.stopped = torch.zeros(count, dtype=torch.bool)
@@ -305,7 +303,7 @@ class _Batch:
         self.finished = False
 
     def draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Samples one token for each row; returns them and, if rows should leave, the indices of those that stay."""
+        """Sample one token for each row; return them and, if rows should leave, the indices of those that stay."""
         uniform = torch.from_numpy(uniform_at(self.seeds, self.position))
         filters = (self.top_k, self.top_p) if self.filters else (None, None)
         tokens, log_probs = draw_tokens(logits, uniform, self.temperature, *filters)
@@ -339,7 +337,7 @@ class _Batch:
         self.log_probs.append(log_probs)
 
     def _find_strings(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows, as the batch runs now, that reached a stop string with their newest token."""
+        """Rows of the running batch that reached a stop string with their newest token."""
         reached = torch.zeros(len(self.rows), dtype=torch.bool)
         for place, (row, token) in enumerate(zip(self.rows.tolist(), tokens.tolist(), strict=True)):
             finder = self.finders.get(row)
@@ -366,19 +364,19 @@ class _Batch:
 
 
 def _stop_matrix(samplings: Sequence[Any], end_ids: tuple[int, ...]) -> torch.Tensor:
-    """Stop ids of each row [N, S], filled up with -1, which no token equals."""
+    """Stop ids of each row [N, S], padded with -1."""
     stops = [tuple(dict.fromkeys((*end_ids, *s.stop_token_ids))) for s in samplings]
     width = max(1, *map(len, stops))
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
 
 
 def _name_pictures(images: Sequence[np.ndarray]) -> bytes:
-    """Equal for equal pictures."""
+    """Key of pictures."""
     return b"".join(repr(image.shape).encode() + image.tobytes() for image in images)
 
 
 def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Token ids [N, L] and their mask [N, L], None if no prompt needs padding."""
+    """Pad prompts to token ids [N, L] with their mask [N, L], None if no prompt needs padding."""
     width = max(map(len, prompts))
     if all(len(prompt) == width for prompt in prompts):
         return torch.tensor(prompts, device=device), None
@@ -392,7 +390,7 @@ def _pad_left(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[tor
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars of transformers for loading and saving: they would tear a command's own display."""
+    """Hide progress bars of transformers, which would break a command's own display."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -403,7 +401,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the memory of the machine or of a GPU ran out; torch's allocator of a CPU raises a plain RuntimeError."""
+    """Whether the machine or a GPU ran out of memory; torch's CPU allocator raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
 
 

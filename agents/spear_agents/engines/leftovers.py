@@ -1,4 +1,4 @@
-"""Shared memory of processes that may be killed, which then leave it behind for others to remove."""
+"""Shared memory of killed processes, for others to remove."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _MAPPED = re.compile(r"/dev/shm/psm_\w+")
 
 
 def find_shared_memory(processes: Iterable[int]) -> list[Path]:
-    """The files of Python's shared memory that ``processes`` have open; none where the system has no ``/proc``.
-
-    While they run, since nothing tells afterwards.
+    """The files of Python's shared memory that running ``processes`` have open; empty without ``/proc``.
     """
     found = set()
     for number in processes:
@@ -23,5 +21,5 @@ def find_shared_memory(processes: Iterable[int]) -> list[Path]:
 
 
 def find_semaphores(processes: Iterable[int]) -> list[Path]:
-    """Those that joblib made in processes that have ended; their names tell which."""
+    """Semaphores of joblib from ended processes, found by name."""
     return [file for number in processes for file in Path("/dev/shm").glob(f"sem.loky-{number}-*")]

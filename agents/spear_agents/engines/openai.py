@@ -1,8 +1,8 @@
 """Any server that speaks OpenAI's chat completions: vLLM's ``serve``, llama.cpp, a hosted API.
 
-Tokens cannot go in there: messages of text are sent and text comes back. The episode's tokenizer is
-:class:`~spear_agents.engines.bytes.ChatByteTokenizer`, whose ids give the messages back, and the record says so
-(``Trajectory.tokens``). ``Turn.served`` has what the server tells of its own tokens.
+These servers take and return text, not tokens. The episode's tokenizer is
+:class:`~spear_agents.engines.bytes.ChatByteTokenizer`, from whose ids the messages are recovered, and the record says
+so (``Trajectory.tokens``). ``Turn.served`` has the server's data on its own tokens.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ _CONNECT_S = 10.0
 
 
 class ServerKind(str, Enum):
-    """Which fields a server understands."""
+    """Fields that a server supports."""
 
     COMPATIBLE = "compatible"
-    """The common ones: messages, temperature, top_p, max_tokens, seed. Stop strings are cut here."""
+    """The common fields: messages, temperature, top_p, max_tokens, seed. Stop strings are applied here."""
     OPENAI = "openai"
-    """OpenAI's own: ``max_completion_tokens`` instead of ``max_tokens``."""
+    """OpenAI: ``max_completion_tokens`` instead of ``max_tokens``."""
     VLLM = "vllm"
     """vLLM: also top_k, stop strings that stay part of the text, token ids and log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where a model is served, and how patiently it is asked.
+    """Address of a served model, with limits and retries.
 
     Args:
-        base_url: up to and with ``/v1``, such as ``http://127.0.0.1:8000/v1``.
+        base_url: including ``/v1``, such as ``http://127.0.0.1:8000/v1``.
         model: name of the model there.
-        kind: which fields it understands.
-        key_variable: variable of the environment that holds the key; where it is not set none is sent.
-        limit: requests at a time.
-        timeout_s: seconds for one request, the reading of its answer included.
-        tries: how often a request is sent at most.
+        kind: fields it supports.
+        key_variable: environment variable with the key; without it no key is sent.
+        limit: concurrent requests.
+        timeout_s: seconds for one request, including its answer.
+        tries: maximum number of times a request is sent.
         wait_s: seconds before the second try; doubled each time, with a jitter, up to ``longest_wait_s``.
         longest_wait_s: longest wait between tries; a server that asks for a longer one (``Retry-After``) is a fault.
-        prices: of tokens; None if nothing is to be paid.
+        prices: of tokens; None if it is free.
 
     Raises:
         SpearError: the address is not valid, or a number is out of range.
@@ -98,26 +98,22 @@ class Server:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SpearError(f"{self.base_url!r} is not an address: give one such as http://127.0.0.1:8000/v1")
         if parts.username or parts.password or parts.query:
-            raise SpearError(f"the address may hold no user, password or query: set {self.key_variable} for the key")
+            raise SpearError(f"the address may not have a user, password or query: set {self.key_variable} for the key")
         if self.limit < 1 or self.tries < 1 or not self.timeout_s > 0 or not self.wait_s >= 0:
             raise SpearError("the server's limit and tries must be at least 1 and its timeout above 0 seconds")
 
     @property
     def url(self) -> str:
-        """Where chat completions are asked for."""
+        """Address of chat completions."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
 
 def require_reachable(server: Server) -> None:
-    """Ask whether anybody listens at the address, before a run waits for answers.
-
-    Raises:
-        SpearError: nobody does; names the address and the cause.
-    """
+    """Raise SpearError with the cause if the address cannot be reached."""
     parts = urlsplit(server.base_url)
     host = parts.hostname or ""
     if not is_loopback(host) and getproxies().get(parts.scheme) and not proxy_bypass(host):
-        return  # the proxy's to say
+        return  # left to the proxy
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((host, port), timeout=_REACH_S).close()
@@ -128,15 +124,15 @@ def require_reachable(server: Server) -> None:
 
 
 class OpenAIEngine:
-    """An :class:`~spear_agents.engines.base.Engine` that asks a server.
+    """An :class:`~spear_agents.engines.base.Engine` for a server.
 
     A request is sent again after connection errors, time-outs and the statuses 408, 409, 425, 429 and 5xx; a wait that
-    the server asks for holds back all requests. When the tries are used up the episode gets an
-    :class:`~spear_agents.engines.base.EngineFault`. What waiting cannot mend (a wrong key, an unknown model, no
-    credit left) is a SpearError and stops the run.
+    the server asks for delays all requests. When the tries are used up the episode gets an
+    :class:`~spear_agents.engines.base.EngineFault`. Permanent errors (a wrong key, an unknown model, no credit left)
+    are a SpearError and stop the run.
 
     Args:
-        server: whom to ask.
+        server: its address.
 
     Raises:
         SpearError: httpx is not installed.
@@ -144,7 +140,7 @@ class OpenAIEngine:
 
     def __init__(self, server: Server) -> None:
         if find_spec("httpx") is None:
-            raise SpearError("servers are asked with httpx: pip install 'spear-agents[api]' brings it")
+            raise SpearError("servers need httpx: pip install 'spear-agents[api]'")
         self.server = server
         self.tokenizer = ChatByteTokenizer()
         self._client: httpx.AsyncClient | None = None
@@ -156,12 +152,12 @@ class OpenAIEngine:
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`; ``prompt_ids`` are those of ``self.tokenizer``.
 
-        A conversation that goes on within the assistant's own message cannot be sent: raises SpearError.
+        Raises SpearError for a conversation that continues within the assistant's own message, which cannot be sent.
         """
         messages = self.tokenizer.read_messages(prompt_ids)
         if not messages or messages[-1]["role"] != "user":
             raise SpearError(
-                "this conversation goes on within the model's own message, which a chat server does not take: "
+                "this conversation continues within the model's own message, which chat servers do not support: "
                 "use layout per_turn (with --history for the turns it shows)"
             )
         body = json.dumps(_write_request(self.server, messages, sampling, images)).encode("ascii")
@@ -186,7 +182,7 @@ class OpenAIEngine:
         return Generation(tuple(ids), (0.0,) * len(ids), finish, reply.to_served(tries, self.server.prices))
 
     async def _ask(self, body: bytes, request_id: str) -> tuple[Reply, int]:
-        """The first usable answer, and the number of tries."""
+        """Send a request until it has a usable answer; return it and the number of tries."""
         loop = asyncio.get_running_loop()
         dice = random.Random(request_id)
         fault = EngineFault(EngineFaultKind.UNREACHABLE, "not asked")
@@ -203,7 +199,7 @@ class OpenAIEngine:
                 kind = EngineFaultKind.OVERLOADED if status == 429 else EngineFaultKind.SERVER_ERROR
                 fault = EngineFault(kind, f"{self.server.url} answered {status}")
             except asyncio.TimeoutError:
-                fault = EngineFault(EngineFaultKind.TIMEOUT, f"no whole answer within {self.server.timeout_s:g} s")
+                fault = EngineFault(EngineFaultKind.TIMEOUT, f"no complete answer within {self.server.timeout_s:g} s")
             except _Unreachable as error:
                 fault = EngineFault(EngineFaultKind.UNREACHABLE, f"{self.server.url}: {error}")
             except BadReplyError as error:
@@ -218,7 +214,7 @@ class OpenAIEngine:
         raise fault
 
     async def _send(self, body: bytes) -> tuple[int, Any, bytes]:
-        """Status, headers and body of one answer.
+        """Send a request; return status, headers and body of the answer.
 
         Raises:
             _Unreachable: no answer, or a broken one.
@@ -262,17 +258,17 @@ class _Unreachable(Exception):
 
 
 def _read_key(variable: str) -> str:
-    """The key without blanks around it; empty if there is none. Raises SpearError if no header can hold it."""
+    """Read the key, stripped; empty if there is none. Raises SpearError if it is not valid in a header."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise SpearError(f"the variable {variable} holds characters that no key has: set it anew")
+        raise SpearError(f"the variable {variable} contains characters that are not valid in a key: set it again")
     return key
 
 
 def _write_request(
     server: Server, messages: list[dict[str, str]], sampling: Sampling, images: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """The body of a request, in the fields that the server understands."""
+    """Write the body of a request, with the fields that the server supports."""
     limit = "max_completion_tokens" if server.kind is ServerKind.OPENAI else "max_tokens"
     request: dict[str, Any] = {
         "model": server.model,
@@ -285,17 +281,17 @@ def _write_request(
         request["seed"] = sampling.seed % 2**_SEED_BITS
     if server.kind is ServerKind.VLLM:
         request |= {"return_token_ids": True, "logprobs": True}
-        # What a request does not name, vLLM takes from the model's generation_config.json.
+        # vLLM takes missing fields from the model's generation_config.json.
         request |= {"top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
         if sampling.stop_strings:
             request |= {"stop": list(sampling.stop_strings), "include_stop_str_in_output": True}
     elif sampling.top_k:
-        raise SpearError(f"servers of kind {server.kind.value} know no top_k: leave it at 0, or take --server vllm")
+        raise SpearError(f"servers of kind {server.kind.value} lack top_k: leave it at 0, or take --server vllm")
     return request
 
 
 def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """Messages with pictures, oldest first, in the places of ``<image>``."""
+    """Put pictures, oldest first, in the places of ``<image>``."""
     if not images:
         return list(messages)
     left = iter(images)
@@ -313,7 +309,7 @@ def _show_images(messages: list[dict[str, str]], images: Sequence[np.ndarray]) -
 
 
 def _encode_png(image: np.ndarray) -> str:
-    """A data address of a uint8 picture [height, width, 3]."""
+    """Encode a uint8 picture [height, width, 3] as a data URL."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""What a server of chat completions answers: texts, tokens, counts, refusals. All of it is checked."""
+"""Answers of a server of chat completions, checked: texts, tokens, counts, refusals."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SHOWN = 200
 
 
 class BadReplyError(ValueError):
-    """An answer that is not of the interface."""
+    """An answer that does not follow the interface."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a million tokens cost, in whatever currency.
+    """Prices of a million tokens, in any currency.
 
-    ``cached`` is that of prompt tokens which the server had seen before; None for the price of the others.
+    ``cached`` is the price of prompt tokens in the server's cache; None for the price of the others.
     """
 
     prompt: float
@@ -50,7 +50,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Reply:
-    """One response as a server gives it; fields of :class:`~spear_agents.engines.base.Served` beside the text."""
+    """One response of a server: its text and fields of :class:`~spear_agents.engines.base.Served`."""
 
     text: str
     cut_short: bool
@@ -84,11 +84,11 @@ class Reply:
 def read_reply(content: bytes) -> Reply:
     """Read an answer with status 200.
 
-    Thoughts that a server gives apart (``reasoning_content``, ``reasoning``) are put in front of the text, between
-    ``<think>`` tags. A refusal is a response like any other.
+    Separate thoughts (``reasoning_content``, ``reasoning``) are put in front of the text, between ``<think>`` tags. A
+    refusal is a response like any other.
 
     Raises:
-        BadReplyError: it is not JSON, or lacks what a completion has.
+        BadReplyError: it is not JSON, or not a completion.
     """
     data = _read_object(content)
     if data is None:
@@ -132,21 +132,21 @@ def will_pass(status: int, content: bytes) -> bool:
 
 
 def explain_refusal(status: int, content: bytes, url: str, model: str, key_variable: str) -> SpearError:
-    """The error of an answer that another try would not change."""
+    """The error for an answer that another try would not change."""
     message, code = _find_error(content)
     if status in (400, 413, 422) and (code == "context_length_exceeded" or _TOO_LONG.search(message)):
         return ContextExceededError(f"the prompt is too long for {model}: {message}")
     if status in (401, 403):
         return SpearError(f"{url} refused the key ({status}): set the variable {key_variable}. It said: {message}")
     if status == 404:
-        return SpearError(f"{url} knows no such path or no model {model!r}: check --base-url and --model ({message})")
+        return SpearError(f"{url} does not serve {model!r}: check --base-url and --model ({message})")
     if status == 429:
         return SpearError(f"{url}: no credit is left ({message})")
     return SpearError(f"{url} refused the request ({status}): {message}. Change the option it names.")
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait (a number or a date); None if it asks for nothing readable."""
+    """Seconds that the server asks to wait (a number or a date), or None."""
     value = headers.get("retry-after", "").strip()
     try:
         wait = float(value)

@@ -1,4 +1,4 @@
-"""Drawing tokens: seeded uniforms that know nothing of batches, and the inverse of the cumulative distribution."""
+"""Sampling of tokens: seeded uniforms independent of batches, and inversion of the cumulative distribution."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def _mix(state: np.ndarray) -> np.ndarray:
 def uniform_at(seeds: np.ndarray, position: int | np.ndarray) -> np.ndarray:
     """Number ``position`` (one for all, or uint64 [N]) of each seed's stream (uint64 [N]): float64 [N] in [0, 1).
 
-    SplitMix64 used as a counter: any position of any stream is reached at once, so rows of a batch may come and go.  52
-    bits are kept, so that ``u * total < total`` holds in float64 for every positive total.
+    SplitMix64 used as a counter: any position of any stream is reached directly, so rows may enter and leave a batch.
+    52 bits are kept, so that ``u * total < total`` holds in float64 for every positive total.
     """
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64
         state = _mix(seeds.astype(np.uint64) + _GAMMA) + (np.asarray(position, np.uint64) + np.uint64(1)) * _GAMMA
     return (_mix(state) >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero what top-k and then top-p exclude; not renormalised.
+    """Zero the tokens excluded by top-k and then top-p, without renormalising.
 
     Args:
         probs: [N, V], rows summing to 1.
-        top_k: int64 [N], 0 for off. Of equal probabilities the lower id goes first.
-        top_p: float [N]: the smallest leading set whose share of what top-k left reaches ``top_p`` is kept.
+        top_k: int64 [N], 0 for off. Of equal probabilities the lower id comes first.
+        top_p: float [N]: keeps the smallest leading set whose share of the mass left by top-k reaches ``top_p``.
     """
     ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
@@ -44,8 +44,8 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
     ordered = ordered.masked_fill(rank >= limit[:, None], 0)
     before = ordered.cumsum(-1) - ordered
     total = ordered.sum(-1, keepdim=True)
-    # rank 0 always stays: the mass before it is 0 and top_p > 0. At top_p = 1 the comparison is not asked, because
-    # rounding of the sum could drop a token of the far tail.
+    # Rank 0 always stays: the mass before it is 0 and top_p > 0. At top_p = 1 the comparison is skipped, because
+    # rounding of the sum could drop a token of the tail.
     keep = (before < top_p[:, None] * total) | (top_p[:, None] >= 1)
     return torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(~keep, 0))
 
@@ -53,8 +53,8 @@ def filter_probs(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) 
 def invert_mass(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """The id at which each row's cumulative distribution passes its uniform number, in the order of the ids.
 
-    Sums are float64, first of blocks of ids and then within the block that holds the place: a running sum over a whole
-    vocabulary would take several times as long.
+    Sums are float64, first of blocks of ids and then within the selected block: a running sum over the vocabulary
+    would take several times as long.
 
     Args:
         probs: [N, V], not negative, rows with a positive sum.
@@ -84,7 +84,7 @@ def draw_tokens(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row by inversion of its cumulative distribution, in float64 and in the order of the ids.
+    """Draw one token for each row by inversion of its cumulative distribution, in float64 and in the order of the ids.
 
     Args:
         logits: [N, V].

@@ -1,4 +1,4 @@
-"""Policies written in Python behind the same seam as models: experts, random players, anything for a test."""
+"""Policies written in Python with the interface of models: experts, random players, tests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Policy = Callable[[str, random.Random], str]
 
 
 class ScriptedEngine:
-    """An :class:`~spear_agents.engines.base.Engine` that writes what a policy says.
+    """An :class:`~spear_agents.engines.base.Engine` over a Python policy.
 
-    Its log-probabilities are 0, since a script has no distribution. The random stream of a call is seeded with
+    Its log-probabilities are 0, since scripts lack a distribution. The random stream of a call is seeded with
     ``sampling.seed``.
 
     Args:
@@ -38,7 +38,7 @@ class ScriptedEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """The policy's response; ``sampling.max_tokens`` does not bind a script."""
+        """The policy's response; ``sampling.max_tokens`` is ignored."""
         prompt = self._tokenizer.decode(prompt_ids, skip_special_tokens=False)
         written, cut = cut_at_stop(self._policy(prompt, random.Random(sampling.seed)), sampling.stop_strings)
         ids = self._tokenizer.encode(written, add_special_tokens=False)
@@ -48,7 +48,7 @@ class ScriptedEngine:
 
 
 class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the last ``info`` of an environment, for policies that may look behind the text."""
+    """Keeps the last ``info`` of an environment, for policies that need more than the text."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -65,15 +65,15 @@ class InfoWatch(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def admissible_actions(self) -> list[str]:
-        """What may be played now. Raises SpearError if the environment does not list it."""
+        """Admissible actions. Raises SpearError if the environment does not list them."""
         actions = self.info.get("admissible_actions")
         if not actions:
-            raise SpearError(f"{self.env} lists no admissible actions, so there is no random policy for it")
+            raise SpearError(f"{self.env} does not list admissible actions, which the random policy needs")
         return actions
 
 
 def random_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
-    """Play one of the admissible actions with equal probability, well formed."""
+    """Play a uniformly random admissible action, well-formed."""
     return lambda prompt, dice: template.respond(dice.choice(env.admissible_actions()))
 
 
@@ -88,25 +88,25 @@ def scripted_policy(env: InfoWatch, template: PromptTemplate) -> Policy:
     def respond(prompt: str, dice: random.Random) -> str:
         action = core.scripted_action()
         if action is None:
-            raise SpearError(f"{env} has no script: it is there where the wording of a task gives something away")
+            raise SpearError(f"{env} has no script")
         return template.respond(action)
 
     return respond
 
 
 class NoisyExpert:
-    """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans anew.
+    """A :data:`Policy`: the environment's oracle, which with probability ``noise`` errs and then plans again.
 
-    An error is a random admissible action; the share ``inadmissible`` of the errors is an action that was admissible
-    earlier in the episode and is not now, where there is one. Once no plan wins any more, all is random, so that
-    the episode comes to its end.
+    An error is a random admissible action; a share ``inadmissible`` of the errors is an action that was admissible
+    earlier in the episode and no longer is, if there is one. Once no plan wins, all actions are random until the
+    episode ends.
 
     Args:
         env: the environment it plays in.
         template: writes its responses.
         noise: share of turns that are errors.
-        inadmissible: share of the errors that do nothing.
-        thoughts: it writes down why it does what its plan says, where the environment has words for it.
+        inadmissible: share of the errors without effect.
+        thoughts: it explains its plan, if the environment has words for it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class NoisyExpert:
         self._plan: list[str] = []
         self._lost = False
         self.advice: str | None = None
-        """Response that the oracle would have given in the last turn, whatever was played; None if all was lost."""
+        """The oracle's response in the last turn, whatever was played; None if the task was lost."""
 
     def __call__(self, prompt: str, dice: random.Random) -> str:
         """The response of this turn."""
@@ -135,7 +135,7 @@ class NoisyExpert:
             self._plan, self._lost, self._heard = [], False, {}
         if not self._plan and not self._lost:
             self._plan = list(core.expert_plan())
-            self._lost = not self._plan  # a search for a plan that does not exist is the dearest of all: do it once
+            self._lost = not self._plan  # a failing search is the most expensive: do it once
         thought = core.expert_thought(self._plan) if self._thoughts and self._plan else ""
         self.advice = None if self._lost else self._template.respond(self._plan[0], thought)
         stray = self._lost or dice.random() < self._noise

@@ -1,4 +1,4 @@
-"""Stop strings: texts at which a response ends, such as a closing tag that the environment answers."""
+"""Stop strings: texts at which a response ends, such as a closing tag."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _SPARE = 4
-"""Tokens looked at beside those that a stop string can have, since some tokens have no text."""
+"""Tokens examined beyond the length of a stop string, since some tokens have no text."""
 _CHARACTER = 4
-"""Bytes of a character at most. Where a window begins within one, some tokenizers show no character that follows it."""
+"""Maximum bytes of a character. If a window begins within one, some tokenizers drop the characters after it."""
 
 
 class Decoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The decoding half of a tokenizer."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Text of token ids."""
@@ -20,9 +20,9 @@ class Decoder(Protocol):
 
 
 class StopFinder:
-    """Tells whether the last token of a response completes a stop string.
+    """Detects that the last token of a response completes a stop string.
 
-    A token may hold more than the end of the string, as ``>\\n`` does: it stays whole, since it was sampled as it is.
+    A token with more than the end of the string, such as ``>\\n``, stays as it was sampled.
 
     Args:
         tokenizer: of the response.
@@ -37,7 +37,7 @@ class StopFinder:
         self._may_end: dict[int, bool] = {}
 
     def is_reached(self, token_ids: Sequence[int]) -> bool:
-        """Whether ``token_ids``, which reached no stop string before, reach one with their last token."""
+        """Whether ``token_ids`` reach a stop string with their last token, and not before."""
         if not token_ids or not self._strings:
             return False
         last = token_ids[-1]
@@ -59,6 +59,6 @@ class StopFinder:
 
 
 def cut_at_stop(text: str, strings: Sequence[str]) -> tuple[str, bool]:
-    """The text up to its first stop string, which stays part of it, and whether there is one."""
+    """Cut a text after its first stop string; return it and whether there was one."""
     ends = [at + len(string) for string in strings if (at := text.find(string)) >= 0]
     return (text[: min(ends)], True) if ends else (text, False)

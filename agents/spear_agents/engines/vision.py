@@ -1,5 +1,5 @@
-"""Pictures for local vision-language models (Qwen2.5-VL): patches for the vision tower, and the tokens and positions
-that stand for them in a sequence.
+"""Pictures for local vision-language models (Qwen2.5-VL): patches for the vision tower, and their tokens and positions
+in a sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def has_vision(path: str | Path) -> bool:
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
-    except (OSError, ValueError, RecursionError):  # no model at all: whoever loads it tells
+    except (OSError, ValueError, RecursionError):  # not a model: reported on loading
         return False
     if "vision_config" not in config:
         return False
@@ -50,7 +50,7 @@ def has_vision(path: str | Path) -> bool:
 
 
 class ImageReader:
-    """The image side of a Qwen2.5-VL folder. The same code serves rollouts and the trainer, so both see the same.
+    """The image side of a Qwen2.5-VL folder, shared by rollouts and the trainer.
 
     Pictures go through transformers' Pillow processor: the same patches with and without torchvision.
 
@@ -72,24 +72,23 @@ class ImageReader:
             raise SpearError(f"the image processor in {path} cannot be read: {str(error).splitlines()[0]}") from error
         self.image_token_id = int(config.image_token_id)
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
-        # The model's own rule of positions needs nothing of the model but its configuration.
+        # The model's own rule of positions needs only its configuration.
         rule = SimpleNamespace(config=config)
         rule.get_vision_position_ids = MethodType(Qwen2_5_VLModel.get_vision_position_ids, rule)
         self._find_positions = MethodType(Qwen2_5_VLModel.get_rope_index, rule)
 
     def count_tokens(self, image: np.ndarray) -> int:
-        """Tokens that stand for a picture, uint8 [height, width, 3]."""
+        """Number of tokens of a picture, uint8 [height, width, 3]."""
         height, width = image.shape[:2]
         return int(self._processor.get_number_of_image_patches(height, width, {})) // self._merged
 
     def mark(self, image: np.ndarray) -> str:
-        """The text in a picture's place: one image token for each merged patch, between the marks of the family."""
+        """The text of a picture: one image token for each merged patch, between the model's marks."""
         return _OPENING + _PLACE * self.count_tokens(image) + _CLOSING
 
     def forbid_places(self, logits: torch.Tensor) -> None:
-        """Take the image token out of what can be sampled from ``logits`` [..., V], in place.
+        """Mask the image token in ``logits`` [..., V], in place, since a sampled one would not have a picture.
 
-        A model that wrote one would make a place without a picture, which no pass over its response could read.
         Rollout and trainer both do this, so that they give the same log-probabilities.
         """
         logits[..., self.image_token_id] = _OUT_OF_REACH
@@ -109,7 +108,7 @@ class ImageReader:
             grids: ``image_grid_thw`` of its pictures; None for none.
 
         Raises:
-            SpearError: the pictures do not fit the image tokens.
+            SpearError: the pictures do not match the image tokens.
         """
         kinds = (token_ids == self.image_token_id).int()[None]
         expected = 0 if grids is None else int(grids.prod(-1).sum()) // self._merged
@@ -120,9 +119,9 @@ class ImageReader:
 
 
 def pack_pictures(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Pictures as one run of bytes, uint8 [*]: how many there are, the length of each, and each as a PNG.
+    """Pack pictures into uint8 [*]: their number, the length of each, and each as a PNG.
 
-    Lossless, and a fraction of the size of pixels; a column of such runs is a jagged tensor like any other.
+    Lossless and a fraction of the size of pixels; rows of packed pictures make a jagged tensor.
     """
     files = []
     for image in images:
@@ -134,7 +133,7 @@ def pack_pictures(images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def unpack_pictures(packed: np.ndarray) -> list[np.ndarray]:
-    """The pictures of :func:`pack_pictures`, uint8 [height, width, 3] each."""
+    """Unpack :func:`pack_pictures` to arrays uint8 [height, width, 3]."""
     data = np.ascontiguousarray(packed, dtype=np.uint8).tobytes()
     count = int(np.frombuffer(data, "<i4", 1)[0])
     at = 4 + 4 * count

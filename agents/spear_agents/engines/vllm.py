@@ -1,4 +1,4 @@
-"""vLLM as an engine: continuous batching in processes of its own, on a CPU or on GPUs."""
+"""vLLM as an engine: continuous batching in its own processes, on a CPU or GPUs."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _CPU_BLOCK = 32
-"""Tokens of a block of the key-value cache; vLLM's kernels for a CPU want multiples of 32."""
+"""Tokens of a block of the key-value cache; vLLM's CPU kernels need multiples of 32."""
 _LEAST_TEMPERATURE = 0.01
-"""Below it vLLM takes this one instead of the temperature asked for."""
+"""vLLM replaces lower temperatures by this one."""
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
-    # Results go to the standard output; vLLM's log does not belong there.
+    # Results go to the standard output, so vLLM's log must not.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    # Its own choice pins each engine to the same cores, whatever else runs on the machine.
+    # By default each engine is pinned to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # A process that is killed leaves its shared memory behind: time to end, on a busy machine too.
+    # A killed process leaks its shared memory: give it time to end, also on a busy machine.
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
 }
 _SHUTDOWN_S = 60.0
 _NEWS_S = 10.0
-"""How long the news of a worker's death may take."""
+"""Seconds to wait for the news of a worker's death."""
 _log = logging.getLogger(__name__)
 _WORKER = "spear_agents.engines.vllm_worker.WorkerExtension"
 
 
 @dataclass
 class Counts:
-    """What vLLM has done so far, by its own statistics."""
+    """Counts from vLLM's own statistics."""
 
     generated_tokens: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    """Of ``prompt_tokens``: those that were in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     running: int = 0
     """Requests in the present step."""
 
@@ -69,22 +69,21 @@ class Counts:
 class VLLMEngine:
     """An :class:`~spear_agents.engines.base.Engine` over vLLM's ``AsyncLLM``.
 
-    vLLM computes in processes of its own and is spoken to from one thread, so the engine serves any number of event
-    loops, one after the other or together. A call that is cancelled aborts its request. With a seed a response
-    depends on the prompt, the weights and the seed; what shares its batch can change a log-probability in its last
-    bits only, and so a token in the rare case that two were as likely to within them.
+    vLLM computes in its own processes, driven by one thread, so the engine serves any number of event loops. A
+    cancelled call aborts its request. With a seed a response depends on the prompt, the weights and the seed; its batch
+    can change the last bits of a log-probability, and so a token in the rare case of a near tie.
 
-    vLLM's own output goes to a file, which :attr:`log` names and which is removed when nothing went wrong; with
+    vLLM's own output goes to the file :attr:`log`, which is removed if nothing went wrong; with
     ``VLLM_LOGGING_LEVEL`` set it goes to the standard error output.
 
     Args:
         path: Hugging Face folder of the model.
         options: how it is run.
-        max_batch: most requests computed at a time; further ones wait.
-        seed: of the stream that gives seeds to requests without one.
+        max_batch: maximum requests computed at a time; further ones wait.
+        seed: for requests without a seed.
 
     Raises:
-        SpearError: vLLM is not installed, the folder holds no model, or vLLM did not start.
+        SpearError: vLLM is not installed, the folder is not a model, or vLLM did not start.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class VLLMEngine:
         self.max_new_tokens: int | None = generation.get("max_new_tokens")
         """The folder's own limit of a response, or None."""
         self.context_length: int = config.max_model_len
-        """Most tokens of prompt and response together."""
+        """Maximum tokens of prompt and response together."""
         self.cache_tokens: int | None = getattr(self._llm.vllm_config.cache_config, "kv_cache_size_tokens", None)
-        """Tokens that the key-value cache holds."""
+        """Size of the key-value cache in tokens."""
         self.takes_images: bool = config.is_multimodal_model
         self._draws = all(self.call_workers("replace_sampling"))
         core = int(self._llm.engine_core.resources.engine_manager.processes[0].pid)
@@ -129,12 +128,12 @@ class VLLMEngine:
     ) -> Generation:
         """See :class:`~spear_agents.engines.base.Engine`.
 
-        A response ends where the context does, so ``max_tokens`` may reach beyond it. ``images`` go in the places of
-        the model's own image token, one token each.
+        A response ends with the context, so ``max_tokens`` may exceed it. ``images`` go in the places of the model's
+        image token, one token each.
 
         Raises:
             EngineFault: vLLM failed or has died.
-            ContextExceededError: the prompt, its pictures included, leaves no room for a token.
+            ContextExceededError: the prompt with its pictures fills the context.
             SpearError: images for a text model, an empty prompt, a request that vLLM refuses, a closed engine.
         """
         if self._closing.locked():
@@ -158,11 +157,11 @@ class VLLMEngine:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights by ``state``, in which they have the names and shapes of the folder.
 
-        Keys and values in the prefix cache belong to the old weights and are forgotten. Linux only.
+        The prefix cache is cleared, since it belongs to the old weights. Linux only.
 
         Raises:
-            SpearError: weights of another model, an answer is under way, the engine has an adapter or is closed, or
-                vLLM does not take them.
+            SpearError: the weights are of another model, answers are pending, the engine has an adapter or is closed,
+                or vLLM refuses them.
             EngineFault: vLLM has died.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -189,7 +188,7 @@ class VLLMEngine:
                 raise self._explain_death() from error
             raise SpearError(
                 f"vLLM did not take the new weights: {' '.join(str(error).split())}{self.log.keep()}. "
-                "What it has now may be neither the old ones nor these: start it again"
+                "Its weights are now undefined: start it again"
             ) from error
 
     def close(self) -> None:
@@ -200,14 +199,14 @@ class VLLMEngine:
         asyncio.run_coroutine_threadsafe(_end(self._llm), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for file in (*self._shared_memory, *find_semaphores(self._processes)):  # of processes that were killed
+        for file in (*self._shared_memory, *find_semaphores(self._processes)):  # of killed processes
             file.unlink(missing_ok=True)
         self.log.close()
 
     def _start(self, max_batch: int) -> tuple[AsyncLLM, asyncio.AbstractEventLoop]:
-        """Start vLLM in a thread, whose event loop then serves it.
+        """Start vLLM in a thread with its own event loop.
 
-        Its processes inherit that thread's signal mask, so that Ctrl-C reaches this process alone, which ends them.
+        Its processes inherit that thread's signal mask, so that Ctrl-C only reaches this process, which ends them.
         """
         ready: Future[tuple[AsyncLLM, asyncio.AbstractEventLoop]] = Future()
 
@@ -292,7 +291,7 @@ class VLLMEngine:
         return Generation(token_ids, log_probs, finish, cached_tokens=last.num_cached_tokens)
 
     def _make_params(self, sampling: Sampling, room: int) -> Any:
-        """vLLM's form of a sampling. Raises SpearError if vLLM would silently take another one."""
+        """Convert a sampling to vLLM's form. Raises SpearError if vLLM would silently change it."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -311,7 +310,7 @@ class VLLMEngine:
             max_tokens=min(sampling.max_tokens, room),
             seed=None if self._draws else seed % 2**63,
             extra_args={SEED: seed % 2**64},
-            # vLLM reads some of the files that name end tokens, not all.
+            # vLLM reads only some of the files with end tokens.
             ignore_eos=True,
             stop_token_ids=list(dict.fromkeys((*self.stop_token_ids, *sampling.stop_token_ids))),
             stop=list(sampling.stop_strings) or None,
@@ -325,7 +324,7 @@ class VLLMEngine:
         )
 
     def _is_ending(self) -> bool:
-        """Whether vLLM has died: a worker that does fails the calls it was given before vLLM knows of it."""
+        """Whether vLLM has died: a dead worker fails its calls before vLLM notices."""
         end = time.monotonic() + _NEWS_S
         while not self._llm.errored and time.monotonic() < end:
             time.sleep(0.1)
@@ -337,14 +336,14 @@ class VLLMEngine:
         cause = self.log.find_cause()
         kind = EngineFaultKind.OUT_OF_MEMORY if self.log.tells_out_of_memory() else EngineFaultKind.DEAD
         fault = EngineFault(kind, f"vLLM's process has ended: {cause or 'killed from outside'}{self.log.keep()}")
-        if not self._is_death_told:  # records keep the kind alone
+        if not self._is_death_told:  # records keep only the kind
             self._is_death_told = True
             _log.error("%s", fault)
         return fault
 
 
 def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch: int, counts: Counts) -> AsyncLLM:
-    """vLLM as it starts: minutes for a large model."""
+    """Start vLLM, which takes minutes for a large model."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm import AsyncEngineArgs
@@ -370,12 +369,12 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
     cache_gib = options.kv_cache_gib
     changes: dict[str, str | None] = {}
     if current_platform.is_cpu():
-        # Compiling takes longer than it saves there: half a minute at the first request, for the sampler alone.
+        # Compiling costs more than it saves on a CPU: half a minute at the first request for the sampler.
         wanted["enforce_eager"] = True
         changes["TORCH_COMPILE_DISABLE"] = "1"
-        # A prefix is kept by whole blocks: with vLLM's own 128 tokens most turns would read half a block again.
+        # Prefixes are cached in full blocks: with vLLM's 128 tokens most turns would read half a block again.
         wanted["block_size"] = _CPU_BLOCK
-        # A seeded request whose prompt is read in parts ends vLLM there: generators of a CPU cannot be set back.
+        # A seeded request with a prompt in chunks crashes vLLM: CPU generators cannot be reset.
         wanted["enable_chunked_prefill"] = False
         if cache_gib is not None:
             changes[_CPU_CACHE_VARIABLE] = None
@@ -388,7 +387,7 @@ def _make_llm(path: Path, options: VLLMOptions, lora_rank: int | None, max_batch
 
 
 def _make_counter(counts: Counts) -> Callable[..., Any]:
-    """A logger of vLLM's statistics that adds them up."""
+    """Make a logger that sums up vLLM's statistics."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Counter(StatLoggerBase):
@@ -423,7 +422,7 @@ async def _end(llm: AsyncLLM) -> None:
         task.cancel()
     await asyncio.gather(*answers, return_exceptions=True)
     llm.shutdown(timeout=_SHUTDOWN_S)
-    # Its finaliser calls this again, perhaps when the interpreter has taken its modules away.
+    # Its finaliser calls this again, perhaps during interpreter shutdown.
     llm.shutdown = lambda timeout=None: None
     rest = [task for task in asyncio.all_tasks() if task is not here]
     for task in rest:
@@ -433,7 +432,7 @@ async def _end(llm: AsyncLLM) -> None:
 
 @contextmanager
 def _set_environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of the environment are other ones, or not there (None), for as long as the block lasts."""
+    """Set environment variables, or remove them (None), for the duration of the block."""
     before = {name: os.environ.get(name) for name in changes}
     _change_environment(changes)
     try:

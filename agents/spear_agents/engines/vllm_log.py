@@ -1,4 +1,4 @@
-"""Where vLLM's own output goes, and what it says there of a failure."""
+"""The log of vLLM's output, and the causes of failures in it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memo
 
 
 class EngineLog:
-    """A file that takes the output of vLLM's processes.
+    """A file for the output of vLLM's processes.
 
     Args:
-        is_wanted: without it output stays where it is, and nothing is known of causes.
+        is_wanted: if False, output is not redirected and causes are unknown.
     """
 
     def __init__(self, is_wanted: bool) -> None:
@@ -36,9 +36,9 @@ class EngineLog:
 
     @contextmanager
     def take_output(self) -> Iterator[None]:
-        """Processes started within the block write to the file, and so does vLLM's logger in this process.
+        """Redirect processes started within the block, and vLLM's logger in this process, to the file.
 
-        Standard output and error output are inherited, so this process's own go there too meanwhile.
+        Standard output and error are inherited, so this process's own go there too for the duration.
         """
         if self.path is None:
             yield
@@ -59,7 +59,7 @@ class EngineLog:
             self._take_logger()
 
     def _take_logger(self) -> None:
-        """vLLM's logger writes where the standard error output was while it was set up."""
+        """Redirect vLLM's logger, which keeps the standard error stream of its setup."""
         if self._file is None and self.path is not None:
             self._file = self.path.open("a", encoding="utf-8")
             for handler in logging.getLogger("vllm").handlers:
@@ -67,7 +67,7 @@ class EngineLog:
                     self._taken.append((handler, handler.setStream(self._file)))
 
     def find_cause(self) -> str | None:
-        """The last error that names a cause; None if there is none."""
+        """The last error with a cause, or None."""
         found = None
         for line in self._read().splitlines():
             text = _PREFIX.sub("", _COLOUR.sub("", line)).strip()
@@ -76,11 +76,11 @@ class EngineLog:
         return found
 
     def tells_out_of_memory(self) -> bool:
-        """Whether memory ran out."""
+        """Whether the log shows that memory ran out."""
         return bool(_OUT_OF_MEMORY.search(self._read()))
 
     def keep(self) -> str:
-        """Has the file outlive the engine; where it is, as the end of a sentence."""
+        """Keep the file after the engine; return its place as the end of a sentence."""
         self._is_kept = True
         return "" if self.path is None else f" (its log: {self.path})"
 

@@ -1,4 +1,4 @@
-"""How a model is run by vLLM; vLLM itself is not needed for it."""
+"""Options of vLLM, without importing it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DTYPES = tuple(_BYTES)
 SEED = "spear_seed"
 """Key of a request's seed among vLLM's ``extra_args``."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Greatest ranks that vLLM lets one choose."""
+"""LoRA ranks that vLLM supports."""
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of attention heads that vLLM 0.31 computes with on a CPU (``CPUAttentionBackend``)."""
 
 
 @dataclass(frozen=True)
 class VLLMOptions:
-    """How a model is run.
+    """Options of vLLM for a model.
 
     Args:
         tensor_parallel: devices (processes, on a CPU) that share each layer.
-        lora: folder of an adapter as peft writes it; None for the model alone.
-        dtype: of the computation; None for that of the weights (``config.json``), float32 where it is not named.
-        max_model_len: most tokens of prompt and response together; None for the model's own limit.
+        lora: folder of an adapter of peft; None for the plain model.
+        dtype: of the computation; None for that of the weights (``config.json``), or else float32.
+        max_model_len: maximum tokens of prompt and response together; None for the model's own limit.
         gpu_memory_utilization: share of a GPU's memory that vLLM may take; None for its own choice.
         kv_cache_gib: memory of the keys and values. Default: on a CPU ``VLLM_CPU_KVCACHE_SPACE``, else
             :func:`size_cpu_cache`; on a GPU what ``gpu_memory_utilization`` leaves.
@@ -50,13 +50,13 @@ class VLLMOptions:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise SpearError(f"no dtype {self.dtype!r}: take one of {', '.join(DTYPES)}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
-            raise SpearError(f"the share of the GPU's memory lies in (0, 1], got {self.gpu_memory_utilization}")
+            raise SpearError(f"the share of the GPU's memory must be in (0, 1], got {self.gpu_memory_utilization}")
         if self.kv_cache_gib is not None and not self.kv_cache_gib > 0:
             raise SpearError(f"the memory of the key-value cache must be above 0 GiB, got {self.kv_cache_gib}")
 
 
 def read_dtype(path: Path) -> str:
-    """The type of the weights, as the folder names it."""
+    """Read the type of the weights from the folder."""
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     for part in (config, config.get("text_config") or {}):
         named = part.get("dtype") or part.get("torch_dtype")
@@ -68,7 +68,7 @@ def read_dtype(path: Path) -> str:
 def size_cpu_cache(path: Path, options: VLLMOptions, places: int, share: float = 0.5) -> float:
     """GiB for the keys and values of each of vLLM's processes on this machine's CPU.
 
-    As much as ``places`` contexts of full length need, but no more than ``share`` of the free memory; at least 1.
+    Enough for ``places`` contexts of full length, but at most ``share`` of the free memory; at least 1.
     """
     config = read_text_config(path)
     try:
@@ -77,13 +77,13 @@ def size_cpu_cache(path: Path, options: VLLMOptions, places: int, share: float =
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         token = 2 * config["num_hidden_layers"] * heads * width * _BYTES[options.dtype or read_dtype(path)]
         needed = float(places * longest * token)
-    except (KeyError, TypeError):  # an architecture that counts otherwise
+    except (KeyError, TypeError):  # an architecture with other fields
         needed = float("inf")
     return max(1.0, min(share * find_free_memory(), needed) / options.tensor_parallel / 2**30)
 
 
 def read_text_config(path: Path) -> dict[str, Any]:
-    """``config.json``; of a model that reads more than text, with the values of its text part."""
+    """Read ``config.json``, with the values of the text part of a multimodal model."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return {**config, **(config.get("text_config") or {})}
 
@@ -103,12 +103,12 @@ def check_cpu_heads(path: Path) -> None:
 
 
 def read_lora_rank(folder: str) -> int:
-    """What vLLM is to make room for. Raises SpearError if the folder holds no adapter."""
+    """Read the rank of an adapter, rounded up for vLLM. Raises SpearError if the folder is not an adapter."""
     path = Path(folder) / "adapter_config.json"
     try:
         rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise SpearError(f"{folder} holds no LoRA adapter: give a folder with adapter_config.json, as peft writes it"
+        raise SpearError(f"{folder} is not a LoRA adapter: give a folder of peft with adapter_config.json"
                          ) from error  # fmt: skip
     room = next((greatest for greatest in _LORA_RANKS if rank <= greatest), None)
     if room is None:

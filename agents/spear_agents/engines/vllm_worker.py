@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes. vLLM imports it by name; nothing of vLLM is imported here."""
+"""Extension of vLLM's worker processes. vLLM imports it by name; this module does not import vLLM."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WorkerExtension:
     model_runner: Any
 
     def replace_sampling(self) -> bool:
-        """Has tokens drawn as the ``hf`` engine draws them, and their log-probabilities taken before top-k and top-p.
+        """Sample tokens as the ``hf`` engine does, and take their log-probabilities before top-k and top-p.
 
-        vLLM fills a row of noise as long as the vocabulary for each seeded request; here a request's seed
-        (``extra_args``) and the number of its tokens so far give one uniform number. Log-probabilities of vLLM's are
-        those of the model (before the temperature) or those after the filters; the convention of verl's rollouts lies
-        between. Returns whether this vLLM's sampler is built as expected.
+        vLLM draws a row of noise over the vocabulary for each seeded request; here a request's seed (``extra_args``)
+        and its number of tokens give one uniform number. vLLM's log-probabilities are either before the temperature or
+        after the filters; verl's rollouts use those in between. Returns whether this vLLM's sampler has the expected
+        structure.
         """
         runner = self.model_runner
         sampler = getattr(runner, "sampler", None)
@@ -48,7 +48,7 @@ class WorkerExtension:
                 top_p = torch.ones(count, dtype=torch.float64, device=probs.device) if p is None else p.double()
                 probs = filter_probs(probs, top_k, top_p)
             rows = [runner.requests[name] for name in runner.input_batch.req_ids]
-            uniform = draw_uniform(rows) if len(rows) == len(probs) else np.zeros(len(probs))  # a trial run has no rows
+            uniform = draw_uniform(rows) if len(rows) == len(probs) else np.zeros(len(probs))  # no rows: profiling
             return invert_mass(probs, torch.from_numpy(uniform).to(probs.device)), log_probs
 
         filters.forward = forward
@@ -57,13 +57,13 @@ class WorkerExtension:
     def load_weights(self, path: str) -> None:
         """Replace the model's weights by those that ``torch.save`` wrote to ``path``, in place.
 
-        On a CPU vLLM keeps the weights of linear layers in another order: ``reload_weights`` makes that anew, which
-        ``model.load_weights`` does not.
+        On a CPU vLLM packs the weights of linear layers: ``reload_weights`` packs them again, unlike
+        ``model.load_weights``.
         """
         state = torch.load(path, mmap=True, weights_only=True)
         self.model_runner.reload_weights(weights_iterator=iter(state.items()))
-        # vLLM 0.31 forgets layers that get no weight of their own: an output layer that is tied to the embedding would
-        # go on with its old order of the old weights.
+        # vLLM 0.31 skips layers without their own weight: an output layer tied to the embedding would keep the packed
+        # old weights.
         owners: dict[int, list[Any]] = {}
         for layer in self.model_runner.get_model().modules():
             for weight in layer.parameters(recurse=False):
@@ -73,9 +73,7 @@ class WorkerExtension:
                 layer.quant_method.process_weights_after_loading(layer)
 
     def end_with(self, owner: int, core: int) -> int:
-        """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed without notice.
-
-        Returns the worker's own process.
+        """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed; return the own pid.
         """
         threading.Thread(target=_end_after, args=(owner, core), name="end-with-owner", daemon=True).start()
         return os.getpid()
@@ -90,7 +88,7 @@ def draw_uniform(rows: Sequence[Any]) -> np.ndarray:
 def _end_after(owner: int, core: int) -> None:
     while _is_alive(owner):
         time.sleep(_LOOK_EVERY_S)
-    # It ends its workers and gives their shared memory back.
+    # It ends its workers and frees their shared memory.
     os.kill(core, signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""Weights on their way into a running engine: checked against its model folder, and handed to other processes."""
+"""Weights for a running engine: checked against its model folder, and shared with other processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _HEAD = "lm_head.weight"
 
 
 def select_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What of ``state`` replaces the weights in ``folder``: all of them, under the names and shapes they have there.
+    """Select the weights of ``folder`` from ``state``, with the names and shapes they have there.
 
-    The weight of an output layer that is tied to the embedding may be in ``state`` or not.
+    A tied output layer may be in ``state`` or not.
 
     Raises:
-        SpearError: a weight is missing, unknown or of another shape; the folder holds no safetensors.
+        SpearError: a weight is missing, unknown or of another shape; the folder has no safetensors.
     """
     shapes = read_shapes(folder)
     given = {name: tensor for name, tensor in state.items() if name in shapes or name != _HEAD or not _is_tied(folder)}
@@ -42,17 +42,13 @@ def select_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight in a Hugging Face folder.
-
-    Raises:
-        SpearError: it holds no safetensors.
-    """
+    """Read the shape of each weight in a Hugging Face folder. Raises SpearError if it has no safetensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     if not shapes:
-        raise SpearError(f"{folder} holds no *.safetensors: save the model with save_pretrained of transformers")
+        raise SpearError(f"{folder} contains no *.safetensors: save the model with save_pretrained of transformers")
     return shapes
 
 
@@ -63,9 +59,9 @@ def _is_tied(folder: Path) -> bool:
 
 @contextmanager
 def share_weights(state: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """``state`` in memory, at a path for ``torch.load`` in processes of this user while the block lasts.
+    """Put ``state`` in memory at a path for ``torch.load`` in this user's processes, for the duration of the block.
 
-    The memory has no name, so nothing of it outlives this process, however that ends. Linux only, like vLLM on a CPU.
+    The memory is anonymous and is freed with this process. Linux only, like vLLM on a CPU.
     """
     with os.fdopen(os.memfd_create("weights", os.MFD_CLOEXEC), "w+b") as file:
         torch.save(dict(state), file)

@@ -1,1 +1,1 @@
-"""Episodes behind an address: any program that speaks to a model server plays them, and every token it used is kept."""
+"""Episodes served over HTTP: any program that speaks to a model server can play, and all its tokens are recorded."""

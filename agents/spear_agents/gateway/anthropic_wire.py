@@ -1,4 +1,4 @@
-"""Anthropic's messages as bytes of HTTP, translated to and from the form of chat templates."""
+"""Anthropic's messages, translated to and from the form of chat templates."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class AnthropicMessage(BaseModel):
     content: Content
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """As chat templates read it: results of tools are messages of their own.
+        """Convert to the form of chat templates, with separate messages for results of tools.
 
         Raises:
-            ValueError: a block is neither text nor a call nor a result.
+            ValueError: a block is not a text, a call or a result.
         """
         blocks = [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content
         messages: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class AnthropicMessage(BaseModel):
 
 
 class AnthropicTool(BaseModel):
-    """A tool that may be called."""
+    """A tool offered to the model."""
 
     name: str
     description: str = ""
@@ -56,7 +56,7 @@ class AnthropicTool(BaseModel):
 
 
 class MessagesRequest(BaseModel):
-    """The body of a request; as in OpenAI's, how responses are drawn is the run's to say."""
+    """The body of a request; as in OpenAI's, the run sets how responses are sampled."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -74,7 +74,7 @@ class MessagesRequest(BaseModel):
     metadata: dict[str, Any] | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """As chat templates read them. Raises ValueError for what is neither text nor a call nor a result."""
+        """Convert to the form of chat templates. Raises ValueError unless blocks are texts, calls and results."""
         system = [{"role": "system", "content": join_parts(self.system)}] if self.system else []
         return [*system, *(part for message in self.messages for part in message.to_messages())]
 
@@ -85,7 +85,7 @@ class MessagesRequest(BaseModel):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools as chat templates read them."""
+        """The tools in the form of chat templates."""
         return [
             {
                 "type": "function",
@@ -111,7 +111,7 @@ def write_message(answer: Completion, request: MessagesRequest, key: str) -> dic
 
 
 def write_events(answer: Completion, request: MessagesRequest, key: str) -> Iterator[str]:
-    """The events of a stream: the response, which is whole before its first event, a block at a time."""
+    """Events of a stream: the complete response, a block at a time."""
     whole = write_message(answer, request, key)
     start = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
     yield write_named_event({"type": "message_start", "message": start})

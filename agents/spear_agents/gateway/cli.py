@@ -1,4 +1,4 @@
-"""``spear gateway``: episodes for programs of any kind, each at an address like a model server's."""
+"""``spear gateway``: episodes for other programs, each at an address like a model server's."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def gateway(
 
     POST /episodes begins one and answers with its address, its key, the first prompt and the tools. The model is at
     ADDRESS/chat/completions, ADDRESS/responses and ADDRESS/messages; POST /episodes/ID/step acts in the environment;
-    DELETE /episodes/ID ends the episode and says what it earned. If SPEAR_GATEWAY_TOKEN is set, POST /episodes asks
-    for it.
+    DELETE /episodes/ID ends the episode and returns its result. If SPEAR_GATEWAY_TOKEN is set, POST /episodes requires
+    it.
 
     \b
       spear gateway spear/WebShop-v0 --model smollm2-135m --engine vllm --out runs/gateway

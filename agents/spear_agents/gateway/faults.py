@@ -1,4 +1,4 @@
-"""What may go wrong in a program that plays."""
+"""Faults of agent programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class AgentFaultKind(str, Enum):
-    """What went wrong in a program that plays."""
+    """Fault of an agent program."""
 
     FAILED = "agent_failed"
     """It raised an error."""

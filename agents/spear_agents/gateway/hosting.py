@@ -1,4 +1,4 @@
-"""Episodes for programs of other processes: begun, and ended, by a request."""
+"""Episodes for programs of other processes, begun and ended by requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOK_S = 1.0
 
 
 class BeginRequest(BaseModel):
-    """Which episode: a task's id, else the next one of the split, and the seed of its sampling, else a new one."""
+    """Task (None: the next one of the split) and seed (None: a new one) of an episode."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,18 +36,18 @@ class BeginRequest(BaseModel):
 class Host:
     """Begins and ends episodes on a gateway by requests.
 
-    ``POST /episodes`` begins one and says where; ``DELETE /episodes/{id}`` ends it and says what it earned. Those that
-    nobody ends are closed when they have been idle.
+    ``POST /episodes`` begins one and returns its address; ``DELETE /episodes/{id}`` ends it and returns its result.
+    Idle episodes are closed.
 
     Args:
         gateway: not started yet.
-        policy: who answers.
-        make_env: makes an environment; they are used again.
-        tasks: ids, for those who name none.
+        policy: answers the calls.
+        make_env: makes an environment; environments are reused.
+        tasks: ids for requests without one.
         env_id: for the records.
-        token: that requests to begin one must carry; None asks for none.
-        limits: of each episode; ``seconds`` is how long one may be idle.
-        most: episodes at a time.
+        token: required in requests to begin an episode; None if not needed.
+        limits: of each episode; ``seconds`` is the idle time after which it is closed.
+        most: maximum episodes at a time.
         on_end: called with each record.
     """
 
@@ -80,7 +80,7 @@ class Host:
         gateway.app.add_api_route("/episodes/{key}", self._end, methods=["DELETE"])
 
     async def watch(self) -> None:
-        """Close idle episodes, until it is cancelled."""
+        """Close idle episodes until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             for session, _ in list(self._open.values()):
@@ -88,7 +88,7 @@ class Host:
                     await self._finish(session)
 
     async def aclose(self) -> None:
-        """End all episodes, and close the environments."""
+        """End all episodes and close the environments."""
         for session, _ in list(self._open.values()):
             await self._finish(session)
         for env in self._free:

@@ -1,4 +1,4 @@
-"""Our own loop as an agent program: what the environment shows goes to the model, the response to the environment."""
+"""Our own loop as an agent program: observations go to the model, responses to the environment."""
 
 from __future__ import annotations
 

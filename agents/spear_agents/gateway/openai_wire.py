@@ -1,4 +1,4 @@
-"""OpenAI's chat completions as bytes of HTTP: what a request may say, and how a response is written."""
+"""OpenAI's chat completions: requests and responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_STOPS = 16
 
 
 class Function(BaseModel):
-    """A function that a message calls; its arguments are JSON."""
+    """A function called by a message, with its arguments as JSON."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
@@ -31,7 +31,7 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A message; fields of other uses (``refusal``, ``audio``) are passed over."""
+    """A message; other fields (``refusal``, ``audio``) are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
@@ -40,7 +40,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
     def to_message(self) -> dict[str, Any]:
-        """As chat templates read it. Raises ValueError for a part that is not text."""
+        """Convert to the form of chat templates. Raises ValueError for a part that is not text."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": join_parts(self.content),
@@ -70,12 +70,12 @@ def join_parts(content: Any, kinds: Sequence[str] = ("text",)) -> str:
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"a content holds a part of type {kind!r}: this address takes text")
+            raise ValueError(f"a content contains a part of type {kind!r}: this address takes text only")
     return "".join(part["text"] for part in content)
 
 
 def read_arguments(arguments: Any) -> dict[str, Any]:
-    """The arguments of a call; none where they are not a JSON object."""
+    """Parse the arguments of a call; empty if they are not a JSON object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -85,7 +85,7 @@ def read_arguments(arguments: Any) -> dict[str, Any]:
 
 
 class ToolFunction(BaseModel):
-    """A function that may be called."""
+    """A function offered to the model."""
 
     name: str
     description: str = ""
@@ -93,14 +93,14 @@ class ToolFunction(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool that may be called."""
+    """A tool offered to the model."""
 
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
 class StreamOptions(BaseModel):
-    """What a stream holds besides the response."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -108,8 +108,8 @@ class StreamOptions(BaseModel):
 class ChatRequest(BaseModel):
     """The body of a request.
 
-    How responses are drawn is the run's to say: ``temperature``, ``top_p``, ``top_k`` and ``seed`` are read and not
-    followed, since the trainer's log-probabilities would be of another distribution.
+    The run sets how responses are sampled: ``temperature``, ``top_p``, ``top_k`` and ``seed`` are accepted and ignored,
+    since the trainer's log-probabilities would be of another distribution.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -141,24 +141,24 @@ class ChatRequest(BaseModel):
         """The stop strings. Raises ValueError if one is empty or there are too many."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or "" in stops:
-            raise ValueError(f"stop takes at most {MOST_STOPS} texts, none of them empty")
+            raise ValueError(f"stop takes at most {MOST_STOPS} non-empty texts")
         return stops
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools as chat templates read them."""
+        """The tools in the form of chat templates."""
         return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools]
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the response."""
+        """Maximum tokens of the response."""
         return self.max_completion_tokens or self.max_tokens
 
 
 def write_completion(
     answer: Completion, request: ChatRequest, key: str, spell: Callable[[Sequence[int]], list[str]]
 ) -> dict[str, Any]:
-    """The body of a response; ``spell`` gives the text of each token, where the request asks for log-probabilities."""
+    """The body of a response; ``spell`` gives the text of each token, for log-probabilities."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     if answer.calls:
         message["tool_calls"] = _write_calls(answer)
@@ -177,7 +177,7 @@ def write_completion(
 
 
 def write_stream(answer: Completion, request: ChatRequest, key: str) -> Iterator[str]:
-    """The events of a stream: the response, which is whole before its first event, in one piece."""
+    """Events of a stream: the complete response in one piece."""
     frame = _frame(answer, request, key, "chat.completion.chunk")
     delta: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.calls:
@@ -195,12 +195,12 @@ def write_error(message: str, kind: str, code: str | None = None, param: str | N
 
 
 def write_named_event(data: Mapping[str, Any]) -> str:
-    """An event of a stream that carries its type as its name, too."""
+    """An event of a stream, named after its type."""
     return f"event: {data['type']}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def name_call(answer: Completion, place: int) -> str:
-    """The id of a call of a tool."""
+    """Make the id of a tool call."""
     return f"call_{answer.number}_{place}"
 
 

@@ -1,4 +1,4 @@
-"""Agent programs: a function of the user's that plays an episode with whatever framework it likes."""
+"""Agent programs: functions of the user that play episodes with any framework."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from spear_envs.core.tools import Tool
 
 Program = Callable[[Any], Any]
 MOST_TOLD = 10
-"""Different failures that are told; the records have all."""
+"""Maximum different failures in warnings; the records have all."""
 _log = logging.getLogger(__name__)
 
 
 class Addresses(Protocol):
-    """Who serves sessions; :class:`~spear_agents.gateway.server.Gateway` does."""
+    """Serves sessions, as :class:`~spear_agents.gateway.server.Gateway` does."""
 
     def add(self, session: Session) -> str:
         """Give a session an address, without ``/v1``."""
@@ -46,20 +46,20 @@ class Addresses(Protocol):
 
 
 class AgentTask:
-    """What an agent program gets: the task, an address that speaks like a model server, and the environment.
+    """Argument of an agent program: the task, the address of a model server, and the environment.
 
     In an ``async def`` program :meth:`step`, :meth:`call` and :attr:`functions` are awaited, in a plain one they block.
 
     Attributes:
         id: of the task.
-        instruction: what is to be done.
-        prompt: a first message for the model: task, rules, and what the environment shows.
-        system: a system message, where the environment's words have one.
-        base_url: for clients of OpenAI's form; those of Anthropic's take it without ``/v1``.
-        api_key: opens this address alone.
-        model: what the model is called there.
-        stop_strings: texts at which a response ends, where the environment's words want that; what it shows then stands
-            right behind.
+        instruction: the task in words.
+        prompt: a first message for the model: task, rules and observation.
+        system: a system message, if the environment's prompt has one.
+        base_url: for OpenAI's clients; those of Anthropic take it without ``/v1``.
+        api_key: valid for this address only.
+        model: name of the model there.
+        stop_strings: texts at which a response ends, if the environment's prompt needs that; the observation follows
+            directly.
         max_turns: steps after which the environment ends the episode.
     """
 
@@ -90,29 +90,21 @@ class AgentTask:
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
-        """The environment's tools as functions with a signature and a docstring, as frameworks make tools of them."""
+        """The environment's tools as functions with signature and docstring, for agent frameworks."""
         return [_make_function(self, tool, self._blocking) for tool in self._session.world.core.tools]
 
     def step(self, response: str) -> Any:
-        """Play a response in the environment's own form.
-
-        Returns:
-            What the environment shows then, for the model's next message.
-        """
+        """Play a response in the environment's own form; return the observation for the model's next message."""
         return self._ask(self._session.step(response))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Play a call of one of the environment's tools.
-
-        Returns:
-            What it gives back, or what is wrong with the call.
-        """
+        """Play a call of one of the environment's tools; return its result, or the error of the call."""
         return self._ask(self._session.call_tool(name, arguments))
 
     def _ask(self, question: Coroutine[Any, Any, str]) -> Any:
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError:  # whoever played the episodes is gone
+        except RuntimeError:  # the player of the episodes is gone
             question.close()
             raise EndedError("this episode has ended") from None
         return answer.result() if self._blocking else asyncio.wrap_future(answer)
@@ -120,7 +112,7 @@ class AgentTask:
 
 def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[..., Any]:
     def bind(*values: Any, **keywords: Any) -> dict[str, Any]:
-        # What is missing or unknown is told to the model.
+        # Missing and unknown arguments are reported to the model.
         return {**inspect.signature(tool.function).bind_partial(*values).arguments, **keywords}
 
     def call(*values: Any, **keywords: Any) -> Any:
@@ -133,33 +125,29 @@ def _make_function(task: AgentTask, tool: Tool, blocking: bool) -> Callable[...,
 
 
 def load_program(name: str) -> Program:
-    """The function of ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
-
-    Raises:
-        SpearError: there is none.
-    """
+    """Load the function of ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. Raises SpearError if there is none."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise SpearError(f"an agent is named FILE.py:FUNCTION or MODULE:FUNCTION, not {name!r}")
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # a module of strangers may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise SpearError(f"agent {name}: {place} cannot be imported ({type(error).__name__}: {error})") from error
     program: Program | None = getattr(module, attribute, None)
     if not callable(program):
-        raise SpearError(f"agent {name}: {place} has no function {attribute!r}")
+        raise SpearError(f"agent {name}: {place} does not define a function {attribute!r}")
     return program
 
 
 def resolve_program(name: str) -> str:
-    """The name with the whole path of a file. Raises SpearError like :func:`load_program`."""
+    """The name with the absolute path of a file. Raises SpearError like :func:`load_program`."""
     load_program(name)
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if place.endswith(".py") else name
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The module of a file; it finds the modules beside it."""
+    """Import a file as a module, which can import modules next to it."""
     spec = importlib.util.spec_from_file_location(f"agent_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -173,14 +161,14 @@ def _import_file(path: Path) -> ModuleType:
 
 @contextlib.asynccontextmanager
 async def open_program(name: str, seconds: float) -> AsyncIterator[ProgramPlayer]:
-    """The player of the program ``FILE.py:FUNCTION``, with a gateway of its own in this event loop.
+    """Open a player of the program ``FILE.py:FUNCTION``, with its own gateway in this event loop.
 
     Args:
         name: see :func:`load_program`.
-        seconds: that it may take for an episode.
+        seconds: time limit of an episode.
 
     Raises:
-        SpearError: there is no such program, or FastAPI is not installed.
+        SpearError: the program does not exist, or FastAPI is not installed.
     """
     program = load_program(name)
     try:
@@ -200,17 +188,17 @@ async def open_program(name: str, seconds: float) -> AsyncIterator[ProgramPlayer
 
 
 def _pass_over_closed_loops(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say nothing of clients that a program left open: they are closed by whatever loop runs then, which fails."""
+    """Ignore errors of clients left open by a program, which fail when another event loop closes them."""
     error = context.get("exception")
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         loop.default_exception_handler(context)
 
 
 class ProgramPlayer:
-    """Plays episodes by a program: a :class:`~spear_agents.rollout.Play`.
+    """Plays episodes with a program: a :class:`~spear_agents.rollout.Play`.
 
-    Each episode has a thread of its own, so a program may be async or plain, and one that hangs holds up no other.
-    Errors of the program are faults of its episode, which are told apart in the records.
+    Each episode has its own thread, so a program may be async or plain, and one that hangs does not delay others.
+    Errors of the program are faults of its episode, with their own kinds in the records.
 
     Args:
         program: called with an :class:`AgentTask`.
@@ -294,7 +282,7 @@ class ProgramPlayer:
         try:
             await asyncio.shield(asyncio.wrap_future(done))
         except asyncio.CancelledError:
-            # A program that waits is woken and ends; one that computes goes on until it asks for something.
+            # A waiting program is woken and ends; one that computes continues until its next request.
             for running, current in inner:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
                     running.call_soon_threadsafe(current.cancel)

@@ -1,4 +1,4 @@
-"""OpenAI's responses as bytes of HTTP, translated to and from the form of chat templates."""
+"""OpenAI's responses, translated to and from the form of chat templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTS = ("input_text", "output_text", "text")
 
 
 class ResponsesTool(BaseModel):
-    """A function that may be called."""
+    """A function offered to the model."""
 
     type: Literal["function"] = "function"
     name: str
@@ -26,9 +26,9 @@ class ResponsesTool(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """The body of a request; as in chat completions, how responses are drawn is the run's to say.
+    """The body of a request; as in chat completions, the run sets how responses are sampled.
 
-    Nothing is kept between requests: ``previous_response_id`` and ``conversation`` are unknown fields.
+    Requests are stateless: ``previous_response_id`` and ``conversation`` are unknown fields.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,10 +50,10 @@ class ResponsesRequest(BaseModel):
     prompt_cache_key: str | None = None
 
     def to_messages(self) -> list[dict[str, Any]]:
-        """As chat templates read them: a text and the calls behind it are one message.
+        """Convert to the form of chat templates, where a text and the calls after it are one message.
 
         Raises:
-            ValueError: an item is neither a message of texts nor a call nor a result.
+            ValueError: an item is not a message of texts, a call or a result.
         """
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -79,12 +79,12 @@ class ResponsesRequest(BaseModel):
                 messages.append(message)
                 open_message = message if role == "assistant" else None
             else:
-                raise ValueError(f"the input holds an item of type {kind!r}: this address takes messages and functions")
+                raise ValueError(f"the input has an item of type {kind!r}: this address takes messages and functions")
         return messages
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools as chat templates read them."""
+        """The tools in the form of chat templates."""
         if self.tool_choice == "none":
             return []
         empty = {"type": "object", "properties": {}}
@@ -132,7 +132,7 @@ def write_response(answer: Completion, request: ResponsesRequest, key: str) -> d
 
 
 def write_events(answer: Completion, request: ResponsesRequest, key: str) -> Iterator[str]:
-    """The events of a stream: the response, which is whole before its first event, an item at a time."""
+    """Events of a stream: the complete response, an item at a time."""
     whole = write_response(answer, request, key)
     begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]

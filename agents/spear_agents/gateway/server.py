@@ -1,4 +1,4 @@
-"""The addresses of episodes under way, in this process: a small HTTP server beside the event loop's other work."""
+"""HTTP server for running episodes, in the event loop of this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """A request that gets no response: status, OpenAI's type and code, and a sentence."""
+    """A refused request: status, OpenAI's type and code, and a sentence."""
 
     status: int
     kind: str
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 class StepRequest(BaseModel):
-    """What a program does in its environment: a response in the environment's own form, or a call of a tool."""
+    """A step in the environment: a response in its own form, or a tool call."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,7 +48,7 @@ class StepRequest(BaseModel):
 
 
 class Gateway:
-    """Serves sessions; every address has a key of its own.
+    """Serves sessions, each with its own address and key.
 
     Args:
         host: to listen on.
@@ -67,7 +67,7 @@ class Gateway:
         """Up to the port, once :meth:`start` has been called."""
 
     async def start(self) -> None:
-        """Listen; the running event loop answers. Does nothing the second time."""
+        """Listen in the running event loop. Does nothing the second time."""
         if self._serving is not None:
             return
         listener = bind_socket(self._host, self._port)
@@ -86,12 +86,12 @@ class Gateway:
             self._serving = None
 
     def add(self, session: Session) -> str:
-        """Give a session an address; returns it, without ``/v1``."""
+        """Give a session an address; return it without ``/v1``."""
         self._sessions[session.key] = session
         return f"{self.url}/episodes/{session.key}"
 
     def remove(self, session: Session) -> None:
-        """Close a session; its address says from now on that the episode has ended."""
+        """Close a session; its address then replies that the episode has ended."""
         session.close()
         self._sessions.pop(session.key, None)
 
@@ -108,7 +108,7 @@ class Gateway:
         app.add_api_route(path, self._describe, methods=["GET"])
 
         async def explain_path(request: Request, _: Exception) -> Response:
-            told = f"there is no {request.method} {request.url.path} here"
+            told = f"{request.method} {request.url.path} is not served here"
             return write_json(404, openai_wire.write_error(told, "invalid_request_error", "unknown_url"))
 
         app.add_exception_handler(404, explain_path)
@@ -193,22 +193,22 @@ class Gateway:
         body = await self.read_body(request, kind)
         named = getattr(body, "model", MODEL_NAME)
         if named != MODEL_NAME:
-            told = f"there is no model {named!r} at this address: it is called {MODEL_NAME!r}"
+            told = f"the model at this address is called {MODEL_NAME!r}, not {named!r}"
             raise Refusal(404, "invalid_request_error", "model_not_found", told)
         return session, body
 
     def find(self, request: Request, key: str) -> Session:
-        """The session at an address. Raises Refusal or EndedError where the one who asks may not have it."""
+        """Find the session at an address. Raises Refusal or EndedError if it is not available to the client."""
         self.admit(request)
         session = self._sessions.get(key)
         if session is None:
-            raise EndedError("there is no episode at this address, or it has ended")
+            raise EndedError("the episode at this address has ended, or never existed")
         self.admit(request, session.token)
         session.touched = time.monotonic()
         return session
 
     def admit(self, request: Request, token: str | None = None) -> None:
-        """Raise Refusal where a page of another site asks, or one without the token, in either interface's header."""
+        """Raise Refusal for a page of another site, or without the token in either interface's header."""
         headers = dict(request.headers)
         if not headers.get("authorization", "").lower().startswith("bearer ") and "x-api-key" in headers:
             headers["authorization"] = f"Bearer {headers['x-api-key']}"
@@ -219,13 +219,13 @@ class Gateway:
             raise Refusal(status, *kinds[status], reason)
 
     async def read_body(self, request: Request, kind: type[_Body]) -> _Body:
-        """The body of a request. Raises HTTPException or ValidationError where it is not valid."""
+        """Read the body of a request. Raises HTTPException or ValidationError if it is not valid."""
         data = await self._room.read(request, LARGEST_BODY, "send less of the history")
         return kind.model_validate_json(data)
 
 
 def describe_session(session: Session) -> dict[str, Any]:
-    """What a program is told of its episode."""
+    """State of an episode for its program."""
     world = session.world
     return {
         "environment": world.env_id,
@@ -245,14 +245,14 @@ def _stream(events: Iterator[str]) -> Response:
 
 
 class _Told:
-    """The error that a request gets."""
+    """The error response of a request."""
 
     response: Response
 
 
 @contextlib.contextmanager
 def telling(write: Callable[[str, str, str | None], dict[str, Any]]) -> Iterator[_Told]:
-    """Turn what is wrong with a request into the error of its interface."""
+    """Turn errors of a request into those of its interface."""
     told = _Told()
     try:
         yield told

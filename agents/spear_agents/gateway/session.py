@@ -1,4 +1,4 @@
-"""One episode at an address: a program asks the model here, acts in the environment here, and all of it is recorded."""
+"""One episode at an address: the program's model calls and steps, recorded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from spear_envs.core.prompts import PromptContext, PromptTemplate, RunningTempla
 from spear_envs.core.tools import CallError, write_call
 
 NO_STEP = "(no step)"
-"""The action of a call after which the program did nothing in the environment."""
+"""Recorded action of a call without a step in the environment."""
 BROKEN = "broken"
-"""Fault of an episode whose engine or environment has a defect."""
+"""Fault of an episode with a broken engine or environment."""
 MODEL_NAME = "policy"
-"""What the model is called at every address."""
+"""Name of the model at every address."""
 
 
 class EndedError(SpearError):
@@ -37,17 +37,17 @@ class EndedError(SpearError):
 
 
 class BusyError(SpearError):
-    """The program asks for too many responses at once."""
+    """The program requests too many responses at once."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may take.
+    """Limits of a program.
 
     Args:
         calls: of the model in an episode; None for eight times the environment's turns.
         parallel: calls at the same time.
-        seconds: from the begin of the program to its end.
+        seconds: run time of the program.
     """
 
     calls: int | None = None
@@ -68,8 +68,8 @@ class Completion:
         text: the response without its calls of tools.
         calls: of tools.
         generation: the tokens.
-        prompt_tokens: of the whole prompt.
-        stop_string: the text at which it ended; None if it ended by itself, or at its limit.
+        prompt_tokens: of the full prompt.
+        stop_string: the text at which it ended; None if it ended by itself or at its limit.
     """
 
     number: int
@@ -82,7 +82,7 @@ class Completion:
 
 @dataclass
 class _Call:
-    """A call that was answered, and what the program did until the next one."""
+    """An answered call and the program's steps until the next one."""
 
     asked: Asked
     generation: Generation
@@ -96,13 +96,13 @@ class _Call:
 
 
 class Session:
-    """An episode of one program. Not for several threads.
+    """An episode of one program. Not thread-safe.
 
     Args:
         world: the environment, in which the episode has begun.
-        engine: answers.
-        prompts: of the policy; its limits of length hold for the program's prompts too.
-        sampling: how every response is drawn: what the program asks for may only be shorter, or stop earlier.
+        engine: answers the calls.
+        prompts: of the policy; its length limits hold for the program's prompts too.
+        sampling: of every response; the program can only ask for shorter responses or more stop strings.
         limits: see :class:`Limits`.
     """
 
@@ -115,9 +115,9 @@ class Session:
         self.stop: StopReason | None = None
         self.closed = False
         self.touched = time.monotonic()
-        """When somebody last asked."""
+        """Time of the last request."""
         self.broken: SpearError | None = None
-        """What ends the whole run: an engine or an environment that is broken."""
+        """Error that ends the run: a broken engine or environment."""
         self._engine = engine
         self._prompts = prompts
         self._sampling = sampling
@@ -153,7 +153,7 @@ class Session:
             EndedError: the episode is over, or there were too many calls.
             BusyError: too many calls at the same time.
             ContextExceededError: the prompt is too long.
-            EngineFault: no response could be had.
+            EngineFault: there was no response.
             SpearError: the chat template refuses the messages.
         """
         self._check_open()
@@ -207,28 +207,28 @@ class Session:
 
     def _check_open(self) -> None:
         if self.closed or self.stop is not None:
-            raise EndedError("this episode has ended: no further response belongs to it")
+            raise EndedError("this episode has ended")
 
     # ---------------------------------------------------------------- the environment
 
     @property
     def template(self) -> PromptTemplate:
-        """The words around what the environment shows: for tools where it takes bare actions."""
+        """The prompt template: the one for tools if the environment takes bare actions."""
         is_plain = getattr(self.world.core, "response_format", None) is ResponseFormat.PLAIN
         return find_tools_template(self.world.core) if is_plain else self._prompts.template
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Texts at which responses end, if the words are of a conversation that runs on within one message."""
+        """Texts at which responses end, if the template's conversation continues within one message."""
         template = self.template
         return template.stop_strings if isinstance(template, RunningTemplate) else ()
 
     def write_prompt(self) -> str:
-        """Task, rules and what the environment shows first, for the program's first message."""
+        """Task, rules and first observation, for the program's first message."""
         return self.template.render(self._context())
 
     def write_observation(self) -> str:
-        """What the environment shows now, for the program's next message."""
+        """The present observation, for the program's next message."""
         if self.stop is not None:
             return text_of(self.world.observation)
         return self.template.follow_up(self._context())
@@ -247,7 +247,7 @@ class Session:
         )
 
     async def step(self, response: str) -> str:
-        """Play a response in the environment's own form; returns what it shows then.
+        """Play a response in the environment's own form; return the observation.
 
         Raises:
             EndedError: the episode is over.
@@ -272,7 +272,7 @@ class Session:
             return self.write_observation()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Play a call of one of the environment's tools; what is wrong with it is told in the answer.
+        """Play a call of one of the environment's tools; return its result or the error of the call.
 
         Raises:
             EndedError: the episode is over.
@@ -290,11 +290,11 @@ class Session:
     # ---------------------------------------------------------------- the end
 
     def close(self) -> None:
-        """Refuse whatever comes from now on."""
+        """Refuse further requests."""
         self.closed = True
 
     async def settle(self) -> None:
-        """Close, and wait for a step that is under way: the environment is somebody else's afterwards."""
+        """Close, and wait for a running step, so that the environment can be reused."""
         self.close()
         async with self._stepping:
             pass
@@ -303,10 +303,10 @@ class Session:
         self.broken, self._fault = error, BROKEN
 
     def record(self, fault: AgentFaultKind | None = None) -> Trajectory:
-        """The episode as it stands; ``fault`` is the program's, and counts only if the environment had not ended."""
+        """The record of the episode; ``fault`` is the program's, and ignored if the environment had ended."""
         stop, given = self.stop, None
         if stop is None and self._too_long:
-            stop = StopReason.CONTEXT_LIMIT  # programs may take that for an error
+            stop = StopReason.CONTEXT_LIMIT  # programs may treat that as an error
         elif stop is None and (self._fault or fault):
             stop, given = StopReason.FAULT, self._fault or (fault.value if fault else None)
         elif stop is None:
@@ -339,7 +339,7 @@ def _make_turn(call: _Call) -> Turn:
 
 
 def _disarm(value: Any, chat: Chat) -> Any:
-    """A message with the model's own marks broken up in every text of it."""
+    """Break up the model's special tokens in every text of a message."""
     if isinstance(value, str):
         return chat.disarm(disarm_places(value))
     if isinstance(value, Mapping):

@@ -1,1 +1,1 @@
-"""Recorded episodes and trainings as a page to look at, and episodes played by a person."""
+"""A page that shows recorded episodes and trainings, and episodes played by a person."""

@@ -21,13 +21,13 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 def describe_episode(
     trajectory: Trajectory, settings: Mapping[str, Any], open_model: Callable[[], Decoder]
 ) -> dict[str, Any]:
-    """Everything the page shows of an episode, without NaN and infinities, which JSON does not have.
+    """Describe an episode for the page, without NaN and infinities, which JSON does not have.
 
-    What cannot be had (a tokenizer that has gone, a picture of another version's level) is None, and ``notes`` say why.
+    Missing parts (a moved tokenizer, a picture of another version's level) are None, and ``notes`` explain why.
 
     Args:
-        settings: of the evaluation: ``env_kwargs`` and ``split`` are read.
-        open_model: gives the decoder of the model's tokens; raises SpearError if there is none.
+        settings: of the evaluation; ``env_kwargs`` and ``split`` are used.
+        open_model: returns the decoder of the model's tokens; raises SpearError if there is none.
     """
     notes: list[str] = []
     pictures = _draw(trajectory, settings, notes)
@@ -56,7 +56,7 @@ def describe_episode(
         "tool_calls": trajectory.tool_calls,
         "stop": trajectory.stop.value,
         "fault": trajectory.fault,
-        "seed": str(trajectory.seed),  # a training draws seeds that a script would round
+        "seed": str(trajectory.seed),  # JavaScript would round a training's seeds
         "trial": trajectory.trial,
         "step": trajectory.step,
         "memory": list(trajectory.memory),
@@ -74,7 +74,7 @@ def describe_episode(
 
 
 def describe_response(response: str) -> dict[str, str]:
-    """A response in its two parts: ``thought``, and what was ``said`` besides."""
+    """Split a response into ``thought`` and the rest, ``said``."""
     found = _THOUGHT.match(response)
     if found is None:
         return {"thought": "", "said": response}
@@ -110,7 +110,7 @@ def _describe_turn(turn: Turn, prompts: Decoder | None, model: Decoder | None, p
 
 
 def _sampled(turn: Turn) -> tuple[Sequence[int], Sequence[float]]:
-    """The model's own tokens and their log-probabilities, as far as they are known."""
+    """The model's tokens and their log-probabilities, where known."""
     if turn.served is None:
         return turn.response_ids, turn.log_probs
     return turn.served.token_ids or (), turn.served.log_probs or ()
@@ -150,6 +150,6 @@ def _draw(trajectory: Trajectory, settings: Mapping[str, Any], notes: list[str])
         return []
     try:
         return draw_episode(trajectory, settings.get("env_kwargs") or {}, settings.get("split"))
-    except Exception as error:  # of an environment that is given another's responses: the texts are still worth showing
+    except Exception as error:  # of an environment given another's responses: show the texts anyway
         notes.append(f"No pictures: {error}")
         return []

@@ -24,9 +24,9 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--port", type=int, default=PORT, help="0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in the browser.")
 def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, open_browser: bool) -> None:
-    """Look at RUN: episodes of spear eval and spear play, curves of spear train.
+    """Show RUN: episodes of spear eval and spear play, curves of spear train.
 
-    RUN is a folder, with what is in folders below it, or one JSON-lines file of episodes.
+    RUN is a folder, including folders below it, or one JSON-lines file of episodes.
 
     \b
       spear view runs/first --open
@@ -48,11 +48,11 @@ def view(path: Path, export: Path | None, tokenizer: Path | None, port: int, ope
 @click.option("--browser", is_flag=True, help="Play in the page of spear view.")
 @click.option("--task", help="Id of the first task; by default the first of the split.")
 @click.option("--split", type=SPLIT, help="Split of the tasks; by default the last of the environment's, such as test.")
-@click.option("--template", default="default", help="Prompt template that the record is made with.")
+@click.option("--template", default="default", help="Prompt template of the record.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--seed", type=int, default=0)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the record.  [default: runs/play-<env>]")
-@click.option("--port", type=int, default=PORT, help="Of --browser; 0 takes a free one.")
+@click.option("--port", type=int, default=PORT, help="Port of --browser; 0 takes a free one.")
 @click.option("--open", "open_browser", is_flag=True, help="With --browser: open it.")
 def play(
     env_id: str,

@@ -1,4 +1,4 @@
-"""The overview of a run: what was evaluated how, and how well it went, by source and subtask."""
+"""The overview of a run: settings and results by source and subtask."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from spear_agents.statistics import estimate_mean, plain_estimate, split_numbers
 
 SHOWN_SETTINGS = ("env_id", "split", "engine", "model", "method", "temperature", "env_kwargs", "agent")
-"""Settings of an evaluation that the overview shows."""
+"""Settings of an evaluation shown in the overview."""
 
 
 def describe_sources(
     rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One mapping for each source, and each step of one that a training wrote.
+    """One mapping for each source, and each step of a training's source.
 
     Args:
-        rows: of the list of episodes; only those that count are counted.
+        rows: of the list of episodes; rows that do not count are ignored.
         settings: of each source, by its name.
 
     Returns:
-        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None if nothing was paid), and
+        ``name``, ``source``, ``step``, ``settings`` (as text), ``tokens``, ``cost`` (None without cost), and
         ``parts``: all episodes first, then each subtask, with success and its 95 % interval.
     """
     groups: dict[tuple[str, int | None], list[Mapping[str, Any]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The page as one HTML text that loads nothing: style and script inside it, data as JSON that no text can leave."""
+"""The page as self-contained HTML: style and script are inline, and data is escaped JSON."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def render_page(data: dict[str, Any], bodies: Iterable[tuple[int, dict[str, Any]
             f'<script type="text/plain" id="e{number}">{_compress(body)}</script>' for number, body in bodies
         ),
     }
-    # One pass: a mark within the data of an episode must not be filled.
+    # One pass: a placeholder within the data of an episode must stay.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _read("page.html"))
 
 
@@ -80,9 +80,7 @@ def escape_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def make_policy() -> str:
-    """The content security policy: this very script and style run, nothing else does, and nothing is loaded.
-
-    Only the server that the page came from may be asked, for its data.
+    """The content security policy: only this script and style run, and only the page's own server may be contacted.
     """
     script, style = (
         "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"

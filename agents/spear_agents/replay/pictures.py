@@ -1,4 +1,4 @@
-"""Pictures of recorded episodes: an episode is played again where its environment can draw."""
+"""Pictures of recorded episodes, drawn by playing them again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spear_agents.trajectory import Trajectory
 
 
 def draws_pictures(env_id: str) -> bool:
-    """Whether an environment has pictures of its world.
+    """Whether an environment draws pictures.
 
-    Only names that are registered already count: a file of episodes must not make this process import anything.
+    Only registered names count: a file of episodes must not make this process import anything.
     """
     spec = gym.registry.get(env_id)
     if spec is None or spec.entry_point is None:
@@ -29,12 +29,10 @@ def draws_pictures(env_id: str) -> bool:
 
 
 def draw_episode(trajectory: Trajectory, env_kwargs: Mapping[str, Any], split: str | None) -> list[str]:
-    """Data addresses of PNG pictures: before each response, and after the last.
-
-    Empty if the environment has no pictures.
+    """Data URLs of PNG pictures: before each response, and after the last. Empty if the environment does not draw.
 
     Raises:
-        SpearError: played again, the episode ends differently.
+        SpearError: the episode ends differently when played again.
     """
     if not draws_pictures(trajectory.env_id):
         return []
@@ -43,7 +41,7 @@ def draw_episode(trajectory: Trajectory, env_kwargs: Mapping[str, Any], split: s
 
 
 def encode_picture(frame: np.ndarray) -> str:
-    """A uint8 array [height, width, 3] as the data address of a PNG."""
+    """Encode a uint8 array [height, width, 3] as the data URL of a PNG."""
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

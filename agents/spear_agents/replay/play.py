@@ -30,7 +30,7 @@ HISTORY = 2
 
 @dataclass(frozen=True)
 class Move:
-    """One response of the person: what it was, what came of it, and the state and the reward before."""
+    """One response of the person, its outcome, and the state and the reward before."""
 
     response: str
     shown: Mapping[str, Any]
@@ -41,8 +41,8 @@ class Move:
 class Game:
     """Plays one environment, task after task.
 
-    What is recorded is made by :func:`spear_agents.episode.play_episode`, which plays the responses that stood at the
-    end once more; what was taken back leaves no trace. Only episodes that came to their end are recorded.
+    Records are made by :func:`spear_agents.episode.play_episode`, which plays the final responses again, without those
+    taken back. Only finished episodes are recorded.
 
     Args:
         env_id: such as ``spear/Sokoban-v1``.
@@ -54,8 +54,8 @@ class Game:
         seed: of the environment.
 
     Raises:
-        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one that
-            another process plays into.
+        SpearError: an environment, split, template or task that does not exist, a folder of other games, or one in use
+            by another process.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Game:
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """End the game; an episode that is not at its end is forgotten."""
+        """End the game; an unfinished episode is dropped."""
         self._open.close()
 
     # ---------------------------------------------------------------- moves
@@ -99,19 +99,19 @@ class Game:
         self.reward = 0.0
 
     def start_next(self) -> None:
-        """Begin the task behind the present one."""
+        """Begin the next task."""
         tasks = self.core.tasks
         self.start(tasks[(tasks.index_of(self.info["task_id"]) + 1) % len(tasks)].id)
 
     def restart(self) -> None:
-        """Begin the present task once more."""
+        """Begin the present task again."""
         self.start(self.info["task_id"])
 
     def act(self, action: str, thought: str = "") -> None:
-        """Play an action in plain form; records the episode if this ends it.
+        """Play an action in plain form; record the episode if this ends it.
 
         Raises:
-            SpearError: the episode is over, or the record went differently from the game.
+            SpearError: the episode is over, or its record differs from the game.
         """
         if self.done:
             raise SpearError("the episode has ended: begin another")
@@ -136,7 +136,7 @@ class Game:
             self._record()
 
     def undo(self) -> None:
-        """Take the last response back. Raises SpearError if there is none, or the episode is recorded."""
+        """Undo the last response. Raises SpearError if there is none or the episode is recorded."""
         if self.done or not self.moves:
             raise SpearError("the episode has ended and is recorded" if self.done else "there is nothing to take back")
         move = self.moves.pop()
@@ -144,13 +144,13 @@ class Game:
         self.reward = move.reward
 
     def hint(self) -> str | None:
-        """What the environment's expert would play now; None if nothing wins any more."""
+        """The expert's action in the present state; None if the task can no longer be won."""
         plan = [] if self.done else self.core.expert_plan()
         return plan[0] if plan else None
 
     @property
     def actions(self) -> list[str]:
-        """Actions that may be played now; empty if the environment does not list them."""
+        """Admissible actions; empty if the environment does not list them."""
         return [] if self.done else list(self.info["admissible_actions"] or [])
 
     @property
@@ -159,7 +159,7 @@ class Game:
         return text_of(self.observation)
 
     def describe(self) -> dict[str, Any]:
-        """The game as the page shows it."""
+        """The game for the page."""
         info = self.info
         return {
             "env": self.env_id,
@@ -186,7 +186,7 @@ class Game:
         responses = iter([move.response for move in self.moves])
         trajectory = asyncio.run(self._play_again(ScriptedEngine(lambda prompt, dice: next(responses, ""))))
         if (trajectory.won, len(trajectory.turns)) != (self.info["won"], len(self.moves)):
-            raise SpearError("played again for the record, the episode went differently: it is not recorded")
+            raise SpearError("the episode went differently when played again for the record: it is not recorded")
         self._log.write(trajectory)
         self.recorded += 1
 
@@ -220,10 +220,10 @@ class Game:
 
 
 class Stage:
-    """A game on one thread of its own, for a server with many.
+    """A game on its own thread, for a server with many threads.
 
     Args:
-        open_game: called on that thread.
+        open_game: called on the game's thread.
     """
 
     def __init__(self, open_game: Callable[[], Game]) -> None:
@@ -238,7 +238,7 @@ class Stage:
         """Do what the page asks for and describe the game after it.
 
         Raises:
-            LookupError: there is no such verb.
+            LookupError: an unknown verb.
             SpearError: it cannot be done now.
         """
         return self._thread.submit(self._perform, verb, content).result()

@@ -1,4 +1,4 @@
-"""What a run folder holds: recorded episodes, found and read one by one, and metrics of a training."""
+"""The content of a run folder: recorded episodes, read one by one, and metrics of a training."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spear_agents.usage import sum_usage
 from spear_envs.core.errors import SpearError
 
 DEPTH = 3
-"""Folders below the run in which evaluations are looked for."""
+"""Depth of folders searched for evaluations."""
 SHOWN = 240
-"""Characters of an instruction in the list."""
+"""Maximum characters of an instruction in the list."""
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a line raises that is not an episode, or one with values of other types."""
+"""Raised by reading a line that is not an episode, or has values of other types."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where an episode stands, and its line in the list."""
+    """Place of an episode in its file, and its row in the list."""
 
     source: Source
     offset: int
@@ -54,11 +54,11 @@ class Entry:
 
 
 class Run:
-    """The episodes and metrics of a folder, and of folders below it. Threads may share it.
+    """The episodes and metrics of a folder, and of folders below it. Thread-safe.
 
     Args:
         path: a folder, or one JSON-lines file of episodes.
-        tokenizer: folder of the tokenizer, where the settings do not name one that is still there.
+        tokenizer: folder of the tokenizer, if the one in the settings is gone.
 
     Raises:
         SpearError: there is nothing to show, or a line that is not an episode.
@@ -74,20 +74,20 @@ class Run:
             raise SpearError(f"{path} does not exist: give a folder of spear eval, play or train")
         self.refresh()
         if not self._sources and not self._find_trainings():
-            raise SpearError(f"{path} holds no {EPISODES} and no metrics: give a folder of spear eval, play or train")
+            raise SpearError(f"{path} has no {EPISODES} and no metrics: give a folder of spear eval, play or train")
 
     @property
     def title(self) -> str:
-        """Name of the run; bytes of the folder's name that are not text are replaced."""
+        """Name of the run, from its folder; invalid bytes are replaced."""
         return os.fsencode(self.path.resolve().name).decode("utf-8", "replace")
 
     def refresh(self) -> None:
-        """Take up what was written since; a torn last line is left for later."""
+        """Read new lines; a torn last line is left for later."""
         with self._lock:
             for path in self._find_files():
                 if path not in self._sources:
                     settings: Mapping[str, Any] = {}
-                    with suppress(SpearError):  # a file of episodes alone can be looked at, too
+                    with suppress(SpearError):  # a file of episodes may come without settings
                         settings = read_settings(path.parent)
                     self._sources[path] = Source(path, self._name(path), settings)
                 source = self._sources[path]
@@ -100,8 +100,8 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """One mapping for each episode, its number ``i`` among them.
 
-        ``counts`` is False where the same sample of a task was played again later: after a fault, or as a further
-        trial of a policy that learns within a task.
+        ``counts`` is False if the same sample of a task was played again later: after a fault, or as a further trial of
+        a policy that learns within a task.
         """
         with self._lock:
             rows = [{"i": i, **entry.row} for i, entry in enumerate(self._entries)]
@@ -110,11 +110,11 @@ class Run:
         return [row | {"counts": row["person"] or last[_name_job(row)] == row["i"]} for row in rows]
 
     def read_episode(self, number: int) -> dict[str, Any]:
-        """Everything the page shows of an episode.
+        """Describe an episode for the page.
 
         Raises:
-            IndexError: there is no such episode.
-            SpearError: the file has gone or has changed.
+            IndexError: an unknown number.
+            SpearError: the file was removed or has changed.
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
@@ -132,7 +132,7 @@ class Run:
         """Numbers of the episodes whose responses, observations or reflection have all words of ``text``, in any case.
 
         Raises:
-            SpearError: a file has gone or has changed.
+            SpearError: a file was removed or has changed.
         """
         words = text.lower().split()
         with self._lock:
@@ -148,7 +148,7 @@ class Run:
         return found
 
     def mark(self) -> str:
-        """Changes when something was written to the run."""
+        """Digest that changes when something was written to the run."""
         metrics = (file for folder in self._find_trainings() for file in (folder / METRICS_FOLDER).glob("*.jsonl"))
         digest = hashlib.sha256()
         for path in (*self._find_files(), *metrics):
@@ -170,7 +170,7 @@ class Run:
         return trainings
 
     def summarise(self) -> dict[str, Any]:
-        """All that the page needs to begin with."""
+        """The initial data of the page."""
         rows = self.rows()
         with self._lock:
             settings = {source.name: source.settings for source in self._sources.values()}
@@ -205,7 +205,7 @@ class Run:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """A folder and those below it, without hidden ones and links."""
+    """Yield a folder and those below it, without hidden ones and links."""
     for parent, folders, _ in os.walk(root):
         level = len(Path(parent).relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if level < DEPTH else []
@@ -213,7 +213,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _read_entry(entry: Entry) -> Trajectory:
-    """An episode from its place in its file. Raises SpearError if the file has gone or has changed."""
+    """Read an episode from its place in its file. Raises SpearError if the file was removed or has changed."""
     try:
         with entry.source.path.open("rb") as file:
             file.seek(entry.offset)
@@ -223,7 +223,7 @@ def _read_entry(entry: Entry) -> Trajectory:
 
 
 def _scan(source: Source) -> list[Entry]:
-    """Entries of whole lines behind ``source.size``, which moves on."""
+    """Read entries of complete lines after ``source.size``, and advance it."""
     entries = []
     try:
         with source.path.open("rb") as file:
@@ -267,7 +267,7 @@ def _describe_row(trajectory: Trajectory, source: Source) -> dict[str, Any]:
 
 
 def _name_job(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is the same for two rows of which the later one counts; validations of a training repeat their seeds."""
+    """Key shared by rows of which only the last counts; validations of a training repeat their seeds."""
     return row["source"], row["step"], row["task"], row["seed"]
 
 

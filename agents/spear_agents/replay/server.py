@@ -1,4 +1,4 @@
-"""The page over HTTP, for this machine alone."""
+"""The page over HTTP, for this machine only."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _log = logging.getLogger(__name__)
 class PageServer(ThreadingHTTPServer):
     """Serves a run, and a stage to play on.
 
-    Its answers are made from numbers and names that it knows; no address becomes a path of a file. It listens on the
-    loopback interface. A page of another site can reach that too, so a request must name this host, and what
-    is asked for by the page itself carries a token that is in the page.
+    Requests use numbers and known names, never paths of files. It listens on the loopback interface. A page of another
+    site can reach that too, so a request must name this host, and the page's own requests carry a token.
 
     Args:
-        run: what is shown.
+        run: the run to show.
         stage: the game of ``spear play --browser``, or None.
         port: 0 takes a free one.
 
@@ -47,7 +46,7 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise SpearError(f"port {port} cannot be had ({error}): choose another, or 0 for a free one") from error
+            raise SpearError(f"port {port} is not available ({error}): choose another, or 0 for a free one") from error
 
     @property
     def address(self) -> str:
@@ -58,7 +57,7 @@ class PageServer(ThreadingHTTPServer):
         """The JSON value for a request of the page.
 
         Raises:
-            LookupError: there is nothing of this name.
+            LookupError: an unknown name.
             SpearError: it cannot be done.
         """
         if (method, path) == ("GET", "/api/run"):
@@ -80,7 +79,7 @@ class PageServer(ThreadingHTTPServer):
         raise LookupError(path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what broke a connection; a browser that has moved on to another page is not an error."""
+        """Log errors of a connection, except that a browser closed it."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             _log.exception("the connection from %s broke", client_address)
 
@@ -101,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         host, _, port = self.headers.get("Host", "").rpartition(":")
         path = self.path.partition("?")[0]
         if host not in (HOST, "localhost") or port != str(self.server.server_port):
-            self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine alone")
+            self._refuse(HTTPStatus.FORBIDDEN, "this page is for this machine only")
         elif method == "GET" and path == "/":
             page = render_page({"title": self.server.run.title, "token": self.server.token})
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8"))
@@ -114,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             value = self.server.answer(method, path, content)
         except LookupError:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such thing here")
+            self._refuse(HTTPStatus.NOT_FOUND, "not found")
         except SpearError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
         except Exception as error:
@@ -124,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.OK, value)
 
     def _read_content(self) -> Any:
-        """The JSON of a request, or None; the connection ends if it cannot be read to its end."""
+        """The JSON of a request, or None; the connection is closed if it cannot be read completely."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
             self.close_connection = True

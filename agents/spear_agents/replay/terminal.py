@@ -49,13 +49,13 @@ def play_in_terminal(game: Game, say: Say, ask: Ask) -> None:
 
 
 def complete(options: Sequence[str], text: str) -> list[str]:
-    """What a begun line may become: the options that begin with it, else those that hold it."""
+    """Completions of a line: the options that start with it, else those that contain it."""
     lowered = text.lower()
     return [x for x in options if x.lower().startswith(lowered)] or [x for x in options if lowered in x.lower()]
 
 
 def options_of(game: Game) -> list[str]:
-    """All that may be typed now."""
+    """All commands and actions that can be typed."""
     return [*game.actions, *COMMANDS]
 
 
@@ -73,9 +73,9 @@ def use_readline(game: Game) -> bool:
             found = complete(options_of(game), text)
         return found[number] if number < len(found) else None
 
-    readline.set_completer_delims("")  # an action has blanks in it: the whole line is completed
+    readline.set_completer_delims("")  # actions contain blanks: complete the full line
     readline.set_completer(propose)
-    # macOS's Python may have libedit in its place, which has a language of its own.
+    # macOS's Python may use libedit, which has another syntax.
     libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
     return True
@@ -104,7 +104,7 @@ def _obey(game: Game, line: str, say: Say) -> None:
 
 
 def _expand(game: Game, line: str) -> str:
-    """The one admissible action that a line begins; ``l`` for ``left``."""
+    """Expand a line to the only admissible action that starts with it; ``l`` to ``left``."""
     if line in game.actions:
         return line
     meant = [action for action in game.actions if action.startswith(line)]
@@ -144,7 +144,7 @@ def _show_state(game: Game, say: Say) -> None:
 
 
 def clean(text: str) -> str:
-    """Text of an environment without control characters, which could steer the terminal."""
+    """Text of an environment without control characters, which could control the terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 

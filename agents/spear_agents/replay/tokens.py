@@ -12,7 +12,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Decoder(Protocol):
-    """The half of a tokenizer that reads."""
+    """The decoding half of a tokenizer."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Text of token ids."""
@@ -24,20 +24,20 @@ def open_decoder(settings: Mapping[str, Any], folder: Path, chosen: Path | None 
 
     Args:
         settings: those of the evaluation; ``model`` is the folder of the model.
-        folder: of the evaluation; a relative path of a model is looked for here and in the folders above it, too.
-        chosen: folder of a tokenizer that goes before all settings.
+        folder: of the evaluation; a relative path of a model is also resolved here and in the folders above.
+        chosen: folder of a tokenizer, used instead of the settings.
 
     Raises:
-        SpearError: the tokenizer is not there or cannot be read.
+        SpearError: the tokenizer is missing or cannot be read.
     """
     wanted = chosen or settings.get("model")
     if not wanted:
-        raise SpearError("nothing says which tokenizer these tokens are of: give --tokenizer DIR")
+        raise SpearError("the tokenizer of these tokens is unknown: give --tokenizer DIR")
     for place in (Path(), folder, *folder.resolve().parents):
         path = place / str(wanted) / "tokenizer.json"
         if path.is_file():
             return _read_tokenizer(path)
-    raise SpearError(f"{wanted} holds no tokenizer.json: give --tokenizer DIR")
+    raise SpearError(f"{wanted} does not contain tokenizer.json: give --tokenizer DIR")
 
 
 def _read_tokenizer(path: Path) -> Decoder:
@@ -53,10 +53,10 @@ def _read_tokenizer(path: Path) -> Decoder:
 
 
 def split_text(decoder: Decoder, token_ids: Sequence[int]) -> list[tuple[str, int]]:
-    """Pieces of text and how many tokens each stands for; together they are the text of ``token_ids``.
+    """Split the text of ``token_ids`` into pieces, each with its number of tokens.
 
-    Tokens that are only together a character (bytes of an emoji) make one piece. Each piece is what the text gains,
-    decoded behind the piece before it, since many tokenizers write a token differently at the beginning of a text.
+    Tokens that form one character together (bytes of an emoji) make one piece. Each piece is decoded after the piece
+    before it, since many tokenizers write a token differently at the beginning of a text.
     """
     pieces: list[tuple[str, int]] = []
     before, start = 0, 0

@@ -338,7 +338,7 @@ class _Progress:
         if self._faults == FAULTS_IN_A_ROW:
             raise SpearError(
                 f"the engine failed {self._faults} episodes in a row ({trajectory.fault}): see to it and run the same "
-                "command again. What was played is kept where --out was given"
+                "command again. Finished episodes are kept if --out was given"
             )
 
 

@@ -128,7 +128,7 @@ class EvalSettings:
         ):
             raise SpearError("an agent asks a model in its own way: leave --method and --layout out, and give a model")
         if self.trials < 1 or (self.trials > 1 and self.method is not Method.REFLEXION):
-            raise SpearError("trials must be 1 or more, and more than 1 with --method reflexion alone")
+            raise SpearError("trials must be 1 or more, and more than 1 only with --method reflexion")
 
     def resolve(self, split: str, templates: Collection[str]) -> EvalSettings:
         """The settings with the defaults of environment, engine and method filled in, and the model as a folder.

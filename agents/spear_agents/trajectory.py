@@ -132,7 +132,7 @@ class Trajectory:
     raw terms.
 
     ``fingerprint`` is that of the task set the task is from, ``fault`` the kind of fault or None, ``seed`` that of the
-    environment and of the sampling. ``final_observation`` is the text shown after the last response, to nobody.
+    environment and of the sampling. ``final_observation`` is the text shown after the last response.
     ``step`` is the training step that played it, from 1, or after which a validation did, from 0; None outside a
     training. ``trial`` counts the attempts of a policy that learns from its failures within a task, from 1;
     ``memory`` is what it remembered in this one, and ``reflection`` what it wrote after it. ``retriever`` is the

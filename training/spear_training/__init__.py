@@ -1,1 +1,1 @@
-"""Training: the SPEAR mathematics, the presets of the paper's experiments, and the plugin that puts both into verl."""
+"""Training: the SPEAR algorithms, the presets of the paper's experiments, and the plugin for verl."""

@@ -67,7 +67,7 @@ class Adviser:
 @click.command("advise")
 @click.argument("run", type=click.Path(path_type=Path))
 def advise(run: Path) -> None:
-    """Report settings and metrics of a training that do not fit together, and which setting to change.
+    """Report conflicting settings and suspicious metrics of a training, and which setting to change.
 
     RUN is the folder of `spear train --out`, of a running or a finished training.
 
@@ -76,7 +76,7 @@ def advise(run: Path) -> None:
     """
     path = run / CONFIG_FILE
     if not path.is_file():
-        raise SpearError(f"{run} holds no {CONFIG_FILE}: name the folder of a training")
+        raise SpearError(f"{run} does not contain {CONFIG_FILE}: name the folder of a training")
     config = OmegaConf.load(path)
     assert isinstance(config, DictConfig)
     console = Console()

@@ -1,7 +1,7 @@
-"""Which attention the trainer computes with: one decision, made and checked before Ray starts.
+"""The trainer's attention implementation, chosen and checked before Ray starts.
 
-PyPI has flash-attention as a source package alone, and verl asks for it by default. Without it rows without padding are
-attended by :mod:`spear_training.verl_plugin.attention`, which a configuration calls ``sdpa``.
+PyPI has flash-attention only as a source package, and verl asks for it by default. Without it, rows without padding
+use :mod:`spear_training.verl_plugin.attention`, called ``sdpa`` in configurations.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ AUTO = "auto"
 FLASH = "flash_attention_2"
 SDPA = "sdpa"
 PACKAGE = "flash_attn"
-"""No dependency: PyPI has it as sources alone."""
+"""Not a dependency: PyPI has only its sources."""
 EXCHANGES = (FLASH, SDPA)
-"""Kinds that gather the whole rows under Ulysses. Any other would stay inside a rank's part of them, without a word."""
+"""Kinds that gather full rows under Ulysses. Any other would silently attend within a rank's part only."""
 ACTOR, CRITIC = "actor_rollout_ref.model", "critic.model"
 _KEY = "override_config.attn_implementation"
 _PARTS = {
     ACTOR: ("actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref"),
     CRITIC: ("critic", "critic.fsdp"),
 }
-"""Where a configuration says how many ranks share a sequence."""
+"""Keys with the number of ranks that share a sequence."""
 
 
 def find_flash_fault() -> str | None:
-    """Why flash-attention cannot be used here; None if it can. Imports it, and torch, where it is installed."""
+    """Why flash-attention cannot be used here; None if it can. Imports it, and torch, if installed."""
     if find_spec(PACKAGE) is None:
         return "flash-attn is not installed"
     try:
         import_module(PACKAGE)
-    except Exception as error:  # built for another torch it raises whatever the linker says
+    except Exception as error:  # built for another torch, it raises linker errors
         return f"flash-attn cannot be imported ({(str(error).splitlines() or [type(error).__name__])[0]})"
     return None
 
 
 def choose_attention(wanted: str, device: str) -> str:
-    """What ``wanted`` means on ``device``: ``auto`` is flash-attention on a GPU where it can be imported, else torch's.
+    """Resolve ``wanted`` on ``device``: ``auto`` is flash-attention on a GPU if it can be imported, else torch's.
 
     Raises:
-        SpearError: flash-attention is asked for and cannot be had.
+        SpearError: flash-attention is requested but not available.
     """
     fault = "it needs a GPU" if device == "cpu" else find_flash_fault() if wanted in (AUTO, FLASH) else None
     if wanted == AUTO:
         return SDPA if fault else FLASH
     if wanted == FLASH and fault:
-        raise SpearError(f"{ACTOR}.{_KEY}={FLASH}: {fault}; take {AUTO}, which then is torch's own attention")
+        raise SpearError(f"{ACTOR}.{_KEY}={FLASH}: {fault}; take {AUTO} for torch's own attention")
     return wanted
 
 
 def resolve_attention(config: DictConfig, *nodes: str, device: str) -> None:
-    """Write the choice into the models of a configuration, by default those of a training with verl's PPO trainer."""
+    """Write the choice into the models of a configuration, by default those of verl's PPO trainer."""
     with open_dict(config):
         for node in nodes or (ACTOR, CRITIC):
             wanted = OmegaConf.select(config, f"{node}.{_KEY}")
@@ -69,15 +69,12 @@ def resolve_attention(config: DictConfig, *nodes: str, device: str) -> None:
 
 
 def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> None:
-    """Check that ranks which share a sequence can attend to all of it.
+    """Raise SpearError, with the key to change, unless ranks that share a sequence can attend to all of it.
 
     Args:
         config: of a training, with its attention resolved.
-        model: of the policy; where it is a folder, its heads must divide.
+        model: of the policy; the heads of a folder must divide.
         vision: whether it reads pictures.
-
-    Raises:
-        SpearError: they cannot; names the key to change.
     """
     for node, places in _PARTS.items():
         if node == CRITIC and not config.critic.enable:
@@ -93,16 +90,12 @@ def check_sequence_parallel(config: DictConfig, model: str, *, vision: bool) -> 
 
 
 def check_exchange(attention: str, size: int, *, vision: bool = False) -> None:
-    """Refuse an attention that would see only its rank's part of the rows.
-
-    Raises:
-        SpearError: ``attention`` does not exchange them among the ``size`` ranks of a sequence.
-    """
+    """Raise SpearError if ``attention`` does not exchange rows among the ``size`` ranks of a sequence."""
     kinds = (FLASH,) if vision else EXCHANGES
     if size > 1 and attention not in kinds:
         raise SpearError(
             f"ulysses_sequence_parallel_size={size} with {_KEY}={attention}{' and pictures' if vision else ''}: each "
-            f"rank would attend to its own part of a row alone; take {' or '.join(kinds)}, or a size of 1"
+            f"rank would only attend to its own part of a row; take {' or '.join(kinds)}, or a size of 1"
         )
 
 
@@ -120,7 +113,7 @@ def _check_heads(path: Path, key: str, size: int) -> None:
 
 
 def check_attention(command: str = "nvidia-smi") -> Iterator[Finding]:
-    """The check of ``spear doctor``: what a training on this machine's GPUs would attend with."""
+    """Check of ``spear doctor``: the attention of a training on this machine's GPUs."""
     if shutil.which(command) is None:
         yield Finding("attention", Verdict.OK, "torch's own, row by row: there is no GPU")
         return

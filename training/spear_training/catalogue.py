@@ -1,4 +1,4 @@
-"""The algorithms a training can run: a YAML file each in ``config/algorithm``, and a user's own beside them."""
+"""The algorithms of ``spear train``: a YAML file each in ``config/algorithm``, and a user's own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from spear_training.choices import find_files, read_comment
 
 ORDER = ("grpo", "rloo", "ppo", "gigpo", "gigpo_nostd", "drbot", "drbot_gigpo")
-"""What a list begins with: base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
+"""First in a list: base algorithms in the order of the paper's table (``tab:ALFWorldwebshop``)."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the paper's tables: its name on the command line, what the paper calls it, and what that means."""
+    """An algorithm: its name on the command line, its name in the paper, and its meaning."""
 
     name: str
     title: str
@@ -21,9 +21,9 @@ class Algorithm:
 
 
 def list_algorithms(config_dir: Path | None = None) -> list[Algorithm]:
-    """All algorithms: the paper's, each base one followed by what adds to it, then others by name.
+    """List the algorithms: the paper's, each base one followed by its extensions, then others by name.
 
-    A file's comment says ``TITLE: MEANING``; without one its name is the title.
+    A file starts with the comment ``TITLE: MEANING``; without it the name is the title.
     """
     files = find_files("algorithm", config_dir)
     return [_read_algorithm(name, files[name]) for name in sorted(files, key=_rank)]

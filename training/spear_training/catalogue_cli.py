@@ -1,4 +1,4 @@
-"""``spear algorithms`` and ``spear presets``: what ``spear train`` can be told by name."""
+"""``spear algorithms`` and ``spear presets``: choices of ``spear train``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MENDS = {
     "model": "a download when the training starts (spear models list); for –: model=NAME",
     "warm start": "spear warmstart ENV --out DIR, then actor_rollout_ref.model.path=DIR",
 }
-"""How to get what every preset names in other words."""
+"""How to get common needs of presets."""
 FOOTER = (
     "Named models run on GPUs: add cluster=1gpu, 8gpu or 4x8gpu. A dry run on a CPU",
-    "needs nothing of all this: model=tiny, or tiny_vl for pictures.",
+    "needs none of this: model=tiny, or tiny_vl for pictures.",
     "A preset of the paper as the authors' code has it: preset=official/NAME.",
 )
 
@@ -36,8 +36,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def algorithms(as_json: bool, config_dir: Path | None) -> None:
     """List the algorithms that `spear train algorithm=NAME` runs.
 
-    Each is a file of training/spear_training/config/algorithm with what it changes; docs/algorithms.md has the
-    equations. Your own: DIR/algorithm/NAME.yaml, beginning with `# @package _global_` and `# TITLE: MEANING`.
+    Each is a file of training/spear_training/config/algorithm; docs/algorithms.md has the equations. Your own:
+    DIR/algorithm/NAME.yaml, starting with `# @package _global_` and `# TITLE: MEANING`.
 
     \b
       spear algorithms
@@ -60,9 +60,9 @@ def algorithms(as_json: bool, config_dir: Path | None) -> None:
 @json_option
 @CONFIG_DIR_OPTION
 def presets(as_json: bool, config_dir: Path | None) -> None:
-    """List the presets that `spear train preset=NAME` runs, and what each of them needs that is not here.
+    """List the presets that `spear train preset=NAME` runs, and what each needs that is missing here.
 
-    A preset of the paper brings its model; ours train a tiny policy that `spear warmstart` makes.
+    A preset of the paper names its model; ours train a tiny policy of `spear warmstart`.
 
     \b
       spear presets

@@ -1,9 +1,8 @@
-"""What a checkpoint of a run holds, and whether it may be resumed from.
+"""Checkpoints of a run, and checks before one is resumed.
 
-verl writes weights, optimiser, random states and the position in the data; beside them stand our own state (JSON, and
-safetensors for arrays) and a manifest, written last: a folder without it was never finished. What verl wrote are
-pickles, which could run code when they are loaded, so their contents are read off first and only the names that verl's
-own files use are let through.
+verl writes weights, optimiser, random states and the position in the data. We add our own state (JSON, and safetensors
+for arrays) and a manifest, written last: a folder without it is unfinished. verl's files are pickles, which could run
+code when loaded, so their opcodes are scanned first and only the names that verl's own files use are allowed.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ STATE, TENSORS, MANIFEST = "spear.json", "spear.safetensors", "manifest.json"
 BEST = "best"
 TRACKER = "latest_checkpointed_iteration.txt"
 HASHED_BYTES = 2**26
-"""Files up to this size are compared by content at each resume, larger ones (weights) by size alone."""
+"""Files up to this size are compared by content at each resume, larger ones (weights) by size only."""
 ROOMS = ("spear_agents", "spear_envs", "spear_sandbox", "spear_training")
 OVERRIDE = "spear.resume=changed"
 
-# Exact names: a prefix would let through whatever else a module has imported.
+# Exact names: a prefix would allow everything else that a module has imported.
 _PLACEMENTS = tuple(f"torch.distributed.tensor.placement_types.{name}" for name in ("Shard", "Replicate", "Partial"))
 _KNOWN_NAMES = {
     *_PLACEMENTS,
@@ -58,12 +57,12 @@ _KNOWN_NAMES = {
 
 
 class Resume(str, Enum):
-    """What a checkpoint may differ in from the run that resumes it (``spear.resume``)."""
+    """Allowed differences between a checkpoint and the run that resumes it (``spear.resume``)."""
 
     EXACT = "exact"
-    """In nothing: the run goes on bit by bit as if it had not been stopped."""
+    """None: the run continues bit by bit as if it had not been stopped."""
     CHANGED = "changed"
-    """In settings and in the code: what does not fit the saved state is still refused."""
+    """Settings and code, as long as they match the saved state."""
 
 
 # ---- our own state ---------------------------------------------------------------------------------------------------
@@ -71,7 +70,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write nested plain data with tensors and arrays in it, as JSON and safetensors.
 
     Raises:
-        OSError: the folder cannot be written; a file of before stays as it was.
+        OSError: the folder cannot be written; an earlier file stays unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -85,13 +84,9 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What :func:`write_state` wrote.
-
-    Raises:
-        SpearError: a file is missing, torn or of another format.
-    """
+    """Read :func:`write_state`. Raises SpearError if a file is missing, torn or of another format."""
     if not (folder / STATE).is_file():
-        raise SpearError(f"{folder} has no {STATE}: it is not a checkpoint of this trainer; name another run folder")
+        raise SpearError(f"{folder} lacks {STATE}: it is not a checkpoint of this trainer; name another run folder")
     try:
         plain = json.loads((folder / STATE).read_text("utf-8"))
         found = plain["format"] if isinstance(plain, dict) else None
@@ -103,7 +98,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
         raise SpearError(
             f"the state in {folder} cannot be read ({type(error).__name__}): "
-            "remove the folder to resume from the checkpoint before it"
+            "remove the folder to resume from the previous checkpoint"
         ) from error
 
 
@@ -111,10 +106,10 @@ _REFERENCE = "$tensor"
 
 
 def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` with references instead of tensors and arrays, which go into ``tensors``."""
+    """Replace tensors and arrays in ``value`` by references, and put them into ``tensors``."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         name = f"{len(tensors):06d}"
-        # A copy: safetensors takes no two names for the same memory.
+        # A copy: safetensors does not accept two names for the same memory.
         copied = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.detach().cpu().clone()
         tensors[name] = copied.contiguous()
         return {_REFERENCE: name, "numpy": isinstance(value, np.ndarray)}
@@ -134,10 +129,10 @@ def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return [_put_tensors(item, tensors) for item in value] if isinstance(value, list) else value
 
 
-# ---- what it was made by ---------------------------------------------------------------------------------------------
+# ---- origin ----------------------------------------------------------------------------------------------------------
 @lru_cache
 def describe_code() -> dict[str, str]:
-    """The version of this distribution and a digest of all four's sources, so that a changed checkout is told too."""
+    """Version of this distribution and digest of all four distributions' sources, to detect a changed checkout."""
     digest = hashlib.sha256()
     for room in ROOMS:
         spec = find_spec(room)
@@ -156,17 +151,14 @@ def describe_code() -> dict[str, str]:
 def compare_configs(
     run: Path | str, before: Mapping[str, Any], after: Mapping[str, Any], *, changeable: Sequence[str], advice: str
 ) -> None:
-    """Whether the run in the folder ``run`` stays the same one.
+    """Raise SpearError with the first difference between two configurations.
 
     Args:
-        run: for the message.
-        before: the settings it was begun with, one flat key each.
-        after: those it shall go on with.
-        changeable: keys, and nodes of keys, that may differ.
-        advice: how the message ends.
-
-    Raises:
-        SpearError: they differ; names the first difference.
+        run: folder of the run, for the message.
+        before: the settings it was started with, by flat key.
+        after: those it continues with.
+        changeable: keys and nodes that may differ.
+        advice: end of the message.
     """
     changed = [
         key
@@ -178,48 +170,45 @@ def compare_configs(
         first = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise SpearError(
-            f"{run} holds a run of another configuration: "
+            f"{run} is a run of another configuration: "
             f"{first} was {before.get(first)!r}, is now {after.get(first)!r}{more}. {advice}"
         )
 
 
 def check_origin(folder: Path, config: Mapping[str, Any], resume: Resume, *, changeable: Sequence[str]) -> None:
-    """Whether the checkpoint was written by this configuration and this code.
+    """Raise SpearError if the checkpoint is of another configuration or code and ``resume`` does not allow it.
 
     Args:
-        config: the settings of the run that resumes, one flat key each.
-        changeable: keys, and nodes of keys, that may differ in any case.
-
-    Raises:
-        SpearError: they differ and ``resume`` does not allow it; names the first difference and the override.
+        config: the settings of the resuming run, by flat key.
+        changeable: keys and nodes that may always differ.
     """
     state = read_state(folder)
     if resume is Resume.CHANGED:
         return
     made_by = state.get("code")
     if not isinstance(state.get("config"), dict) or not isinstance(made_by, dict):
-        raise SpearError(f"{folder / STATE} does not say what it was made by: {_ADVICE}")
+        raise SpearError(f"{folder / STATE} does not record its origin: {_ADVICE}")
     after = json.loads(json.dumps(dict(config)))
     compare_configs(
         folder.parent.parent,
         state["config"],
         after,
         changeable=changeable,
-        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to go on with the new ones",
+        advice=f"Name another --out, give the old settings to resume, or add {OVERRIDE} to continue with the new ones",
     )
     old, new = made_by, describe_code()
     if old != new:
         version, source = (reprlib.repr(old.get(key)).strip("'") for key in ("version", "source"))
         raise SpearError(
             f"{folder} was written by other code (version {version}, sources {source}) than this "
-            f"(version {new['version']}, sources {new['source']}), so the run would not go on exactly. Resume with "
-            f"that code, or add {OVERRIDE} to go on with this"
+            f"(version {new['version']}, sources {new['source']}), so the run would not continue exactly. Resume with "
+            f"that code, or add {OVERRIDE} to continue with this"
         )
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 def write_manifest(folder: Path) -> None:
-    """List the files of a finished checkpoint with their sizes and, of all but large ones, their SHA-256."""
+    """Write the sizes of a finished checkpoint's files and, except for large ones, their SHA-256."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != MANIFEST:
@@ -228,7 +217,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the checkpoint was written to its end."""
+    """Whether the checkpoint is complete."""
     return (folder / MANIFEST).is_file()
 
 
@@ -237,21 +226,21 @@ def list_whole(checkpoints: Path) -> list[int]:
     return sorted(
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
-        if folder.name.removeprefix("global_step_").isdigit()  # a copy that a user made has another name
+        if folder.name.removeprefix("global_step_").isdigit()  # a user's copy has another name
         and is_finished(folder)
         and any(folder.glob("actor/*"))  # verl removes the weights of old checkpoints and leaves the rest
     )
 
 
 def write_tracker(checkpoints: Path, step: int) -> None:
-    """Have verl resume after ``step``."""
+    """Make verl resume after ``step``."""
     write_text(checkpoints / TRACKER, str(step))
 
 
 def repair_tracker(checkpoints: Path) -> int | None:
-    """Step of the newest whole checkpoint, or None. Mends the tracker file if a kill or a full disk tore it.
+    """Step of the newest complete checkpoint, or None. Repairs the tracker file if a kill or a full disk tore it.
 
-    verl writes the tracker before the manifest, which is the last file of a whole checkpoint.
+    verl writes the tracker before the manifest, which is the last file of a complete checkpoint.
     """
     tracker, whole = checkpoints / TRACKER, list_whole(checkpoints)
     try:
@@ -268,12 +257,10 @@ def repair_tracker(checkpoints: Path) -> int | None:
 
 
 def check_files(folder: Path) -> None:
-    """Whether a finished checkpoint is as it was written, and whether its pickles only hold what verl puts there.
-
-    Nothing is loaded.
+    """Check a finished checkpoint against its manifest, and its pickles for unexpected names, without loading them.
 
     Raises:
-        SpearError: a file is missing, torn, changed or names something to run.
+        SpearError: a file is missing, torn, changed, or would run other code.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
@@ -290,7 +277,7 @@ def check_files(folder: Path) -> None:
         _check_pickle(path)
 
 
-_ADVICE = "remove this checkpoint to resume from the one before it, or name another --out"
+_ADVICE = "remove this checkpoint to resume from the previous one, or name another --out"
 
 
 def _measure(path: Path) -> dict[str, Any]:
@@ -309,15 +296,15 @@ def _check_pickle(path: Path) -> None:
         raise SpearError(f"{path} cannot be read: {_ADVICE}") from error
     if names:
         raise SpearError(
-            f"{path} would run {', '.join(sorted(names)[:3])} when it is loaded, which no checkpoint of ours does: "
+            f"{path} would run {', '.join(sorted(names)[:3])} when loaded, unlike any checkpoint of ours: "
             "it was not loaded; take a checkpoint that you trust"
         )
 
 
 def keep_best(folder: Path, metric: str, value: float) -> bool:
-    """Keep the checkpoint ``folder`` as the best one, beside the latest ones, if its ``value`` is above the best's.
+    """Keep the checkpoint ``folder`` as the best one if its ``value`` is above the present best's.
 
-    Files are linked, not copied, where the file system can.
+    Files are linked, not copied, if the file system supports it.
     """
     best = folder.parent / BEST
     known = read_best(folder.parent)
@@ -333,7 +320,7 @@ def keep_best(folder: Path, metric: str, value: float) -> bool:
 
 
 def read_best(checkpoints: Path) -> dict[str, Any] | None:
-    """Step, metric and value of the checkpoint that was kept as the best one; None without one."""
+    """Step, metric and value of the best checkpoint; None without one."""
     try:
         found = json.loads((checkpoints / BEST / "best.json").read_text("utf-8"))
         return {"step": int(found["step"]), "metric": str(found["metric"]), "value": float(found["value"])}

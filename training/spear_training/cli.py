@@ -20,7 +20,7 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 def train(
     out: Path | None, list_only: bool, print_config: bool, config_dir: Path | None, overrides: tuple[str, ...]
 ) -> None:
-    """Train a policy with SPEAR or an algorithm it is compared with, through verl.
+    """Train a policy with SPEAR or another algorithm, through verl.
 
     Groups are preset (an experiment), algorithm, model, cluster and environment. KEY=VALUE changes any key of verl's
     configuration or of the spear node, as in Hydra:
@@ -30,7 +30,7 @@ def train(
       spear train preset=alfworld_qwen2.5_7b algorithm=grpo cluster=8gpu --out runs/grpo
       spear train preset=alfworld_qwen2.5_7b model=tiny --out runs/dry     # two real steps on a CPU
 
-    The same command resumes a run that was stopped.
+    The same command resumes a stopped run.
     """
     if list_only:
         _print_choices(Console(), config_dir)
@@ -58,7 +58,7 @@ def _print_choices(console: Console, config_dir: Path | None) -> None:
         console.print(f"[bold]{group}[/bold]")
         for name, title in list_choices(group, config_dir).items():
             console.print(f"  {name:24} [dim]{escape(title)}[/dim]", soft_wrap=True, highlight=False)
-    console.print("A preset of the paper as the authors' code has it: preset=official/NAME")
+    console.print("A preset of the paper with the values of the authors' code: preset=official/NAME")
 
 
 @click.command("demo")
@@ -68,8 +68,8 @@ def _print_choices(console: Console, config_dir: Path | None) -> None:
 def demo(out: Path, steps: int, seed: int) -> None:
     """Train a small agent on Sokoban from start to finish, on a CPU, without a download.
 
-    Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the whole test panel,
-    curves and an animated level. Stopped anywhere, the same command resumes.
+    Warm start from a noisy expert, SPEAR training through verl, evaluation before and after on the test panel, curves
+    and an animated level. The same command resumes it.
 
     \b
       spear demo

@@ -1,4 +1,4 @@
-"""A user's own reward function instead of the environment's outcome, called as verl calls it.
+"""A user's own reward function instead of the environment's outcome, with verl's interface.
 
 ``reward.custom_reward_function`` has the ``path`` of a Python file, the ``name`` of a function in it, and
 ``reward_kwargs``, further keywords::
@@ -27,9 +27,9 @@ from spear_envs.core.errors import SpearError
 from spear_envs.core.tasks import Task, TaskSet
 
 CUSTOM = "custom"
-"""Key of an episode's reward terms under which the function's score stands; it is the outcome then."""
+"""Reward term with the function's score, which replaces the outcome."""
 ANSWERS = ("answer", "golden_answers")
-"""Where the content of a task has its expected answer: text, or a list of texts any of which is right."""
+"""Fields of a task's content with its expected answer: a text, or a list of accepted texts."""
 KEYS = ("path", "name", "reward_kwargs")
 
 
@@ -43,10 +43,10 @@ class CustomReward:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     async def score_all(self, trajectories: Sequence[Trajectory], tasks: TaskSet, split: str) -> list[Trajectory]:
-        """The episodes, each with its score in :data:`CUSTOM`; those that a fault cut short stay as they are.
+        """Add the score :data:`CUSTOM` to the episodes, except those cut short by a fault.
 
         Raises:
-            SpearError: the function failed, or gave no finite number; names its file and line, and the task.
+            SpearError: the function failed, or did not return a finite number; names its file and line, and the task.
         """
         return list(await asyncio.gather(*(self._score(episode, tasks, split) for episode in trajectories)))
 
@@ -63,7 +63,7 @@ class CustomReward:
             raise SpearError(f"{self._find_line(error)}: {_describe(error)} (task {episode.task_id})") from error
         score: Any = answer.get("score") if isinstance(answer, Mapping) else answer
         try:
-            number = float(score)  # a tensor or a number of numpy is one, too
+            number = float(score)  # also a tensor or a number of numpy
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
@@ -74,13 +74,13 @@ class CustomReward:
         return replace(episode, reward_terms={**episode.reward_terms, CUSTOM: number})
 
     def _find_line(self, error: BaseException) -> str:
-        """Where in the user's file an error arose; the file and the function where it was called wrongly."""
+        """The line of the user's file with an error; the function if it was called wrongly."""
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
         return f"{self.path}, line {lines[-1].lineno}, in {lines[-1].name}" if lines else f"{self.path}, {self.name}"
 
 
 def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, Any]:
-    """What the function is told of an episode, by the names of verl's arguments."""
+    """The function's arguments for an episode, by verl's names."""
     turns = [
         {"observation": turn.observation, "response": turn.response, "action": turn.action} for turn in episode.turns
     ]
@@ -100,10 +100,10 @@ def describe_episode(episode: Trajectory, task: Task, split: str) -> dict[str, A
 
 
 def resolve_custom_reward(config: DictConfig) -> None:
-    """Make the path of the function absolute, since workers run elsewhere, and look whether it is there.
+    """Make the path of the function absolute, since workers run in other folders, and check that it exists.
 
     Raises:
-        SpearError: there is no such file or function, or the file cannot be loaded.
+        SpearError: the file or function does not exist, or the file cannot be loaded.
     """
     node = config.reward.custom_reward_function
     if isinstance(node, DictConfig) and node.path is not None:
@@ -112,7 +112,7 @@ def resolve_custom_reward(config: DictConfig) -> None:
 
 
 def read_custom_reward(config: DictConfig) -> CustomReward | None:
-    """The function that a training's configuration names, or None. Raises SpearError as above."""
+    """The function of a training's configuration, or None. Raises SpearError as above."""
     node = OmegaConf.to_container(config.reward.custom_reward_function, resolve=True)
     if not isinstance(node, dict) or not node.get("path"):
         if node and (set(node) - {"path", "name"}):
@@ -120,7 +120,7 @@ def read_custom_reward(config: DictConfig) -> CustomReward | None:
         return None
     unknown = sorted(set(node) - set(KEYS))
     if unknown:
-        raise SpearError(f"reward.custom_reward_function has no key {unknown[0]!r}; there are {', '.join(KEYS)}")
+        raise SpearError(f"unknown key reward.custom_reward_function.{unknown[0]}; known are {', '.join(KEYS)}")
     path, name = Path(node["path"]), str(node.get("name") or "compute_score")
     if not path.is_file():
         raise SpearError(f"reward.custom_reward_function.path={path} is not a file: name a Python file")
@@ -140,7 +140,7 @@ def _load_function(path: Path, name: str) -> Callable[..., Any]:
         raise SpearError(f"{path}{where} cannot be loaded: {_describe(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise SpearError(f"{path} has no function {name!r}: see reward.custom_reward_function.name")
+        raise SpearError(f"{path} does not define a function {name!r}: see reward.custom_reward_function.name")
     return function
 
 

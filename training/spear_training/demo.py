@@ -1,4 +1,4 @@
-"""``spear demo``: the whole main job once, on a CPU, without a download."""
+"""``spear demo``: a complete training on a CPU, without a download."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from spear_training.runs import make_policy, run_training
 ENV_ID = "spear/Sokoban-v1"
 ENV_KEYWORDS: dict[str, Any] = {"modality": "text"}
 TEMPERATURES = (1.0, 0.4)
-"""The first is the one the result is stated at; the second, the paper's, is next to it."""
+"""The first is that of the result; the second is the paper's."""
 SAMPLES = 4
 RESULTS = "results.json"
 
 
 def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
-    """Warm start, evaluate, train, evaluate again, draw; each stage is skipped where its result is there already.
+    """Warm start, evaluate, train, evaluate again, draw; stages with existing results are skipped.
 
     Args:
-        out: folder of everything.
-        steps: training steps; the schedules of the demo are made for 60.
+        out: folder of all results.
+        steps: training steps; the demo's schedules are made for 60.
         seed: of the training.
 
     Raises:
-        SpearError: anything a user can mend.
+        SpearError: any error that the user can fix.
     """
     start = time.monotonic()
     policy = out / "warmstart"
@@ -67,7 +67,7 @@ def run_demo(out: Path, *, steps: int, seed: int, console: Console) -> None:
         )
 
     _announce(console, 4, "evaluation of the trained policy on the same panel", out / "eval")
-    after = f"after-{steps}-steps"  # a longer training of the same folder is evaluated beside a shorter one
+    after = f"after-{steps}-steps"  # a longer training keeps the evaluation of a shorter one
     _evaluate(out, after, trained, console)
 
     _announce(console, 5, "pictures and the table", out)
@@ -117,7 +117,7 @@ def _folder(out: Path, name: str, temperature: float) -> Path:
 
 
 def _evaluate(out: Path, name: str, model: Path, console: Console) -> None:
-    """Play the whole test panel at both temperatures, resumably."""
+    """Play the full test panel at both temperatures, resumably."""
     with _bar(console) as progress:
         for temperature in TEMPERATURES:
             folder = _folder(out, name, temperature)
@@ -212,7 +212,7 @@ def _write_table(results: dict[str, Any], comparisons: dict[float, Comparison]) 
 
 
 def _draw_episode(out: Path, after: str) -> Path:
-    """GIF of the longest level that the trained policy solved in the fewest possible moves, or the nearest to that."""
+    """Draw the longest level that the trained policy solved in the fewest possible moves, or nearly."""
     path = out / "episode.gif"
     episodes = list(read_trajectories(_folder(out, after, TEMPERATURES[0]) / EPISODES))
     env: Any = make_env(ENV_ID, "test", ENV_KEYWORDS)

@@ -1,4 +1,4 @@
-"""Dry runs: a preset's training with a tiny policy, two steps long. What is cut down is said; the algorithm is not."""
+"""Dry runs: two steps of a preset's training with a tiny policy. Reductions are printed; the algorithm is unchanged."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NOT_CUT = (
     "spear.vision_start",
     "trainer.default_local",
 )
-"""What a tiny policy changes without making anything smaller, and what only repeats another key."""
+"""Keys that a tiny policy changes without reducing anything, or that repeat another key."""
 
 
 def choose_warm_start(settings: RunSettings) -> WarmStartSettings | TinyVisionSettings:
-    """Settings of the policy that a training makes for itself: the environment's recipe, played as the training plays.
+    """Settings of the policy that a training makes first: the environment's recipe, with the training's prompts.
 
     Raises:
         SettingsError: ``spear.warm_start`` or ``spear.vision_start`` has an unknown key or a value out of range.
@@ -46,7 +46,7 @@ def choose_warm_start(settings: RunSettings) -> WarmStartSettings | TinyVisionSe
 
 
 def list_cuts(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, Any, Any]]:
-    """Keys that a ``model=tiny`` or ``tiny_vl`` among ``overrides`` changes: key, value of the preset, value here."""
+    """Keys changed by ``model=tiny`` or ``tiny_vl`` in ``overrides``: key, the preset's value, the value here."""
     without = [override for override in overrides if not override.startswith("model=")]
     before, after = (
         flatten_config(compose_config(chosen, Path("x"), check=False, config_dir=config_dir))
@@ -60,8 +60,8 @@ def list_cuts(overrides: Sequence[str], config_dir: Path | None = None) -> list[
 
 
 def show_cuts(overrides: Sequence[str], console: Console, config_dir: Path | None = None) -> None:
-    """Print what this dry run makes smaller than its preset has it."""
-    table = Table(title="A dry run. Cut down; every other setting is the preset's", title_justify="left", box=None)
+    """Print what this dry run reduces."""
+    table = Table(title="Dry run: reduced settings (all others are the preset's)", title_justify="left", box=None)
     for column in ("setting", "preset", "here"):
         table.add_column(column)
     for key, before, after in list_cuts(overrides, config_dir):

@@ -1,4 +1,4 @@
-"""Which environment a training plays and how its prompts are built: the ``spear.env`` node of a configuration."""
+"""The environment of a training and its prompts: the ``spear.env`` node of a configuration."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class EnvironmentSettings(Record):
     """Keywords of ``gym.make`` besides ``split``."""
     train_split: str = "train"
     valid_split: str = "valid"
-    """The second of the environment's splits where None is given."""
+    """None for the second of the environment's splits."""
     template: str = "default"
     layout: Layout = Layout.PER_TURN
     history: int = number(2, at_least=0)
     """Turns of history in a ``per_turn`` prompt."""
     max_turn_tokens: int | None = number(None, above=0)
-    """Longest response of a turn; None for what is left of the row (``data.max_response_length``)."""
+    """Longest response of a turn; None for the rest of the row (``data.max_response_length``)."""
 
     @field_validator("valid_split", mode="before")
     @classmethod
@@ -49,17 +49,13 @@ class EnvironmentSettings(Record):
 
 
 def make_environment(settings: EnvironmentSettings, *, split: str) -> gym.Env:
-    """Make one environment of ``split``.
-
-    Raises:
-        SpearError: the id is not registered or a keyword does not fit.
-    """
+    """Make one environment of ``split``. Raises SpearError for an unknown id or an invalid keyword."""
     return make_env(settings.id, split, settings.kwargs)
 
 
 @plain_dataclass(frozen=True)
 class SplitFacts:
-    """Which tasks a split has, so that two runs can be told to be on the same ones."""
+    """The tasks of a split, to compare those of two runs."""
 
     split: str
     tasks: int
@@ -68,31 +64,31 @@ class SplitFacts:
 
 @plain_dataclass(frozen=True)
 class EnvironmentFacts:
-    """What a training must know of its environment before it starts."""
+    """Facts about the environment needed before a training starts."""
 
     id: str
     max_turns: int
     shows_picture: bool
-    """Whether the prompt of a first turn has one."""
+    """Whether the first prompt has a picture."""
     train: SplitFacts
     valid: SplitFacts
     obstacle: str | None = None
-    """Why no episode can begin in a state of another one; None if it can, or nobody asked."""
+    """Why episodes cannot start in a state of another one; None if they can, or it was not checked."""
 
     def describe_tasks(self) -> dict[str, Any]:
-        """The splits as JSON has them."""
+        """The splits as plain values."""
         return {"environment": self.id, "train": asdict(self.train), "valid": asdict(self.valid)}
 
 
 def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False) -> EnvironmentFacts:
-    """Make the environment of each split once, and look at it.
+    """Make the environment of each split once and inspect it.
 
     Args:
-        settings: name it.
-        branches: look whether episodes can begin in states of others, too.
+        settings: of the environment.
+        branches: also check whether episodes can start in states of others.
 
     Raises:
-        SpearError: the environment cannot be made, or it has no such template.
+        SpearError: the environment cannot be made, or does not have the template.
     """
     splits = []
     for split in (settings.valid_split, settings.train_split):
@@ -118,9 +114,9 @@ def inspect_environment(settings: EnvironmentSettings, *, branches: bool = False
 
 
 def _find_obstacle(env: Any) -> str | None:
-    """Why no episode can begin in a state of an environment that has just been reset."""
+    """Why episodes cannot start in a state of an environment that has just been reset, or None."""
     if not env.restores:
-        return "what it asks outside of this process would have to be asked again"
+        return "its requests to other processes would have to be repeated"
     try:
         Snapshot.take(env, ()).restore(env)
     except SpearError as error:
@@ -129,7 +125,7 @@ def _find_obstacle(env: Any) -> str | None:
 
 
 def count_turns(settings: EnvironmentSettings) -> int:
-    """Turn limit of an environment, which is made only where its keywords do not tell."""
+    """Turn limit of an environment, which is only made if its keywords do not set the limit."""
     given = settings.kwargs.get("max_turns")
     if given is not None:
         return int(given)

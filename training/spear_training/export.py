@@ -23,7 +23,7 @@ _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: of which step, and how many parameters of which type it has."""
+    """An exported policy: its step, parameters and types."""
 
     folder: Path
     step: int
@@ -32,9 +32,7 @@ class Export:
 
 
 def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> Export:
-    """Write the policy of a checkpoint of ``run`` to the new folder ``out``, which transformers and vLLM load.
-
-    The folder is complete or absent.
+    """Write the policy of a checkpoint of ``run`` to the new folder ``out`` for transformers and vLLM, atomically.
 
     Args:
         run: a run folder of ``spear train``.
@@ -43,7 +41,8 @@ def export_policy(run: Path, out: Path, *, step: int | None = None, best: bool =
         best: take the one that was best on the validation panel instead.
 
     Raises:
-        SpearError: no such checkpoint, or it is torn; ``out`` exists or cannot be written; verl cannot join the shards.
+        SpearError: the checkpoint is missing or torn, ``out`` exists or cannot be written, or verl cannot join the
+            shards.
     """
     source, number = _find_checkpoint(run / "checkpoints", step, best)
     if out.exists():
@@ -72,20 +71,20 @@ def _find_checkpoint(checkpoints: Path, step: int | None, best: bool) -> tuple[P
     if best:
         kept = read_best(checkpoints)
         if kept is None:
-            raise SpearError(f"{checkpoints} has no best checkpoint: leave --best out, or name a --step")
+            raise SpearError(f"{checkpoints} does not contain a best checkpoint: leave --best out, or name a --step")
         return checkpoints / BEST, int(kept["step"])
     number = step if step is not None else repair_tracker(checkpoints)
     if number is None:
-        raise SpearError(f"{checkpoints} has no whole checkpoint: the run has not saved one yet")
+        raise SpearError(f"{checkpoints} does not contain a complete checkpoint yet")
     folder = checkpoints / f"global_step_{number}"
     if not is_finished(folder) or not any(folder.glob("actor/*")):
         steps = sorted(path.name.rpartition("_")[2] for path in checkpoints.glob("global_step_*") if is_finished(path))
-        raise SpearError(f"{checkpoints} has no whole checkpoint of step {number}; there are {', '.join(steps)}")
+        raise SpearError(f"{checkpoints} has no complete checkpoint of step {number}, only of {', '.join(steps)}")
     return folder, number
 
 
 def _join_shards(actor: Path, out: Path) -> None:
-    """Let verl join the shards of all ranks, in a process of its own: it takes the memory of the whole model."""
+    """Let verl join the shards of all ranks, in a separate process: it takes the memory of the full model."""
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(actor), "--target_dir", str(out)]
     hidden = {"VERL_USE_EXTERNAL_MODULES"}
@@ -94,7 +93,7 @@ def _join_shards(actor: Path, out: Path) -> None:
     if result.returncode:
         said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1]
         raise SpearError(f"the shards in {actor} could not be joined: {said}")
-    # verl has written the settings of the model beside the shards, and joins only weights and tokenizer.
+    # verl writes the model's settings next to the shards, and joins only weights and tokenizer.
     for file in (actor / "huggingface").glob("*"):
         if file.is_file() and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)
@@ -104,7 +103,7 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
     """Parameters and types of weights, from the headers of the files."""
     files = sorted(folder.glob(WEIGHTS))
     if not files or not (folder / "config.json").is_file():
-        raise SpearError(f"{folder} has no weights in safetensors or no config.json: the checkpoint holds no policy")
+        raise SpearError(f"{folder} lacks weights in safetensors or config.json: the checkpoint is not a policy")
     count, dtypes = 0, set()
     try:
         for file in files:
@@ -123,7 +122,7 @@ def _measure_weights(folder: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def _name_type(config: Path, dtypes: tuple[str, ...]) -> None:
-    """Have ``config.json`` name the type of the weights: verl says bfloat16 whatever they are, and vLLM believes it."""
+    """Set the type of the weights in ``config.json``: verl always writes bfloat16, and vLLM trusts it."""
     if len(dtypes) == 1 and dtypes[0] in _TYPES:
         settings = json.loads(config.read_text("utf-8"))
         settings.pop("torch_dtype", None)

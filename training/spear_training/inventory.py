@@ -1,6 +1,6 @@
-"""Presets and models of ``spear train``: what each uses, what it needs, and what of that is here.
+"""Presets and models of ``spear train``: what each uses and needs, and what is missing.
 
-Files are read as they stand, without Hydra: a listing is to start at once, and imports neither torch nor verl.
+Files are read without Hydra, torch or verl, so that a listing starts quickly.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from spear_training.presets import list_presets
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a preset does not bring along."""
+    """Something a preset needs from outside."""
 
     kind: str
-    """In a word: data, package, model, warm start, server."""
+    """One of data, package, model, warm start, server."""
     name: str
     here: bool | None
-    """None where only the user knows."""
+    """None if only the user knows."""
     mend: str
-    """What to do where it is missing."""
+    """What to do if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PresetListing:
     name: str
     title: str
     of_paper: bool
-    """Whether it is an experiment of the paper; ours train tiny policies."""
+    """Whether it is an experiment of the paper; the others train tiny policies."""
     environment: str
     """A choice of ``environment=``."""
     env_id: str
@@ -52,7 +52,7 @@ class PresetListing:
 
     @property
     def missing(self) -> tuple[Need, ...]:
-        """What is not here, or not known to be."""
+        """Needs that are missing or unknown."""
         return tuple(need for need in self.needs if not need.here)
 
     def describe(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class PresetListing:
 
 
 def survey_models(config_dir: Path | None = None) -> list[ModelListing]:
-    """All models, sorted by name."""
+    """List the models, sorted by name."""
     return [_describe_model(name, title, config_dir) for name, title in list_choices("model", config_dir).items()]
 
 
@@ -75,7 +75,7 @@ def _describe_model(name: str, title: str, config_dir: Path | None) -> ModelList
 
 
 def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:
-    """All presets, sorted by name: those of the paper, ours, and those in ``config_dir``."""
+    """List the presets, sorted by name: those of the paper, ours, and those in ``config_dir``."""
     models = {model.name: model for model in survey_models(config_dir)}
     defaults = [entry for entry in _read("spear", config_dir)["defaults"] if isinstance(entry, Mapping)]
     listings = []
@@ -96,7 +96,7 @@ def survey_presets(config_dir: Path | None = None) -> list[PresetListing]:
 
 
 def _read_chosen(path: str, config_dir: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file and those it is based on choose, by group, and their keywords of the environment."""
+    """Choices by group of a file and its bases, and their keywords of the environment."""
     chosen: dict[str, Any] = {}
     kwargs: dict[str, Any] = {}
     content = _read(path, config_dir)
@@ -125,7 +125,7 @@ def _dig(content: Any, *keys: str) -> Any:
 
 
 def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
-    """Official data by the names among the environment's keywords, and services by their addresses."""
+    """Official data and services that the environment's keywords refer to."""
     collections = {collection.name: collection for collection in find_collections(env_id)}
     for key, value in kwargs.items():
         if isinstance(value, str) and value.startswith(("http://", "https://")):
@@ -140,7 +140,7 @@ def _list_data_needs(env_id: str, kwargs: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _list_model_needs(model: ModelListing | None, env_id: str, of_paper: bool) -> Iterator[Need]:
-    """The policy of a preset: its model, else any one for the paper's, and a warm start for ours."""
+    """The policy of a preset: its model, else any for the paper's, and a warm start for ours."""
     if model is None and of_paper:
         yield Need("model", "any", None, "model=NAME, or actor_rollout_ref.model.path=DIR")
     elif model is None:

@@ -1,4 +1,4 @@
-"""From overrides to a run folder: composing the configuration and checking it before anything expensive starts."""
+"""From overrides to a run folder: compose the configuration and check it before anything expensive starts."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ from spear_training.verl_keys import check_keys
 CONFIG_FILE = "config.yaml"
 TASKS_FILE = "tasks.json"
 ROOT = "spear"
-"""The configuration that all others are choices in."""
+"""The root configuration."""
 POLICY = "policy"
-"""Folder of a run's own warm start, where its configuration asks for one."""
+"""Folder of a run's own warm start, if its configuration asks for one."""
 
 CHANGEABLE = (
     "spear.resume",
@@ -84,10 +84,10 @@ CHANGEABLE = (
     "spear.record",
     "trainer.log_val_generations",
 )
-"""What may differ when a run is resumed; every other difference would make the run another one."""
+"""Keys that may change when a run is resumed."""
 
 OPEN_NODES = ("spear.env.kwargs", "spear.loss.policy_options", "spear.sil.gamma_options", "spear.reward.mu_options")
-"""Keywords of an environment and of functions, which no configuration lists."""
+"""Nodes of free keywords, of environments and functions."""
 
 WHOLE_NUMBERS = (
     "trainer.log_val_generations",
@@ -97,30 +97,30 @@ WHOLE_NUMBERS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     WORKERS,
 )
-"""Keys of verl that are numbers without saying so; a wrong one would be noticed in the middle of a run's start."""
+"""Integer keys that verl does not check; a wrong one would fail in the middle of a run's start."""
 MAY_BE_ZERO = ("trainer.log_val_generations",)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that may start: its configuration, what that says in ``spear``, and the environment it plays."""
+    """A checked training: its configuration, the ``spear`` node of it, and the environment."""
 
     config: DictConfig
     settings: RunSettings
     environment: EnvironmentFacts
     fit: Fit | None = None
-    """How its updates fit into the memory; None if nobody knows."""
+    """How its updates fit into the memory; None if unknown."""
 
 
 def compose_training(
     overrides: Sequence[str], out: Path, *, config_dir: Path | None = None, console: Console | None = None
 ) -> Training:
-    """Compose what ``overrides`` say of a run in ``out``; it must be complete (name a model), make sense, and fit.
+    """Compose and check the configuration of ``overrides`` for a run in ``out``.
 
-    A model of the catalogue that is not here is fetched; ``console`` shows that.
+    A missing model of the catalogue is fetched, shown on ``console``.
 
     Raises:
-        SpearError: as :func:`compose_config` and :func:`check_config`, or no model is named.
+        SpearError: as :func:`compose_config` and :func:`check_config`, or a model is not named.
     """
     config = compose_config(overrides, out, check=False, config_dir=config_dir)
     settings = RunSettings.from_config(config)
@@ -148,11 +148,11 @@ def compose_config(
     """Compose the configuration of ``overrides`` (Hydra's ``GROUP=CHOICE``, ``KEY=VALUE``) for the run folder ``out``.
 
     Args:
-        check: whether it must also be complete and make sense, as :func:`compose_training` has it.
-        config_dir: a user's own choices, as :func:`spear_training.choices.find_files` has them.
+        check: also check it, as :func:`compose_training` does.
+        config_dir: a user's own choices, as in :func:`spear_training.choices.find_files`.
 
     Raises:
-        SpearError: no such choice or key, a value of the wrong kind; one line that names the nearest valid one.
+        SpearError: an unknown choice or key, or a value of the wrong kind; names the nearest valid one.
     """
     if check:
         return compose_training(overrides, out, config_dir=config_dir).config
@@ -185,7 +185,7 @@ def compose_config(
 
 
 def _run_hydra(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """What Hydra makes of ``overrides``, with the choices in ``folders`` beside our own and verl's."""
+    """Let Hydra compose ``overrides``, with the choices in ``folders`` besides our own and verl's."""
     ConfigStore.instance().store(group="spear", name="defaults", node=SpearSettings().to_mapping())
     GlobalHydra.instance().clear()
     places = ["pkg://verl.trainer.config", *(f"file://{folder.resolve()}" for folder in folders)]
@@ -195,7 +195,7 @@ def _run_hydra(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictCon
 
 
 def _apply_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Change ``config`` as Hydra's ``compose`` does in its last step; its earlier ones take half a second."""
+    """Change ``config`` as the last step of Hydra's ``compose``, whose earlier steps take half a second."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         if override.is_sweep_override():
@@ -212,7 +212,7 @@ def _compose_ours(choices: tuple[str, ...]) -> DictConfig:
 
 
 def _check_changes(base: DictConfig, config: DictConfig) -> None:
-    """:func:`check_keys`, where writing out what an interpolation gives anyway is not a change."""
+    """Apply :func:`check_keys`, where replacing an interpolation by its value is not a change."""
     before, after = flatten_config(base), flatten_config(config)
     for key in before.keys() & after.keys():
         is_reference = isinstance(before[key], str) and "${" in before[key]
@@ -222,7 +222,7 @@ def _check_changes(base: DictConfig, config: DictConfig) -> None:
 
 
 def quote_value(text: str) -> str:
-    """``text`` as the value of an override, whatever characters a path may have."""
+    """Quote ``text``, such as a path, as the value of an override."""
     return "'" + text.replace("'", "\\'") + "'"
 
 
@@ -241,7 +241,7 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
     path = Path(str(name)).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise SpearError(f"{path} holds no config.json: name a Hugging Face model folder")
+            raise SpearError(f"{path} does not contain config.json: name a Hugging Face model folder")
         return str(path.resolve())
     if is_hub_id and config.trainer.device != "cpu":
         return str(name)
@@ -254,10 +254,10 @@ def _resolve_model(config: DictConfig, settings: RunSettings, out: Path, console
 
 
 def check_override(override: str, base: DictConfig, keys: str = "`spear train --print-config`") -> str:
-    """An override as Hydra wants it.
+    """Convert an override to Hydra's form.
 
     Raises:
-        SpearError: there is no such key; names the nearest one, or what lists them all (``keys``).
+        SpearError: an unknown key; names the nearest one, or the command that lists them (``keys``).
     """
     key = override.split("=", 1)[0].lstrip("+~")
     if key == "trainer.default_local_dir":
@@ -276,7 +276,7 @@ def check_override(override: str, base: DictConfig, keys: str = "`spear train --
     tail = key.rpartition(".")[2]
     near = near or [path for path in known if tail and path.rpartition(".")[2] == tail][:1]
     hint = f"did you mean {near[0]}?" if near else f"{keys} lists all keys"
-    raise SpearError(f"the configuration has no key {key!r}; {hint}")
+    raise SpearError(f"{key!r} is not a key of the configuration; {hint}")
 
 
 def _exists(config: DictConfig, key: str) -> bool:
@@ -300,7 +300,7 @@ def _list_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
-    """Switches of verl that follow from our settings: key, value, and how to change it."""
+    """Switches of verl derived from our settings: key, value, and how to change it."""
     return (
         ("actor_rollout_ref.actor.use_kl_loss", settings.kl.coefficient > 0, "set spear.kl.coefficient"),
         ("critic.enable", settings.advantage.needs_critic, "set spear.advantage.estimator=gae"),
@@ -308,7 +308,7 @@ def _list_derived(settings: SpearSettings) -> tuple[tuple[str, bool, str], ...]:
 
 
 def check_config(config: DictConfig) -> Training:
-    """Check what can be checked without starting anything but the environment.
+    """Check a configuration, starting only the environment.
 
     Raises:
         SpearError: a setting is unknown, out of range or not supported; the environment cannot be made.
@@ -367,7 +367,7 @@ def check_config(config: DictConfig) -> Training:
 
 
 def _check_hardware(config: DictConfig) -> None:
-    """Whether ranks divide as asked, and the longest row fits into a micro-batch."""
+    """Check that ranks divide evenly and that the longest row fits into a micro-batch."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     sequence = actor.ulysses_sequence_parallel_size
@@ -392,11 +392,11 @@ def _check_hardware(config: DictConfig) -> None:
 def prepare_run(training: Training, out: Path, console: Console | None = None) -> int | None:
     """Make the run folder and write its configuration; returns the step of the checkpoint to resume from, if any.
 
-    Where the run has a store, a newer checkpoint there is fetched, and one that was not brought there yet is.
+    With a store, a newer checkpoint there is fetched, and one missing there is uploaded.
 
     Raises:
-        SpearError: the folder cannot be written, it holds a run of another configuration, a training is under way in
-            it, the engine that plays the episodes is not installed, or the store fails.
+        SpearError: the folder cannot be written, is a run of another configuration or in use by another training, the
+            engine is not installed, or the store fails.
     """
     config = training.config
     require_backend(config)
@@ -411,13 +411,13 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
     url = training.settings.checkpoint_store
     store = CheckpointStore(url) if url is not None else None
 
-    # A machine with other cores may have another number of workers; runs with GPUs do not repeat bit by bit anyway.
+    # The number of workers depends on the machine's cores; runs with GPUs are not reproducible bit by bit anyway.
     changeable = CHANGEABLE if config.trainer.device == "cpu" else (*CHANGEABLE, WORKERS)
 
     def verify(folder: Path) -> None:
         check_origin(folder, flatten_config(config), training.settings.resume, changeable=changeable)
 
-    with hold_lock(out):  # nor may the files of a training under way change
+    with hold_lock(out):  # the files of a running training must not change either
         if store is not None and training.settings.resume is not Resume.CHANGED:
             _check_stored_run(store, config, changeable)
         fetched = fetch_newer(store, out, verify) if store is not None else None
@@ -436,7 +436,7 @@ def prepare_run(training: Training, out: Path, console: Console | None = None) -
 
 
 def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Sequence[str]) -> None:
-    """Whether the store is of this run, whose checkpoints would else push out those of another."""
+    """Check that the store is of this run: its checkpoints would replace those of another."""
     content = store.read(CONFIG_FILE)
     if content is not None:
         compare_configs(
@@ -444,12 +444,12 @@ def _check_stored_run(store: CheckpointStore, config: DictConfig, changeable: Se
             flatten_config(OmegaConf.create(content.decode("utf-8", "replace"))),
             flatten_config(config),
             changeable=changeable,
-            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to go on from there",
+            advice=f"Name another spear.checkpoint_store, give the old settings, or add {OVERRIDE} to continue there",
         )
 
 
 def publish_run(training: Training, out: Path, console: Console | None = None) -> None:
-    """Bring the newest checkpoint of a run to its store, if it has one and lacks it.
+    """Upload the newest checkpoint of a run to its store, if that lacks it.
 
     Raises:
         SpearError: the store fails; the checkpoint stays where it is.
@@ -461,14 +461,14 @@ def publish_run(training: Training, out: Path, console: Console | None = None) -
         sent = publish(CheckpointStore(url), out, step, training.config.trainer.max_actor_ckpt_to_keep)
     except SpearError as error:
         raise SpearError(
-            f"step {step} is saved in {out} and not in the store; the same command tries again. {error}"
+            f"step {step} is saved in {out} but not in the store; the same command tries again. {error}"
         ) from error
     if sent and console is not None:
-        console.print(f"brought the checkpoint of step {step} to {url}", soft_wrap=True, highlight=False)
+        console.print(f"uploaded the checkpoint of step {step} to {url}", soft_wrap=True, highlight=False)
 
 
 def flatten_config(config: Any) -> dict[str, Any]:
-    """Values of a configuration by dotted key, interpolations as they stand."""
+    """Values of a configuration by dotted key, with interpolations unresolved."""
     flat: dict[str, Any] = {}
 
     def walk(node: Any, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of ``spear train`` and ``spear plan``, and what a shell offers for them."""
+"""The arguments of ``spear train`` and ``spear plan``, with shell completion."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from spear_training.choices import CONFIG_DIR, GROUPS, OFFICIAL, list_choices, l
 
 
 class Override(click.ParamType):
-    """``GROUP=CHOICE`` or ``KEY=VALUE``; Hydra reads them, and only the choices are completed."""
+    """``GROUP=CHOICE`` or ``KEY=VALUE``, parsed by Hydra; only the choices are completed."""
 
     name = "override"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """Groups up to their equals sign, then what the group offers."""
+        """Complete groups up to the equals sign, then their choices."""
         group, equals, begun = incomplete.partition("=")
         if not equals:
             return [CompletionItem(f"{name}=") for name in GROUPS if name.startswith(group)]
         if group not in GROUPS:
             return []
         choices = list_choices(group, ctx.params.get("config_dir"))
-        if group == "preset" and begun.startswith(OFFICIAL[:1]):  # as many again, so only when they are asked for
+        if group == "preset" and begun.startswith(OFFICIAL[:1]):  # twice as many, so only on request
             choices |= {name: choices[name.rpartition("/")[2]] for name in list_official()}
         return [
             CompletionItem(f"{group}={choice}", help=title)

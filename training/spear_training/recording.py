@@ -1,4 +1,4 @@
-"""A sample of a training's episodes and of its validations', kept for people to look at with ``spear view``."""
+"""A sample of the episodes of a training and its validations, kept for ``spear view``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from spear_envs.core.errors import SpearError
 from spear_training.algorithms.records import STRICT, Record, number
 
 FOLDER = "rollouts"
-"""Folder of the episodes within a run."""
+"""Folder of training episodes within a run."""
 VALIDATIONS = "validations"
-"""Folder of those that validations played (``trainer.log_val_generations`` of each)."""
+"""Folder of validation episodes (``trainer.log_val_generations`` of each)."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=STRICT)
 class RecordSettings(Record):
-    """The ``spear.record`` node: at step 1 and every ``every`` steps after it, ``episodes`` are kept; 0 for none."""
+    """The ``spear.record`` node: keep ``episodes`` (0 for none) at step 1 and every ``every`` steps after it."""
 
     PATH: ClassVar[str] = "spear.record"
 
@@ -34,17 +34,17 @@ class RecordSettings(Record):
     episodes: int = number(4, at_least=0)
 
     def count(self, step: int) -> int:
-        """Episodes that are kept of a step (from 1)."""
+        """Number of episodes kept of a step (from 1)."""
         return self.episodes if (step - 1) % self.every == 0 else 0
 
 
 class EpisodeRecorder:
-    """Appends episodes to ``episodes.jsonl`` in a folder of a run. Nothing that goes wrong here stops a training.
+    """Appends episodes to ``episodes.jsonl`` in a folder of a run. Failures here do not stop the training.
 
     Args:
         out: run folder.
-        identity: what the page needs to know: ``model``, ``env_kwargs``, ``split``.
-        folder: within the run; the page names it beside the step.
+        identity: ``model``, ``env_kwargs`` and ``split``, for the page.
+        folder: within the run; the page shows it next to the step.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], folder: str = FOLDER) -> None:
@@ -52,7 +52,7 @@ class EpisodeRecorder:
         self._identity = identity
 
     def resume_after(self, step: int) -> None:
-        """Forget the episodes of later steps, which are about to be played again, and a torn last line."""
+        """Drop the episodes of later steps, which will be played again, and a torn last line."""
         try:
             if not self._path.exists():
                 return
@@ -64,26 +64,26 @@ class EpisodeRecorder:
             _log.warning("recorded episodes of steps after %d stay in %s: %s", step, self._path, error)
 
     def write(self, step: int, episodes: Sequence[Trajectory]) -> int:
-        """Keep the episodes of a step; returns how many. A disk that is full is a warning, and 0."""
+        """Keep the episodes of a step; return their number. On a full disk, warn and return 0."""
         if not episodes:
             return 0
         try:
             settings = self._path.with_name(SETTINGS)
             if not settings.exists():
                 write_json(settings, self._identity)
-            # Opened anew each time: what a full disk tore is cut off before anything follows it.
+            # Opened each time: a line torn by a full disk is cut off before the next.
             with TrajectoryWriter(self._path) as writer:
                 for episode in episodes:
                     writer.write(replace(episode, step=step))
         except (OSError, SpearError) as error:
             told = explain_unwritable(self._path, error) if isinstance(error, OSError) else error
-            _log.warning("the episodes of step %d are not recorded, the training goes on: %s", step, told)
+            _log.warning("the episodes of step %d are not recorded, the training continues: %s", step, told)
             return 0
         return len(episodes)
 
 
 def _read_step(line: str) -> float:
-    """The step of a line; beyond all steps where it is torn."""
+    """The step of a line; infinite if it is torn."""
     if not line.endswith("\n"):
         return float("inf")
     try:

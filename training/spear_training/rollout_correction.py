@@ -1,4 +1,4 @@
-"""verl's ``algorithm.rollout_correction``: what is done where rollout engine and trainer disagree on log-probs."""
+"""verl's ``algorithm.rollout_correction``: corrects differences in log-probs of rollout engine and trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REJECTIONS = (
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3"),
     *("seq_max_k2", "seq_max_k3"),
 )
-"""What may be held against a threshold: a divergence of a token, or its sum, mean or maximum over a row."""
+"""Quantities with a threshold: a divergence of a token, or its sum, mean or maximum over a row."""
 _NODE = "algorithm.rollout_correction"
 
 
@@ -29,13 +29,13 @@ class RolloutCorrection(Record):
     Attributes:
         rollout_is: the weight of a token is its own r ("token") or the product of its row's ("sequence"); None: no
             weights.
-        rollout_is_threshold: a number cuts weights off there (truncated importance sampling); "LOWER_UPPER" makes those
-            outside 0 (masked importance sampling, IcePop).
+        rollout_is_threshold: a number truncates weights (truncated importance sampling); "LOWER_UPPER" zeroes those
+            outside (masked importance sampling, IcePop).
         rollout_is_batch_normalize: divide the weights by their mean over the step.
-        rollout_rs: rejections, of :data:`REJECTIONS`, by commas; None: none. What is rejected leaves the loss and what
-            the loss is divided by.
+        rollout_rs: rejections, of :data:`REJECTIONS`, by commas; None: none. Rejected tokens leave the loss and its
+            denominator.
         rollout_rs_threshold: one for all rejections or one for each, by commas; of r, "LOWER_UPPER" or the upper one,
-            for k1; the greatest divergence for k2 and k3.
+            for k1; the maximum divergence for k2 and k3.
     """
 
     PATH: ClassVar[str] = _NODE
@@ -55,7 +55,7 @@ class RolloutCorrection(Record):
         named = list(dict.fromkeys(name.strip() for name in str(self.rollout_rs).split(",")))
         for name in named:
             if name not in REJECTIONS:
-                raise SpearError(f"{_NODE}.rollout_rs has no {name!r}: take some of {', '.join(REJECTIONS)}")
+                raise SpearError(f"{_NODE}.rollout_rs={name!r} is unknown: take some of {', '.join(REJECTIONS)}")
         if self.rollout_rs_threshold is None:
             raise SpearError(f"{_NODE}.rollout_rs={self.rollout_rs} needs {_NODE}.rollout_rs_threshold")
         bounds = str(self.rollout_rs_threshold).split(",")
@@ -68,10 +68,10 @@ class RolloutCorrection(Record):
 
     @classmethod
     def from_node(cls, node: Mapping[str, Any]) -> RolloutCorrection | None:
-        """From verl's node, which has other keys, too; None if it changes nothing.
+        """Read verl's node, which has other keys too; None if it changes nothing.
 
         Raises:
-            SpearError: a value has no meaning, or weights are asked for without the trainer's own log-probs.
+            SpearError: an invalid value, or weights without the trainer's own log-probs.
         """
         made = cls(**{name: node[name] for name in cls.__dataclass_fields__ if name in node})
         if made.rollout_is is None and made.rollout_rs is None:
@@ -85,9 +85,9 @@ class RolloutCorrection(Record):
 
 
 def resolve_correction(config: DictConfig) -> None:
-    """Choose truncated weights of tokens where old weights may have written the episodes, and nothing is chosen.
+    """Set truncated weights of tokens if old weights may have written the episodes and nothing is set.
 
-    ``bypass_mode`` is a choice, too: there the loss's own clipped ratio is that to the policy that played.
+    ``bypass_mode`` counts as set: there the loss's own clipped ratio is to the policy that played.
     """
     node = config.algorithm.rollout_correction
     if config.spear.rollout.staleness > 0 and not (node.bypass_mode or node.rollout_is or node.rollout_rs):
@@ -96,7 +96,7 @@ def resolve_correction(config: DictConfig) -> None:
 
 
 def describe_staleness(config: DictConfig) -> str:
-    """One line on episodes that are played ahead, and on what corrects for their old weights."""
+    """One line on episodes played ahead, and on the correction for their old weights."""
     node, ahead = config.algorithm.rollout_correction, config.spear.rollout.staleness
     cut = f"weights of each {node.rollout_is}, cut at {node.rollout_is_threshold}" if node.rollout_is else None
     rejected = f"rejection by {node.rollout_rs}" if node.rollout_rs else None
@@ -104,7 +104,7 @@ def describe_staleness(config: DictConfig) -> str:
     how = " and ".join(filter(None, chosen))
     plural = "s" if ahead > 1 else ""
     return (
-        f"episodes are begun up to {ahead} step{plural} ahead, by weights up to {ahead} version{plural} old; "
+        f"episodes start up to {ahead} step{plural} ahead, by weights up to {ahead} version{plural} old; "
         f"corrected by {how}"
     )
 

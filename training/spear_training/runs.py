@@ -1,4 +1,4 @@
-"""A training from overrides to curves, as ``spear train``, the demo and the benchmark have it."""
+"""A training from overrides to curves, for ``spear train``, the demo and the benchmark."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 RESUME_HINT = "the same command resumes it"
 Reading = tuple[int, str]
-"""How far a training is: its last step, and a few figures of it."""
+"""Progress of a training: its last step and a few figures."""
 
 
 @contextmanager
 def show_progress(
     console: Console, total: int, start: str, read: Callable[[list[dict[str, Any]]], Reading | None]
 ) -> Iterator[Observer]:
-    """A progress bar over training steps; yields the observer of :func:`spear_training.supervise.supervise_training`.
+    """Show a progress bar; yield the observer of :func:`spear_training.supervise.supervise_training`.
 
     Args:
         console: to draw on.
-        total: steps of the whole training.
-        start: what is done before the first step.
-        read: says from the history how far the training is; None before the first step.
+        total: steps of the training.
+        start: text before the first step.
+        read: reads the progress from the history; None before the first step.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -62,7 +62,7 @@ def show_progress(
 
 
 def read_progress(history: list[dict[str, Any]]) -> Reading | None:
-    """How far a training with SPEAR is."""
+    """Read the progress of a training with SPEAR."""
     steps = [record for record in history if "training/global_step" in record]
     if not steps:
         return None
@@ -71,16 +71,16 @@ def read_progress(history: list[dict[str, Any]]) -> Reading | None:
     valid = [record["val/success/all"] for record in history if "val/success/all" in record]
     if valid:
         figures += f" · valid {valid[-1]:.0%}"
-    # What is not finite is null in the metrics file; a step without a valid episode has no entropy at all.
+    # Non-finite values are null in the metrics file; a step without valid episodes lacks the entropy.
     figures += f" · entropy {last.get('entropy/token-mean') or 0:.2f} · {last['perf/step_seconds']:.1f} s a step"
     return last["step"], figures
 
 
 def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, console: Console) -> None:
-    """Make a tiny policy with a progress bar; it replaces what ``folder`` holds.
+    """Make a tiny policy with a progress bar, replacing ``folder``.
 
     Raises:
-        SpearError: a setting without a valid value, or ``folder`` cannot be written.
+        SpearError: an invalid setting, or ``folder`` cannot be written.
     """
     from spear_training.warmstart import WarmStartSettings, train_policy  # imports torch and transformers
     from spear_training.warmstart.vision import make_tiny_vision_policy
@@ -101,10 +101,10 @@ def make_policy(settings: WarmStartSettings | TinyVisionSettings, folder: Path, 
 
 
 def run_training(overrides: tuple[str, ...], out: Path, console: Console, config_dir: Path | None = None) -> None:
-    """Compose, check, train with a progress bar, and draw the curves; make the policy first where there is none.
+    """Compose, check, train with a progress bar, and draw the curves; make the policy first if needed.
 
     Raises:
-        SpearError: anything a user can mend.
+        SpearError: any error that the user can fix.
     """
     training = compose_training(overrides, out, config_dir=config_dir, console=console)
     config, settings = training.config, training.settings
@@ -140,7 +140,7 @@ def run_training(overrides: tuple[str, ...], out: Path, console: Console, config
             if any("training/global_step" in record for record in read_history(out)):
                 try:
                     picture = plot_curves(out, out / "curves.png", title=f"{out.name}: {settings.env.id}")
-                except OSError as error:  # must not hide why the training stopped
+                except OSError as error:  # must not hide the cause of the stop
                     console.print(str(explain_unwritable(out / "curves.png", error)))
                 else:
                     console.print(f"curves: {picture}")

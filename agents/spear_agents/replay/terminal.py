@@ -15,7 +15,7 @@ COMMANDS = {
     "/undo": "take the last action back",
     "/actions": "all actions that may be played",
     "/restart": "begin this task again",
-    "/next": "go on to the next task",
+    "/next": "continue with the next task",
     "/quit": "stop; an unfinished episode is not recorded",
     "/help": "this list",
 }

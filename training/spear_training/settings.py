@@ -1,4 +1,4 @@
-"""The ``spear`` node of a composed configuration: all that a run depends on besides verl's own keys."""
+"""The ``spear`` node of a composed configuration."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from spear_training.step.ahead import RolloutSettings
 
 @dataclass(frozen=True, config=STRICT)
 class RunSettings(Record):
-    """A run's environment, seed and habits, and the settings of its algorithm."""
+    """Settings of a run and its algorithm."""
 
     PATH: ClassVar[str] = "spear"
 
     env: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     seed: int = number(0, at_least=0)
     deterministic: bool = True
-    """Whether requests are batched in a canonical order."""
+    """Batch requests in a canonical order."""
     resume: Resume = Resume.EXACT
     keep_best: str | None = "success/all"
-    """Metric of the validation whose best checkpoint is kept."""
+    """Validation metric of the best checkpoint."""
     checkpoint_store: str | None = None
-    """Address that checkpoints are brought to, of any file system of fsspec; None for the run folder alone."""
+    """Address to which checkpoints are uploaded, of any file system of fsspec; None for the run folder only."""
     tries: int = number(3, at_least=1)
-    """Of an episode that a fault cuts short, before it is left out of the loss."""
+    """Tries of an episode with a fault, before it is left out of the loss."""
     agent: str | None = None
     """The program that plays the episodes, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``; None for our own loop."""
     agent_timeout: float = number(3600.0, above=0)
-    """Seconds that it may take for an episode."""
+    """Time limit of an episode in seconds."""
     record: RecordSettings = field(default_factory=RecordSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     warm_start: Mapping[str, Any] | None = None
-    """Changes to the recipe of the policy that the run makes first; None if it makes none."""
+    """Changes to the recipe of the policy that the run makes first; None if it does not make one."""
     vision_start: Mapping[str, Any] | None = None
-    """The same of a policy that sees."""
+    """The same for a vision policy."""
     algorithm: SpearSettings = field(default_factory=SpearSettings)
 
     @property
     def repeats(self) -> bool:
-        """Whether batches have a canonical order: a program calls when it likes, weights change when a step ends."""
+        """Whether batches have a canonical order, which agent programs and asynchronous weight updates prevent."""
         return self.deterministic and self.agent is None and self.rollout.staleness == 0
 
     @property
@@ -58,11 +58,11 @@ class RunSettings(Record):
 
     @classmethod
     def from_config(cls, config: DictConfig) -> RunSettings:
-        """The ``spear`` node of a composed configuration.
+        """Read the ``spear`` node of a composed configuration.
 
         Raises:
-            SettingsError: a key does not exist, or a value is of the wrong type or out of range.
-            SpearError: there is no such environment.
+            SettingsError: an unknown key, or a value of the wrong type or out of range.
+            SpearError: an unknown environment.
         """
         node: Any = OmegaConf.to_container(config.spear, resolve=True)
         own = {item.name: node.pop(item.name) for item in fields(cls) if item.name in node}

@@ -1,4 +1,4 @@
-"""How many workers play the episodes, and how many rows a step may leave in the queue."""
+"""The number of rollout workers, and the rows that a step may leave in the queue."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from spear_training.planning.fitting import CARDS
 WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 MOST_EPISODES = 512
-"""Episodes that one worker plays at a time; each has an environment, which is kept for the next step."""
+"""Concurrent episodes of a worker; each has an environment, which is reused in the next step."""
 TURNS_OF_A_WORKER = 1700
-"""Turns a second that a core drives where it drives fewest: WebShop's, by ``spear bench loop``."""
+"""Turns a second of a core in the slowest environment, WebShop, by ``spear bench loop``."""
 TURNS_OF_A_GPU = 800
-"""Turns a second that the engine of one GPU is expected to answer at most."""
+"""Expected maximum turns a second of one GPU's engine."""
 HEADROOM = 2
-"""A worker that computes half of the time answers at once when many responses come together."""
+"""Workers idle half of the time, so that bursts of responses are handled at once."""
 
 
 def size_workers(config: DictConfig) -> None:
-    """Write the number of rollout workers into a configuration that leaves it open.
+    """Set the number of rollout workers in a configuration that leaves it open.
 
-    On a CPU it is one: its requests are batched in a canonical order, and the engine takes the cores. With GPUs it is
-    what drives them at twice the need, enough for all episodes to be under way, two at least so that one may die, and
-    no more than the cores of the machines besides one for each GPU's engine. The machines are taken to be like this
-    one, unless it has no GPU.
+    On a CPU it is one: its requests are batched in a canonical order, and the engine takes the cores. With GPUs there
+    are enough to drive them at twice the need and to play all episodes at once, at least two so that one may die, and
+    at most the machines' cores minus one for each GPU's engine. The machines are assumed to be like this one, unless it
+    lacks a GPU.
     """
     agent, trainer = config.actor_rollout_ref.rollout.agent, config.trainer
     if agent.num_workers is not None:
@@ -58,11 +58,7 @@ def describe_workers(config: DictConfig) -> str:
 
 
 def check_queue(config: DictConfig, settings: SpearSettings, max_turns: int) -> None:
-    """Check that a limit of TransferQueue, where one is set, holds the rows of every step.
-
-    Raises:
-        SpearError: it may overflow, which would end the training in the middle of a step.
-    """
+    """Raise SpearError if TransferQueue has a limit that a step may exceed, which would crash the training."""
     limit = config.transfer_queue.backend.SimpleStorage.total_storage_size
     if limit is None:
         return
@@ -76,7 +72,7 @@ def check_queue(config: DictConfig, settings: SpearSettings, max_turns: int) -> 
 
 
 def count_queue_rows(config: DictConfig, settings: SpearSettings, max_turns: int) -> int:
-    """Rows in TransferQueue if every episode takes all its turns, and the whole replay buffer is drawn."""
+    """Rows in TransferQueue if every episode takes all its turns and the full replay buffer is drawn."""
     shape = RunShape.of_config(config, max_turns)
     batches = 1 + config.spear.rollout.staleness
     if settings.sampling.enabled:
@@ -90,6 +86,6 @@ def count_queue_rows(config: DictConfig, settings: SpearSettings, max_turns: int
 
 
 def _count_episodes(config: DictConfig) -> int:
-    """Episodes under way at a time."""
+    """Maximum concurrent episodes."""
     step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return int(step * (1 + config.spear.rollout.staleness))

@@ -1,8 +1,8 @@
-"""Checkpoints of a run in an object store, reached through fsspec: a folder of its own for each run.
+"""Checkpoints of a run in an object store, through fsspec: a folder for each run.
 
-``STORE/global_step_N/`` has the files of a checkpoint, and its manifest comes last: without it the checkpoint does not
-count. Beside them lie ``config.yaml``, the metrics, and which step was the best. The run's own folder stays what a
-training writes and reads; nothing here removes a local checkpoint.
+``STORE/global_step_N/`` has the files of a checkpoint, whose manifest comes last: without it the checkpoint does not
+count. The folder also has ``config.yaml``, the metrics, and the best step. A training reads and writes the run's own
+folder; nothing here removes a local checkpoint.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CONFIG, BEST_STEP = "config.yaml", "best.json"
 PREFIX = "global_step_"
 CHUNK = 2**24
 OPTIONS: dict[str, Any] = {
-    # A service in the own network, named by AWS_ENDPOINT_URL, may have no certificate.
+    # A local service, named by AWS_ENDPOINT_URL, may lack a certificate.
     "client_options": {"connect_timeout": "5s", "timeout": "120s", "allow_http": True},
     "retry_config": {"max_retries": 3},
 }
-"""Of obstore: an address where nobody answers fails within half a minute."""
+"""Options of obstore: an unreachable address fails within half a minute."""
 
 
 class CheckpointStore:
@@ -55,7 +55,7 @@ class CheckpointStore:
         url: of any file system of fsspec, such as ``s3://BUCKET/RUN``; credentials come from the environment.
 
     Raises:
-        SpearError: the address has no meaning, carries a password, or its file system is not installed.
+        SpearError: the address is invalid, contains a password, or its file system is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,27 +70,23 @@ class CheckpointStore:
             raise SpearError(f"spear.checkpoint_store={url} is not an address such as s3://BUCKET/RUN")
         self._fs, self._root = _connect(self.url, parts.scheme)
 
-    # ---- what there is -----------------------------------------------------------------------------------------------
+    # ---- content -----------------------------------------------------------------------------------------------------
     def check(self) -> None:
-        """Write, read and remove a small file.
-
-        Raises:
-            SpearError: that cannot be done.
-        """
+        """Raise SpearError unless a small file can be written, read and removed."""
         name, content = f".write-test-{uuid.uuid4().hex}", b"x"
         with self._explain("cannot be written"):
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(self._at(name), content)
             if self._fs.cat_file(self._at(name)) != content:
-                raise OSError("what was written came back as something else")
+                raise OSError("a file was read back with other content")
             self._fs.rm_file(self._at(name))
 
     def list_whole(self) -> list[int]:
-        """Steps whose checkpoints were brought here to their end, in ascending order."""
+        """Steps with complete checkpoints, in ascending order."""
         return sorted(step for step, names in self._list_steps().items() if MANIFEST in names)
 
     def read(self, name: str) -> bytes | None:
-        """Content of a small file; None without it."""
+        """Read a small file; None if it does not exist."""
         with self._explain(f"{name} cannot be read"):
             try:
                 content: bytes = self._fs.cat_file(self._at(name))
@@ -100,17 +96,13 @@ class CheckpointStore:
 
     # ---- up ----------------------------------------------------------------------------------------------------------
     def upload(self, folder: Path, step: int) -> bool:
-        """Bring a finished checkpoint here, unless it is here; its manifest goes last.
-
-        Returns:
-            whether there was anything to do.
-        """
+        """Upload a finished checkpoint, its manifest last; return False if it is already here."""
         place, manifest = f"{PREFIX}{step}", (folder / MANIFEST).read_bytes()
         before = self.read(f"{place}/{MANIFEST}")
         if before == manifest:
             return False
-        with self._explain(f"step {step} cannot be brought there"):
-            if before is not None:  # of another run of this step: whole again only when all files are new
+        with self._explain(f"step {step} cannot be uploaded"):
+            if before is not None:  # of an earlier run of this step: incomplete until all files are new
                 self._fs.rm_file(self._at(place, MANIFEST))
             for name in _list_files(manifest, self.url):
                 self._fs.makedirs(self._at(place, PurePosixPath(name).parent.as_posix()), exist_ok=True)
@@ -119,13 +111,13 @@ class CheckpointStore:
         return True
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file as a whole."""
+        """Write a small file."""
         with self._explain(f"{name} cannot be written"):
             self._fs.makedirs(self._at(PurePosixPath(name).parent.as_posix()), exist_ok=True)
             self._fs.pipe_file(self._at(name), content)
 
     def prune(self, keep: int | None, spare: int | None) -> None:
-        """Remove all but the latest ``keep`` checkpoints and that of step ``spare``, and what was never finished.
+        """Remove all but the latest ``keep`` checkpoints and that of step ``spare``, and unfinished ones.
 
         Args:
             keep: None or 0 for all.
@@ -138,27 +130,25 @@ class CheckpointStore:
             for step, names in steps.items():
                 if step in kept or not whole or step > whole[-1]:
                     continue
-                for name in sorted(names, key=lambda name: name != MANIFEST):  # from then on it does not count
+                for name in sorted(names, key=lambda name: name != MANIFEST):  # it counts no longer
                     self._fs.rm_file(self._at(f"{PREFIX}{step}", name))
 
     # ---- down --------------------------------------------------------------------------------------------------------
     def download(self, step: int, checkpoints: Path, verify: Callable[[Path], None] | None = None) -> Path:
-        """Bring a checkpoint from here into ``checkpoints``; the folder is whole or absent.
-
-        What an interrupted download has brought stays and is not fetched again.
+        """Download a checkpoint into ``checkpoints``, atomically; files of an interrupted download are kept.
 
         Args:
-            step: whose checkpoint.
+            step: of the checkpoint.
             checkpoints: folder of checkpoints.
-            verify: is shown a folder with our own small files before the large ones are fetched, and may refuse.
+            verify: may refuse a folder with our own small files, before the large ones are fetched.
 
         Raises:
-            SpearError: it is not as it was written, or it does not fit on the disk.
+            SpearError: it has changed since it was written, or does not fit on the disk.
         """
         place, draft = f"{PREFIX}{step}", checkpoints / f".{PREFIX}{step}.part"
         manifest = self.read(f"{place}/{MANIFEST}")
         if manifest is None:
-            raise SpearError(f"{self.url} no longer has step {step}: give the command again")
+            raise SpearError(f"{self.url} no longer has step {step}: run the command again")
         files = _list_files(manifest, self.url)
         try:
             draft.mkdir(parents=True, exist_ok=True)
@@ -178,14 +168,14 @@ class CheckpointStore:
                 shutil.rmtree(draft)
                 raise
             target = checkpoints / place
-            shutil.rmtree(target, ignore_errors=True)  # unfinished, or it would not be fetched
+            shutil.rmtree(target, ignore_errors=True)  # unfinished
             draft.rename(target)
         except OSError as error:
             raise explain_unwritable(draft, error) from error
         return target
 
     def _fetch(self, name: str, target: Path) -> None:
-        """A file as a whole, as a stream: shards are larger than memory."""
+        """Download a file as a stream: shards are larger than memory."""
         if target.is_file():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -201,12 +191,12 @@ class CheckpointStore:
                 file.write(chunk)
         part.replace(target)
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
     def _at(self, *names: str) -> str:
         return "/".join((self._root, *names))
 
     def _list_steps(self) -> dict[int, list[str]]:
-        """Names of the files of each step, finished or not."""
+        """Names of the files of each step, complete or not."""
         with self._explain("cannot be listed"):
             self._fs.invalidate_cache()
             found = self._fs.find(self._root)
@@ -220,20 +210,20 @@ class CheckpointStore:
 
     @contextmanager
     def _explain(self, what: str) -> Iterator[None]:
-        """Errors of any file system, which have no common class, as ours."""
+        """Convert errors of file systems, which lack a common class, to ours."""
         try:
             yield
         except SpearError:
             raise
         except Exception as error:
             raise SpearError(
-                f"{self.url}: {what}: {_shorten(error)}. Look at the address, the credentials and AWS_ENDPOINT_URL, or "
+                f"{self.url}: {what}: {_shorten(error)}. Check the address, the credentials and AWS_ENDPOINT_URL, or "
                 "leave spear.checkpoint_store out"
             ) from error
 
 
 def _connect(url: str, scheme: str) -> tuple[Any, str]:
-    """File system and path of an address."""
+    """Open the file system and path of an address."""
     if find_spec("fsspec") is None or (scheme in THROUGH_OBSTORE and find_spec("obstore") is None):
         raise SpearError(f"spear.checkpoint_store={url} needs fsspec and obstore: {EXTRA}")
     from fsspec.core import url_to_fs
@@ -257,27 +247,23 @@ def _shorten(error: BaseException) -> str:
 
 
 def _list_files(manifest: bytes, where: str) -> dict[str, int]:
-    """Names and sizes of a checkpoint's files; the store may be anyone's, so no name leads out of its folder."""
+    """Names and sizes of a checkpoint's files. The store is not trusted: names must not leave its folder."""
     try:
         files = {str(name): int(about["bytes"]) for name, about in json.loads(manifest)["files"].items()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise SpearError(f"{where} has a manifest that cannot be read: name another spear.checkpoint_store") from error
+        raise SpearError(f"the manifest of {where} cannot be read: name another spear.checkpoint_store") from error
     for name in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-            raise SpearError(f"{where} has a manifest that names {name!r}: it is not one of ours")
+            raise SpearError(f"the manifest of {where} names {name!r}: it is not one of ours")
     return files
 
 
 # ---- a run and its store ---------------------------------------------------------------------------------------------
 def publish(store: CheckpointStore, out: Path, step: int, keep: int | None) -> bool:
-    """Bring a finished checkpoint of the run in ``out`` to the store, with what a machine without it needs besides.
-
-    Returns:
-        whether the checkpoint was not there yet.
-    """
+    """Upload a finished checkpoint, configuration and metrics of the run in ``out``; return False if it was there."""
     checkpoints = out / "checkpoints"
-    # Before it is asked which step was best: what the metrics know of, that answer knows.
+    # Read before the best step, which must not be older than the metrics.
     metrics = {path.name: path.read_bytes() for path in sorted((out / METRICS_FOLDER).glob("*.jsonl"))}
     sent = store.upload(checkpoints / f"{PREFIX}{step}", step)
     best = read_best(checkpoints)
@@ -292,7 +278,7 @@ def publish(store: CheckpointStore, out: Path, step: int, keep: int | None) -> b
 
 
 def bring_config(store: CheckpointStore, out: Path) -> None:
-    """Fetch the configuration of the stored run where the folder has none: what it chose for itself stays chosen."""
+    """Fetch the configuration of the stored run if the folder lacks one, so that its choices are kept."""
     if (out / CONFIG).is_file():
         return
     content = store.read(CONFIG)
@@ -306,7 +292,7 @@ def bring_config(store: CheckpointStore, out: Path) -> None:
 
 
 def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None]) -> int | None:
-    """Fetch the newest checkpoint of the store if the run folder has none as new; the best and the metrics with it.
+    """Fetch the newest checkpoint of the store, with the best and the metrics, if the run folder's is older.
 
     Args:
         store: of the run.
@@ -314,7 +300,7 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
         verify: refuses a checkpoint of another run, from its small files.
 
     Returns:
-        its step; None if nothing was fetched.
+        its step; None without a download.
     """
     checkpoints = out / "checkpoints"
     stored, own = store.list_whole(), list_whole(checkpoints)
@@ -340,8 +326,7 @@ def fetch_newer(store: CheckpointStore, out: Path, verify: Callable[[Path], None
 def _fetch_best(
     store: CheckpointStore, checkpoints: Path, stored: list[int], newest: int, verify: Callable[[Path], None]
 ) -> None:
-    """The best checkpoint where it is not the newest, before that one: a launch that is killed between them has to
-    fetch the newest again, and so asks again."""
+    """Fetch the best checkpoint before the newest, so that a launch killed between them repeats both."""
     best = _read_best_step(store)
     if best is None or best["step"] == newest or best["step"] not in stored or read_best(checkpoints) is not None:
         return
@@ -364,14 +349,14 @@ def _read_best_step(store: CheckpointStore) -> dict[str, Any] | None:
 
 
 class Uploads:
-    """Brings checkpoints to a store while the training goes on, one at a time.
+    """Uploads checkpoints to a store during the training, one at a time.
 
-    A store that fails stops no training: the checkpoint is on the disk, the log says so, and the launcher tries again.
+    Failures do not stop the training: the checkpoint is on the disk, the log says so, and the launcher tries again.
 
     Args:
         store: None for a run without one.
         out: run folder.
-        keep: checkpoints that stay, as locally.
+        keep: number of checkpoints to keep, as locally.
     """
 
     def __init__(self, store: CheckpointStore | None, out: Path, keep: int | None) -> None:
@@ -379,14 +364,14 @@ class Uploads:
         self._thread: threading.Thread | None = None
 
     def begin(self, step: int) -> None:
-        """Begin to bring the checkpoint of ``step``, after the one before it."""
+        """Start the upload of the checkpoint of ``step``, after the previous one."""
         self.wait()
         if self._store is not None:
             self._thread = threading.Thread(target=self._publish, args=(self._store, step), daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is under way: only then may old checkpoints go."""
+        """Wait for the upload, before old checkpoints are removed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -395,4 +380,4 @@ class Uploads:
         try:
             publish(store, self._out, step, self._keep)
         except (SpearError, OSError) as error:
-            _log.warning("step %d is saved in %s and not in the store: %s", step, self._out, error)
+            _log.warning("step %d is saved in %s but not in the store: %s", step, self._out, error)

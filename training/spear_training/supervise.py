@@ -1,8 +1,7 @@
-"""Runs a training as a process of its own, watches its metrics, and leaves nothing behind when it ends.
+"""Runs a training in a separate process, watches its metrics, and cleans up when it ends.
 
 verl and Ray write thousands of lines; they go to ``train.log`` in the run folder while the user sees a progress bar.
-The process and everything Ray starts for it carry a mark in their environment, by which what is left of them is found
-and ended.
+The process and everything Ray starts for it carry a mark in their environment, by which leftovers are found and ended.
 """
 
 from __future__ import annotations
@@ -33,39 +32,39 @@ LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
 PR_SET_PDEATHSIG = 1
 WRAPPERS = ("ray.exceptions.RayTaskError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
-"""Exceptions that say only that another process failed."""
+"""Exceptions that only report the failure of another process."""
 DISK_FULL = 2**20
-"""Bytes free below which a failed run is put down to the disk."""
+"""Free bytes below which a failure is attributed to the disk."""
 GRACE_SECONDS = 20.0
-"""How long an interrupted training may take to shut Ray down by itself."""
+"""Seconds for an interrupted training to shut Ray down by itself."""
 
 Observer = Callable[[list[dict[str, Any]]], None]
 """Called a few times a second with the history of the run so far."""
 
 
 def build_environment(out: Path, device: str) -> dict[str, str]:
-    """The environment of a training's process: this one's, and what verl and its plugin need."""
+    """The environment of a training's process: this one's, with variables for verl and its plugin."""
     metrics = out / METRICS_FOLDER
     metrics.mkdir(parents=True, exist_ok=True)
     path = [folder for folder in (os.environ.get("PYTHONPATH"), os.getcwd()) if folder]
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),  # settings may name functions in the folder a training is started from
+        "PYTHONPATH": os.pathsep.join(path),  # settings may name functions in the current folder
         "VERL_USE_EXTERNAL_MODULES": "spear_training.verl_plugin",
-        # verl's file logger truncates; a file a launch keeps what earlier launches wrote.
+        # verl's file logger truncates: one file per launch keeps earlier ones.
         "VERL_FILE_LOGGER_PATH": str(metrics / f"{len(list(metrics.glob('*.jsonl'))):04d}.jsonl"),
         "TENSORBOARD_DIR": str(out / "tensorboard"),
         "WANDB_DIR": str(out),
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "SPT_NOENV": "1",  # vLLM's processes name themselves, which would overwrite the mark
+        "SPT_NOENV": "1",  # vLLM's processes set their title, which would overwrite the mark
     }
-    variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` sends the run later
+    variables.setdefault("WANDB_MODE", "offline")  # else it asks for a login; `wandb sync` uploads the run later
     if device == "cpu":
         variables |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
         variables.setdefault("OMP_NUM_THREADS", "1")
-        # Else Ray joins any cluster that someone has started on this machine.
+        # Else Ray joins any cluster already running on this machine.
         variables.setdefault("RAY_ADDRESS", "local")
         variables.pop("CUDA_VISIBLE_DEVICES", None)  # an empty value makes Ray refuse the logical GPUs of the plugin
     return variables
@@ -73,11 +72,7 @@ def build_environment(out: Path, device: str) -> dict[str, str]:
 
 @contextmanager
 def hold_lock(out: Path) -> Iterator[None]:
-    """Keep a run folder to one training at a time.
-
-    Raises:
-        SpearError: another process trains in it.
-    """
+    """Lock a run folder. Raises SpearError if another process trains in it."""
     with (out / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +82,7 @@ def hold_lock(out: Path) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent is killed; elsewhere do nothing."""
+    """Ask Linux to end this process when its parent is killed; other systems ignore it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -105,13 +100,13 @@ def supervise_training(
     Args:
         out: run folder.
         device: ``cpu`` or ``cuda``.
-        observer: sees the history as it grows.
+        observer: called with the growing history.
         module: the training's process, called with the run folder.
-        poll_seconds: between two looks at the metrics.
+        poll_seconds: interval at which metrics are read.
 
     Raises:
-        SpearError: the training failed; the message is its own error and where the log is.
-        KeyboardInterrupt: after the training was stopped cleanly; the same command resumes it.
+        SpearError: the training failed, with its own error and the place of the log.
+        KeyboardInterrupt: the training was stopped cleanly; the same command resumes it.
     """
     mark = uuid.uuid4().hex
     out = out.resolve()
@@ -123,19 +118,19 @@ def supervise_training(
             stdout=log,
             stderr=subprocess.STDOUT,
             env=build_environment(out, device) | {MARK: mark},
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then ends the rest in order
+            start_new_session=True,  # Ctrl-C only reaches the supervisor, which then ends the rest in order
         )
         previous = signal.signal(signal.SIGTERM, _interrupt)
         try:
             size, history = measure_metrics(out), read_history(out)
             while process.poll() is None:
-                if measure_metrics(out) != size:  # parsing a long run's metrics at every poll would cost more each step
+                if measure_metrics(out) != size:  # parsing the metrics at every poll would grow with the run
                     size, history = measure_metrics(out), read_history(out)
                 observer(history)
                 time.sleep(poll_seconds)
             observer(read_history(out))
         finally:
-            # A second Ctrl-C must not leave Ray behind.
+            # A second Ctrl-C must not leave Ray running.
             interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _stop(process)
@@ -171,9 +166,8 @@ def _find_marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def _end_all(mark: str) -> None:
-    """End every process that carries the mark: Ray's daemons and workers outlive a killed driver.
-
-    What those that have to be killed leave in shared memory goes too.
+    """End every process with the mark, since Ray's daemons and workers outlive a killed driver, and remove the shared
+    memory of killed ones.
     """
     left = list(_find_marked(mark))
     numbers = [process.pid for process in left]
@@ -193,20 +187,20 @@ def _end_processes(left: list[psutil.Process], mark: str) -> None:
             except psutil.Error:
                 continue
         left = psutil.wait_procs(left, timeout=5)[1]
-        # What a dying daemon started meanwhile carries the mark too.
+        # A dying daemon may have started more.
         left += [process for process in _find_marked(mark) if process not in left]
         if not left:
             return
 
 
 def _explain_failure(out: Path, start: int) -> str:
-    if shutil.disk_usage(out).free < DISK_FULL:  # then the log could not be written and does not tell
+    if shutil.disk_usage(out).free < DISK_FULL:  # the log could not be written either
         return f"the training stopped because the disk of {out} is full: free it, and the same command resumes"
     return f"the training stopped: {_find_error(out / LOG_FILE, start)} (log: {out / LOG_FILE})"
 
 
 def _find_error(log: Path, start: int) -> str:
-    """The line of a failed run's log that says what went wrong: the last exception that is not a wrapping of it."""
+    """The cause in a failed run's log: the last exception that does not wrap another."""
     with log.open("rb") as file:
         file.seek(start)
         text = file.read().decode("utf-8", "replace")

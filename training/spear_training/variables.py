@@ -1,8 +1,8 @@
-"""Which environment variables go with a training to every node, and how those that are secret do.
+"""Environment variables passed to every node of a training, including secret ones.
 
-A Ray cluster that was started before knows nothing of the shell that starts a training. What is not secret goes into
-Ray's runtime environment, which verl and Ray write into their logs. Secrets lie in a file of the run folder, which all
-nodes see and its owner alone can read, for as long as the training runs.
+A running Ray cluster does not have the environment of the shell that starts a training. Plain variables go into Ray's
+runtime environment, which verl and Ray log. Secrets go into a file of the run folder, which all nodes share and only
+its owner can read, for the duration of the training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFIXES = (
 )
 NAMES = ("TENSORBOARD_DIR", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM")
 MARK = "SPEAR_RUN_MARK"
-"""What a training's processes on this machine carry, and no others."""
+"""Variables of a training's processes on this machine only."""
 SECRETS_FILE = ".secrets.json"
 SECRETS_VARIABLE = "SPEAR_SECRETS_FILE"
 _SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
@@ -39,12 +39,12 @@ _ADDRESS = re.compile(r"://[^/\s]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not be seen in a log: by its name, or since it is an address with a password."""
+    """Whether a variable must not be logged: by its name, or as an address with a password."""
     return bool(_SECRET.search(name) or _ADDRESS.search(value))
 
 
 def divide_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What of an environment goes to every node: plain variables, and secret ones."""
+    """Split the variables for every node into plain and secret ones."""
     passed = {
         name: value
         for name, value in environment.items()
@@ -55,19 +55,19 @@ def divide_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], di
 
 
 def write_secrets(out: Path, secrets: Mapping[str, str]) -> Path:
-    """Leave ``secrets`` in a run folder, for its owner alone, and return the file."""
+    """Write ``secrets`` to a file of the run folder readable only by its owner; return the file."""
     path = out / SECRETS_FILE
-    path.unlink(missing_ok=True)  # one that a killed run left may have another owner or mode
+    path.unlink(missing_ok=True)  # that of a killed run may have another owner or mode
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(dict(secrets), file)
     return path
 
 
 def read_secrets() -> None:
-    """Take the secrets of this training into this process's environment; what it has already stays.
+    """Add the secrets of this training to the environment, without replacing variables.
 
     Raises:
-        SpearError: the file that the training named cannot be read here.
+        SpearError: the file cannot be read on this node.
     """
     name = os.environ.get(SECRETS_VARIABLE)
     if name is None:

@@ -1,4 +1,4 @@
-"""Keys of verl that have an exact equivalent among ours: an override of them sets that."""
+"""Keys of verl with an exact equivalent among ours, to which their overrides are translated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALIASES = {
     f"{_AR}.model.lora.adapter_path": f"{_AR}.model.lora_adapter_path",
     "custom_reward_function.*": "reward.custom_reward_function.*",
 }
-"""Keys of verl that have an exact equivalent, which an override of them sets; a node (``name.*``) goes key by key.
+"""Keys of verl with their equivalents; a node (``name.*``) is translated key by key.
 
 :func:`_expand` has those that need more than another name.
 """
@@ -64,11 +64,11 @@ ESTIMATOR_ALIASES = {
     },
     "gigpo": {"algorithm.gamma": "spear.advantage.gamma"},
 }
-"""The same, of keys that speak of one advantage estimator."""
+"""The same, for keys of one advantage estimator."""
 
 
 def find_pattern(key: str, patterns: Mapping[str, Any]) -> str | None:
-    """The entry that speaks of ``key``: itself, or the nearest node above (``node.*``, which is the node too)."""
+    """The entry for ``key``: itself, or the nearest node above (``node.*``, which includes the node)."""
     if key in patterns:
         return key
     parts = key.split(".")
@@ -77,7 +77,7 @@ def find_pattern(key: str, patterns: Mapping[str, Any]) -> str | None:
 
 
 def explain_alias(key: str) -> str | None:
-    """What to set instead of ``key``, where an override of it could not be translated."""
+    """What to set instead of ``key``, if an override of it could not be translated."""
     needed = [name for name, aliases in ESTIMATOR_ALIASES.items() if key in aliases]
     if needed:
         return f"it takes spear.advantage.estimator={' or '.join(needed)}"
@@ -94,14 +94,14 @@ def _rename(key: str, aliases: Mapping[str, str]) -> str | None:
 
 
 def translate_overrides(overrides: Sequence[str], estimator: str) -> list[str]:
-    """Overrides of verl's keys as overrides of their equivalents; all others as they are.
+    """Translate overrides of verl's keys to their equivalents; others stay unchanged.
 
     Args:
         overrides: ``KEY=VALUE`` of a user, in Hydra's form.
-        estimator: the advantage estimator, where no override sets it.
+        estimator: the advantage estimator, unless an override sets it.
 
     Raises:
-        SpearError: two names of one setting are given different values; the line names both.
+        SpearError: two names of one setting have different values.
     """
     values = {key.lstrip("+"): value for key, equals, value in (text.partition("=") for text in overrides) if equals}
     for name in ("spear.advantage.estimator", "algorithm.adv_estimator"):
@@ -125,8 +125,8 @@ def translate_overrides(overrides: Sequence[str], estimator: str) -> list[str]:
 
 
 def _expand(key: str, value: str, given: Mapping[str, str], aliases: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What an override sets, as keys and values; ``given`` are the values of all overrides, by the user's own names."""
-    if key == _CLIP:  # in verl the two sides win over it
+    """Keys and values that an override sets; ``given`` are the values of all overrides, by the user's names."""
+    if key == _CLIP:  # in verl the two sides take precedence
         return [(ALIASES[side], value) for side in (f"{_CLIP}_low", f"{_CLIP}_high") if side not in given]
     if key == _USE_KL and _read_value(value) is False:
         return [(ALIASES[_KL_COEFFICIENT], "0.0")]
@@ -135,13 +135,13 @@ def _expand(key: str, value: str, given: Mapping[str, str], aliases: Mapping[str
     if key == KL_TYPE and _read_value(value) in ("low_var_kl", "k3"):
         return []
     if key == _WARMUP and key in aliases:
-        steps = _read_value(value)  # verl's actor learns from that step on, ours after so many steps
+        steps = _read_value(value)  # in verl the first step with updates, in ours the steps before it
         return [(aliases[key], str(steps - 1) if type(steps) is int and steps > 0 else value)]
     return [(_rename(key, aliases) or key, value)]
 
 
 def _read_value(text: str) -> Any:
-    """The value that Hydra reads in an override's text; the text where it cannot be read."""
+    """Parse a value like Hydra; unparsable text is returned unchanged."""
     try:
         return OverridesParser.create().parse_override(f"key={text}").value()
     except HydraException:

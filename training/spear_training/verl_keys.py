@@ -1,4 +1,4 @@
-"""Keys of verl's configuration that have an effect here; a change of any other key is refused by name.
+"""Keys of verl's configuration with an effect here; changes of other keys are refused by name.
 
 `spear train` composes the full configuration of verl 0.9.1, but SPEAR's trainer replaces parts of verl: its losses,
 advantages, rewards, samplers and agent loops. If a key of theirs has an exact equivalent of ours, an override sets that
@@ -46,11 +46,11 @@ _CHECKPOINT = "save_contents load_contents save_lora_only"
 
 @dataclass(frozen=True)
 class Readers:
-    """Keys that something reads in every training, or in those of one kind.
+    """Keys that are read in every training, or in those of one kind.
 
     Attributes:
-        keys: names below each node; ``name.*`` is a node that is passed on entirely.
-        needs: what makes a training of that kind, as text; None for every training.
+        keys: names below each node; ``name.*`` is a node passed on entirely.
+        needs: condition of that kind, as text; None for every training.
         holds: whether a configuration is of that kind.
     """
 
@@ -59,7 +59,7 @@ class Readers:
     holds: Callable[[Flat], bool] = lambda flat: True
 
     def list_patterns(self) -> list[str]:
-        """Full keys; those of entire nodes end in ``.*``."""
+        """Full keys; entire nodes end in ``.*``."""
         return [f"{node}.{name}" for node, names in self.keys.items() for name in names.split()]
 
 
@@ -170,11 +170,11 @@ _RESUMED = "a run is resumed by naming its --out again"
 
 ADVICE = {
     "model_engine": f"the trainer runs on FSDP: {_STRATEGY} takes fsdp2 or fsdp",
-    f"{_AR}.actor.entropy_coeff": "the trainer has no entropy bonus",
+    f"{_AR}.actor.entropy_coeff": "the trainer does not have an entropy bonus",
     f"{_AR}.actor.policy_loss.*": _LOSS,
     f"{_AR}.actor.tau_pos": _LOSS,
     f"{_AR}.actor.tau_neg": _LOSS,
-    KL_TYPE: "spear.kl.coefficient weighs the one form there is, low_var_kl (k3)",
+    KL_TYPE: "only low_var_kl (k3) is supported: see spear.kl.coefficient",
     f"{_AR}.actor.use_dynamic_bsz": _UNEVEN,
     f"{_AR}.actor.ppo_micro_batch_size": _TOKENS,
     f"{_AR}.actor.ppo_micro_batch_size_per_gpu": _TOKENS,
@@ -189,7 +189,7 @@ ADVICE = {
     f"{_AR}.model.lora.*": _LORA,
     f"{_AR}.rollout.do_sample": f"set {_AR}.rollout.temperature",
     f"{_AR}.rollout.val_kwargs.do_sample": f"set {_AR}.rollout.val_kwargs.temperature=0",
-    f"{_AR}.rollout.repetition_penalty": "rollouts are sampled from the policy as it is",
+    f"{_AR}.rollout.repetition_penalty": "rollouts are sampled from the unmodified policy",
     f"{_AR}.rollout.log_prob_use_dynamic_bsz": _UNEVEN,
     f"{_AR}.rollout.log_prob_micro_batch_size": _SCORED,
     f"{_AR}.rollout.log_prob_micro_batch_size_per_gpu": _SCORED,
@@ -202,7 +202,7 @@ ADVICE = {
     "algorithm.kl_penalty": _KL,
     "algorithm.kl_ctrl.*": _KL,
     "algorithm.rollout_correction.loss_type": "the loss is SPEAR's",
-    "algorithm.filter_groups.*": "groups are told apart by their reward: see spear.sampling",
+    "algorithm.filter_groups.*": "groups are filtered by their reward: see spear.sampling",
     "critic.loss_agg_mode": "the critic's loss is a token mean",
     "critic.ppo_micro_batch_size": "set critic.ppo_max_token_len_per_gpu",
     "critic.ppo_micro_batch_size_per_gpu": "set critic.ppo_max_token_len_per_gpu",
@@ -212,7 +212,7 @@ ADVICE = {
     "data.train_files": "set spear.env.train_split",
     "data.val_files": "set spear.env.valid_split",
     "data.gen_batch_size": "set data.train_batch_size",
-    "data.val_batch_size": "a validation plays all of its tasks at once: see data.val_max_samples",
+    "data.val_batch_size": "a validation plays all its tasks at once: see data.val_max_samples",
     "data.tokenizer": f"set {_AR}.model.tokenizer_path",
     "data.trust_remote_code": f"set {_AR}.model.trust_remote_code",
     "data.tool_config_path": _TURNS,
@@ -243,7 +243,7 @@ def find_readers(key: str) -> list[Readers]:
 
 
 def find_advice(key: str) -> str | None:
-    """Advice for a user who changes ``key``, or None."""
+    """Advice on an override of ``key``, or None."""
     pattern = find_pattern(key, ADVICE)
     return explain_alias(key) or (None if pattern is None else ADVICE[pattern])
 
@@ -252,7 +252,7 @@ def check_keys(before: Flat, after: Flat) -> None:
     """Check a user's changes.
 
     Args:
-        before: the configuration of the choices alone (preset, algorithm, model, cluster, environment).
+        before: the configuration of the choices only (preset, algorithm, model, cluster, environment).
         after: with the user's ``KEY=VALUE``.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Tools for verl's own ``tool_agent_loop``: our sandbox and our retriever, as ``tool_config_path`` names them.
+"""Tools for verl's own ``tool_agent_loop`` (``tool_config_path``): our sandbox and our retriever.
 
 That loop plays without an environment: it renders the chat template, calls tools, and leaves the reward to verl. The
-tools say what our environments say of a run or of a search, in the same words. Nothing of our trainer is needed.
+tools answer in the same words as our environments. Our trainer is not needed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from spear_envs.search.prompts import TOOLS as SEARCH_TOOLS
 logger = logging.getLogger(__name__)
 
 CALLS, FAULTS = "tool_calls", "tool_faults"
-"""What an episode's ``extra_fields`` count: calls that were carried out, and those that a service failed.
+"""Counts in an episode's ``extra_fields``: completed calls, and those with a service fault.
 
-Reward functions of verl see them as ``tool_extra_fields``; a reward of 0 for an episode with faults is up to them.
+Reward functions of verl get them as ``tool_extra_fields`` and decide about episodes with faults.
 """
 
 Settings = TypeVar("Settings")
@@ -49,7 +49,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """Keys of the tool's ``config``, beside verl's ``type: native``."""
+    """Keys of the tool's ``config``, besides verl's ``type: native``."""
 
     sandbox: str | None = None
     """Address of a sandbox service; None for a sandbox in each agent-loop worker."""
@@ -59,17 +59,17 @@ class CodeSettings:
     """Seconds of a run."""
     memory_mb: int = 1_024
     observation_chars: int = OBSERVATION_CHARS
-    """Longer output is cut in its middle; ``max_tool_response_length`` of verl cuts once more (256 by default)."""
+    """Longer output is cut in its middle; verl's ``max_tool_response_length`` cuts again (256 by default)."""
     max_calls: int = 128
-    """Runs of one worker at a time; others wait."""
+    """Maximum concurrent runs of a worker."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Keys of the tool's ``config``, beside verl's ``type: native``."""
+    """Keys of the tool's ``config``, besides verl's ``type: native``."""
 
     retriever: str = "bm25"
-    """Address of a retrieval service, or the kind of one in each agent-loop worker."""
+    """Address of a retrieval service, or the kind of retriever in each agent-loop worker."""
     corpus: str | None = None
     """JSON lines to search in the worker; by default the embedded knowledge base."""
     index: str | None = None
@@ -79,10 +79,10 @@ class SearchSettings:
 
 
 class _ServiceTool(BaseTool, ABC):
-    """A tool of one text whose work is done elsewhere, and waited for on threads of its own.
+    """A tool with one text argument over a service, called on its own threads.
 
-    verl's loop tells the model whatever a tool raises, and trains on. So settings that cannot work are refused when the
-    tool is made, by a first call; later failures of the service are answered in the environments' words and counted.
+    verl's loop passes a tool's exceptions to the model and continues training. Invalid settings are therefore detected
+    by a first call when the tool is made; later failures are answered in the environments' words and counted.
     """
 
     def __init__(self, config: Mapping[str, Any], schema: OpenAIFunctionToolSchema | None, tool: Tool, calls: int):
@@ -97,21 +97,21 @@ class _ServiceTool(BaseTool, ABC):
         super().__init__(dict(config), schema or OpenAIFunctionToolSchema.model_validate(tool.schema()))
 
     _trial: str
-    """An argument that costs nothing."""
+    """A cheap argument for the first call."""
 
     @abstractmethod
     def _work(self, argument: str) -> str:
-        """What the model is told; on a thread.
+        """Answer a call, on a thread.
 
         Raises:
             EnvFault: the service failed.
-            SpearError: a person must mend it.
+            SpearError: the settings are invalid.
         """
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Answer a call; the reward of a call is 0, and its metrics say whether the service failed."""
+        """Answer a call, with reward 0 and whether the service failed in its metrics."""
         try:
             self._tool.check(parameters if isinstance(parameters, dict) else {})
         except CallError as error:
@@ -133,7 +133,7 @@ class CodeInterpreterTool(_ServiceTool):
 
     Args:
         config: see :class:`CodeSettings`.
-        tool_schema: another description for the model; its name and its argument are what it calls.
+        tool_schema: another description for the model, with the name and argument it uses.
 
     Raises:
         SpearError: a setting that does not exist or cannot be, or no sandbox answers.
@@ -187,11 +187,7 @@ class SearchTool(_ServiceTool):
 
 
 def _read(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
-    """Settings from a tool's ``config``.
-
-    Raises:
-        SpearError: there is no such key.
-    """
+    """Read settings from a tool's ``config``. Raises SpearError for an unknown key."""
     values = {key: value for key, value in config.items() if key != "type"}
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in values:

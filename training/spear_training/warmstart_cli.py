@@ -1,4 +1,4 @@
-"""``spear warmstart``: makes a tiny policy that reinforcement learning can start from."""
+"""``spear warmstart``: a tiny policy to start reinforcement learning from."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New Hugging Face folder.")
 @click.option("--env", "env_keywords", multiple=True, metavar="KEY=VALUE", help="Keyword of the environment.")
 @click.option("--template", help="Prompt template of the environment.")
-@click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row a turn, or one a conversation.")
+@click.option("--layout", type=click.Choice([x.value for x in Layout]), help="One row per turn, or per conversation.")
 @click.option("--history", type=click.IntRange(0), help="Earlier turns shown in per_turn prompts.")
 @click.option("--episodes", type=int, help="Expert episodes.")
 @click.option("--noise", type=float, help="Share of the expert's turns that are errors.")
-@click.option("--inadmissible", type=float, help="Share of its errors that do nothing.")
+@click.option("--inadmissible", type=float, help="Share of its errors without effect.")
 @click.option(
     "--answers",
     type=click.Choice(["played", "expert"]),
@@ -37,9 +37,9 @@ from spear_envs.completion import ENV, SPLIT
 @click.option("--layers", type=int, help="Depth of the model.")
 @click.option("--heads", type=int, help="Attention heads of a layer.")
 @click.option("--mlp", type=int, help="Width of the feed-forward part.")
-@click.option("--valid-split", type=SPLIT, help="Where the result is measured.")
-@click.option("--panel-tasks", type=int, help="Its leading tasks that are played; 0 for none.")
-@click.option("--target", type=float, help="Train on below this success on them.")
+@click.option("--valid-split", type=SPLIT, help="Split on which the result is measured.")
+@click.option("--panel-tasks", type=int, help="Number of its leading tasks to play; 0 for none.")
+@click.option("--target", type=float, help="Continue training below this success on them.")
 @click.option("--seed", type=int, default=0)
 @click.option("--threads", type=click.IntRange(1), default=1, help="Compute threads.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder if it exists.")
@@ -49,8 +49,8 @@ def warmstart(
     """Make a tiny policy for ENV from the episodes of a noisy expert.
 
     The result, a Qwen3 model of the given size and its tokenizer, loads in transformers, verl and vLLM like any other.
-    What is not given is what the environment's own recipe has (training/spear_training/warmstart/recipes.py): the one
-    that `spear train preset=demo`, `alfworld_tiny`, `code_tiny`, `search_tiny` or `webshop_tiny` continues from.
+    Defaults are those of the environment's recipe (training/spear_training/warmstart/recipes.py), from which
+    `spear train preset=demo`, `alfworld_tiny`, `code_tiny`, `search_tiny` or `webshop_tiny` continues.
 
     \b
       spear warmstart spear/Sokoban-v1 --out runs/warmstart
@@ -99,7 +99,7 @@ def warmstart(
             f"valid panel at temperature 1: {100 * success.mean:.1f} % won "
             f"(CI95 {100 * success.low:.1f} to {100 * success.high:.1f}, {success.tasks} tasks), "
             f"score {100 * report.valid.score:.1f}, "
-            f"{100 * report.valid.format_ok:.2f} % of the turns well formed, "
+            f"{100 * report.valid.format_ok:.2f} % of the turns well-formed, "
             f"{100 * report.valid.action_ok:.1f} % valid actions",
             soft_wrap=True,
         )

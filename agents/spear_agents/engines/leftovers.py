@@ -11,8 +11,7 @@ _MAPPED = re.compile(r"/dev/shm/psm_\w+")
 
 
 def find_shared_memory(processes: Iterable[int]) -> list[Path]:
-    """The files of Python's shared memory that running ``processes`` have open; empty without ``/proc``.
-    """
+    """The files of Python's shared memory that running ``processes`` have open; empty without ``/proc``."""
     found = set()
     for number in processes:
         with suppress(OSError):

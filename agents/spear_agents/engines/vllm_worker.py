@@ -73,8 +73,7 @@ class WorkerExtension:
                 layer.quant_method.process_weights_after_loading(layer)
 
     def end_with(self, owner: int, core: int) -> int:
-        """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed; return the own pid.
-        """
+        """End vLLM's first process ``core`` soon after the process ``owner``, which may be killed; return own pid."""
         threading.Thread(target=_end_after, args=(owner, core), name="end-with-owner", daemon=True).start()
         return os.getpid()
 

@@ -80,8 +80,7 @@ def escape_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def make_policy() -> str:
-    """The content security policy: only this script and style run, and only the page's own server may be contacted.
-    """
+    """The content security policy: only this script and style run, and only the page's own server may be contacted."""
     script, style = (
         "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") + "'"
         for text in (_script(), _read("page.css"))

@@ -1,7 +1,7 @@
 """The warm start: a tiny language model that knows the form of a response and a little of the task.
 
-``tokenizer`` makes a word-level tokenizer from a prompt template, ``rows`` collects what a noisy expert says,
-``policy`` trains a small model on it, ``recipes`` has the settings for each environment. The result is an ordinary
+``tokenizer`` makes a word-level tokenizer from a prompt template, ``rows`` collects responses of a noisy expert,
+``policy`` trains a small model on them, ``recipes`` has the settings for each environment. The result is an ordinary
 Hugging Face folder.
 """
 

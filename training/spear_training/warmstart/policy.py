@@ -1,4 +1,4 @@
-"""Trains a tiny policy on the rows of a noisy expert and saves it as a Hugging Face folder."""
+"""Training of a tiny policy on the rows of a noisy expert."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from spear_training.warmstart.tokenizer import make_tokenizer
 
 REPORT = "warmstart.json"
 IGNORED = -100
-"""Label of tokens that are read and not learnt, as in transformers."""
+"""Label of tokens that are not learnt, as in transformers."""
 POOL = 32
-"""Batches whose rows are sorted by length together."""
+"""Number of batches whose rows are sorted by length together."""
 RARE = 0.1
-"""Share of the rows that a rare word occurs in at most."""
+"""Maximum share of rows with a rare word."""
 
 
 @checked(frozen=True, config=STRICT)
 class PolicyShape(Record):
     """Size of the model (tied embeddings, no grouped heads). The default has 0.45 M parameters.
 
-    The architecture is Qwen3's: transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
+    The architecture is Qwen3, since transformers replaces the tokenizer of every Qwen2 folder by Qwen2's own.
     """
 
     PATH: ClassVar[str] = "spear.warm_start.shape"
@@ -57,28 +57,27 @@ class PolicyShape(Record):
 
 @checked(frozen=True, config=STRICT)
 class WarmStartSettings(Record):
-    """Everything a warm start depends on: the ``spear.warm_start`` node.
+    """Settings of a warm start: the ``spear.warm_start`` node.
 
     Attributes:
         episodes: training tasks that the expert plays; won ones give rows.
         noise: share of turns that are errors of the expert, see
-        :func:`spear_training.warmstart.rows.collect_expert_rows`. inadmissible: share of its errors that are actions
-        which do nothing. answers: what the rows teach.
-        prompt_weight: weight of the loss on the tokens of prompts beside that on responses. A little of it teaches a
+            :func:`spear_training.warmstart.rows.collect_expert_rows`.
+        inadmissible: share of its errors without effect.
+        answers: what the rows teach.
+        prompt_weight: weight of the loss on the tokens of prompts, relative to responses. A small weight teaches a
             policy with a large vocabulary which words belong together.
-        renamed: share of rows, drawn anew each time, in which rare words change places with other rare words: there
-            they can only be copied and compared, and no task can be learnt by heart.
-        short_epochs: epochs over the rows no longer than the mean, before all others. Copying is learnt there too,
-            and a step costs a fraction.
-        long_epochs: epochs over the rows longer than the mean, after ``short_epochs`` and before ``epochs`` over all:
-            for what only they teach.
-        warmup_steps: optimiser steps over which the learning rate rises; afterwards it falls linearly to ``floor`` of
-            itself at the last step.
-        valid_split: where the result is measured; None for the second of the environment's splits.
-        panel_tasks: leading tasks of that split, on which the result is measured; 0 for none.
-        target: while the success on the panel is below it, one more epoch follows at half the learning rate, at most
-            ``extra_epochs``. The same recipe ends anywhere between 16 and 36 % depending on the seed; this evens it
-            out.
+        renamed: share of rows, drawn each time, in which rare words are permuted: there they can only be copied and
+            compared, and tasks cannot be memorised.
+        short_epochs: epochs over the rows no longer than the mean, before all others. They teach copying too, at a
+            fraction of the cost.
+        long_epochs: epochs over the rows longer than the mean, between ``short_epochs`` and ``epochs`` over all.
+        warmup_steps: optimiser steps over which the learning rate rises; then it falls linearly to ``floor`` times its
+            maximum at the last step.
+        valid_split: on which the result is measured; None for the second of the environment's splits.
+        panel_tasks: number of its leading tasks to play; 0 for none.
+        target: while the success on the panel is below it, another epoch follows at half the learning rate, at most
+            ``extra_epochs``. The same recipe ends between 16 and 36 % depending on the seed; this reduces the spread.
     """
 
     PATH: ClassVar[str] = "spear.warm_start"
@@ -120,7 +119,7 @@ class WarmStartSettings(Record):
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """What came out.
+    """Result of a warm start.
 
     ``loss`` is the mean over the last tenth of the steps, in nats per response token; ``steps`` and ``train_cpu_s``
     include extra epochs.
@@ -137,7 +136,7 @@ class WarmStartReport:
 
 
 Observer = Callable[[str, int, int], None]
-"""Called with the stage, how much of it is done and how much there is."""
+"""Called with the stage, its progress and its total."""
 
 
 def train_policy(
@@ -153,13 +152,13 @@ def train_policy(
     The folder is complete or absent: it is written under a temporary name next to ``out`` and renamed.
 
     Raises:
-        SpearError: a setting without a valid value; ``out`` exists (unless ``overwrite``) or cannot be written.
+        SpearError: an invalid setting; ``out`` exists (unless ``overwrite``) or cannot be written.
     """
     folder = Path(out)
     if folder.exists() and not overwrite:
         raise SpearError(f"{folder} exists: choose another folder or allow it to be overwritten")
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:  # before the minutes of work, so that an unwritable place is told at once
+    try:  # before minutes of work, to report an unwritable folder at once
         draft.mkdir(parents=True)
     except OSError as error:
         raise explain_unwritable(folder, error) from error
@@ -214,7 +213,7 @@ def _build(settings: WarmStartSettings, draft: Path, threads: int, observe: Obse
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
-        # Room for two stray tokens: a policy that is lost should end soon, not fill the context.
+        # Room for two stray tokens: a confused policy should end soon, not fill the context.
         max_new_tokens=longest + 2,
     )
     tokenizer.save_pretrained(draft)
@@ -245,9 +244,7 @@ def _train_to_target(
     draft: Path,
     observe: Observer,
 ) -> tuple[list[float], float, Part | None]:
-    """Train, save and measure until the target is met; returns losses, CPU seconds of training and the last
-    figures.
-    """
+    """Train, save and measure until the target is met; return losses, CPU seconds of training and the last figures."""
     losses: list[float] = []
     train_s, valid, plan = 0.0, None, settings
     for extra in range(settings.extra_epochs + 1):
@@ -261,7 +258,7 @@ def _train_to_target(
         valid = _measure(settings, draft, observe)
         if valid.success is None or valid.success.mean >= settings.target:
             break
-        # Another seed, so that the rows come in another order.
+        # Another seed, for another order of rows.
         plan = replace(
             settings,
             epochs=1,
@@ -303,7 +300,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, rows: Sequence[ExpertRow]) -
 def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: int, seed: int) -> Qwen3ForCausalLM:
     """A new float32 model with room for sequences of eight times ``longest`` tokens, at least 1,024.
 
-    ``longest`` is an expert's; a conversation of a policy that is lost goes on to the last turn. Room costs nothing:
+    ``longest`` is an expert's; a confused policy's conversation continues to the last turn. Room is free, since
     positions are rotary.
     """
     config = Qwen3Config(
@@ -324,9 +321,7 @@ def make_model(shape: PolicyShape, tokenizer: PreTrainedTokenizerFast, longest: 
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # transformers initialises from torch's global stream: give it back unchanged
+    with torch.random.fork_rng(devices=[]):  # transformers initialises from torch's global stream: restore it
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
 
@@ -339,16 +334,16 @@ def fit(
     observe: Callable[[int, int], None],
     names: torch.Tensor | None = None,
 ) -> list[float]:
-    """Supervised training in place on the rows of :func:`encode_rows`; returns the loss of each optimiser step.
+    """Supervised training in place on the rows of :func:`encode_rows`; return the loss of each optimiser step.
 
     Args:
-        names: ids of the words that ``settings.renamed`` is about, see :func:`find_names`.
+        names: ids of the words permuted by ``settings.renamed``, see :func:`find_names`.
     """
     dice = torch.Generator().manual_seed(settings.seed)
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
     )
-    # Padding stands on the right, and the end of a row is always learnt.
+    # Padding is on the right, and the end of a row is always learnt.
     lengths = (labels != IGNORED).int().cumsum(1).argmax(1) + 1
     brief = lengths <= lengths.float().mean()
     parts: list[torch.Tensor] = []
@@ -383,9 +378,9 @@ def fit(
 
 
 def find_names(tokenizer: PreTrainedTokenizerFast, ids: torch.Tensor) -> torch.Tensor:
-    """Ids of the words that stand for themselves, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
+    """Ids of rare words, int64 [K]: those in at most ``RARE`` of the rows and without a digit.
 
-    What is in more rows belongs to the form of a prompt, and numbers are compared by their value.
+    More frequent words belong to the form of a prompt, and numbers are compared by value.
     """
     held = torch.zeros(len(tokenizer))
     for row in ids:
@@ -403,7 +398,7 @@ def find_names(tokenizer: PreTrainedTokenizerFast, ids: torch.Tensor) -> torch.T
 
 
 def rename_words(ids: torch.Tensor, names: torch.Tensor, share: float, dice: torch.Generator) -> torch.Tensor:
-    """``ids`` [N, L], in a ``share`` of whose rows the words ``names`` [K] change places, another way in each row."""
+    """Permute the words ``names`` [K] in a ``share`` of the rows of ``ids`` [N, L], differently in each row."""
     renamed = ids.clone()
     for row in (torch.rand(len(ids), generator=dice) < share).nonzero()[:, 0]:
         places = torch.arange(int(max(ids.max(), names.max())) + 1)
@@ -413,7 +408,7 @@ def rename_words(ids: torch.Tensor, names: torch.Tensor, share: float, dice: tor
 
 
 def draw_batches(lengths: torch.Tensor, batch: int, dice: torch.Generator) -> list[torch.Tensor]:
-    """All rows in random order, in batches of their indices; where lengths differ, a batch has rows of similar length.
+    """All rows in random order, in batches of indices; if lengths differ, a batch has rows of similar length.
 
     Rows are sorted within pools of ``POOL`` batches, and the batches are shuffled again.
     """
@@ -431,7 +426,7 @@ def _measure_loss(
 ) -> torch.Tensor:
     """Mean loss over the response tokens, plus ``prompt_weight`` times that over the prompts' tokens."""
     learnt = labels != IGNORED
-    # Positions before the first one that is learnt never enter the loss, so their logits are not made.
+    # Positions before the first learnt one do not enter the loss, so their logits are not computed.
     first = 1 if prompt_weight else int(learnt.nonzero()[:, 1].min())
     kept = ids.shape[1] - first
     logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=kept).logits.flatten(0, 1)

@@ -29,7 +29,7 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
                 panel_tasks=120,
                 target=0.15,
             ),
-            # `spear train preset=webshop_tiny`; rare words are exchanged, so options and codes can only be copied.
+            # `spear train preset=webshop_tiny`; rare words are permuted, so options and codes can only be copied.
             WarmStartSettings(
                 "spear/WebShop-v0",
                 {"catalog": "mini", "split_scheme": "product", "observation_mode": "text_rich", "max_turns": 8},
@@ -86,5 +86,5 @@ RECIPES: Mapping[str, WarmStartSettings] = MappingProxyType(
 
 
 def choose_recipe(env_id: str) -> WarmStartSettings:
-    """The settings for an environment: its recipe, or the defaults where it has none."""
+    """The recipe of an environment, or the defaults."""
     return RECIPES.get(env_id) or WarmStartSettings(env_id)

@@ -1,4 +1,4 @@
-"""What a noisy expert says: supervised examples, played by the one episode loop."""
+"""Supervised examples from episodes of a noisy expert."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Answers(str, Enum):
     """What the rows of a noisy expert's episodes teach."""
 
     PLAYED = "played"
-    """What was played in won episodes, errors included: the policy stays soft."""
+    """Responses of won episodes, including errors: the policy keeps some entropy."""
     EXPERT = "expert"
-    """What the expert would have done in each state that an episode came to, won or not."""
+    """The expert's response in each state of an episode, won or not."""
 
 
 @dataclass(frozen=True)
 class ExpertRow:
-    """One supervised sequence: texts to read and texts to write in turn, beginning with one to read.
+    """One supervised sequence: alternating texts to read and to write, starting with one to read.
 
-    ``per_turn`` rows have one of each; a ``conversation`` has as many as the episode has turns. ``pictures`` are those
-    of the places marked ``<image>`` in the prompts, uint8 [height, width, 3].
+    ``per_turn`` rows have one of each, a ``conversation`` one for each turn. ``pictures`` are those of the places
+    marked ``<image>`` in the prompts, uint8 [height, width, 3].
     """
 
     prompts: tuple[str, ...]
@@ -60,27 +60,27 @@ def collect_expert_rows(
     answers: Answers = Answers.PLAYED,
     on_episode: Callable[[bool], None] | None = None,
 ) -> list[ExpertRow]:
-    """Play ``episodes`` training tasks with an expert that errs (:class:`spear_agents.engines.scripted.NoisyExpert`).
+    """Play ``episodes`` training tasks with a :class:`spear_agents.engines.scripted.NoisyExpert`.
 
-    So the policy sees states off the shortest path.
+    Its errors lead to states off the shortest path.
 
     Args:
         noise: share of turns that are errors.
-        inadmissible: share of the errors that are actions which do nothing.
+        inadmissible: share of the errors without effect.
         answers: what the rows teach.
         on_episode: called after each episode with whether it was won.
 
     Raises:
-        SpearError: unknown environment, keywords or template; not one episode was won; answers that a conversation
-            cannot have.
+        SpearError: unknown environment, keywords or template; no episode was won; answers that are not available in a
+            conversation.
     """
     if layout is Layout.CONVERSATION and answers is not Answers.PLAYED:
-        raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation is what was played")
+        raise SpearError(f"answers={answers.value!r} needs layout per_turn: a conversation has the played responses")
     env = make_env(env_id, split, env_kwargs)
     tasks: Any = env.tasks
     words = choose_template(env, template)
     dice = np.random.Generator(np.random.Philox(seed))
-    # Distinct tasks as long as there are enough; then the rest once more, with other seeds.
+    # Distinct tasks as long as there are enough; then repetitions with other seeds.
     picks = np.concatenate(
         [dice.choice(len(tasks), size=min(len(tasks), episodes - i), replace=False, shuffle=False)
          for i in range(0, episodes, len(tasks))]
@@ -115,7 +115,7 @@ def collect_expert_rows(
 
 
 class _Teacher(ScriptedEngine):
-    """A noisy expert that notes what it would have done without its noise."""
+    """A noisy expert that records its response without noise."""
 
     def __init__(self, expert: NoisyExpert, codec: ByteTokenizer, advice: dict[str, str | None]) -> None:
         super().__init__(expert, codec)
@@ -125,14 +125,14 @@ class _Teacher(ScriptedEngine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, images: Sequence[np.ndarray] = ()
     ) -> Generation:
-        """The response that is played; the expert's own goes into the notes."""
+        """Return the response to play; record the expert's own."""
         generation = await super().generate(prompt_ids, sampling, request_id=request_id, images=images)
         self._advice[request_id] = self._expert.advice
         return generation
 
 
 def make_rows(trajectory: Trajectory, codec: ByteTokenizer) -> list[ExpertRow]:
-    """The texts of an episode that was recorded with ``codec``."""
+    """Rows of an episode recorded with ``codec``."""
     prompts = tuple(codec.decode(turn.prompt_ids) for turn in trajectory.turns)
     responses = tuple(turn.response for turn in trajectory.turns)
     pictures = [row.pictures for row in trajectory.rows()]

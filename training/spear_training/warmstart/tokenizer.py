@@ -16,21 +16,21 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""The contents one after the other; a response ends with the end token, which is also what the model learns to say."""
+"""Chat template that joins the contents; a response ends with the end token, which the model learns."""
 
 
 def make_tokenizer(template: PromptTemplate, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose words are the pieces of ``texts``, cut by ``template.token_pattern``.
+    """Make a tokenizer whose words are the pieces of ``texts``, split by ``template.token_pattern``.
 
-    What lies between two matches (blanks, say) is a word of its own, so that decoding gives back exactly the text as
-    long as all its pieces are known; an unknown piece becomes ``<unk>``. Ids do not depend on the order of ``texts``.
+    Text between two matches (blanks, say) is a word too, so that decoding is exact if all pieces are known; an unknown
+    piece becomes ``<unk>``. Ids do not depend on the order of ``texts``.
 
     Raises:
-        SpearError: the template is not meant for tiny models.
+        SpearError: the template is not for tiny models.
     """
     if template.token_pattern is None:
         raise SpearError(
-            f"the prompt template {template.name!r} has no token_pattern, so it is not for tiny models: "
+            f"the prompt template {template.name!r} lacks a token_pattern, so it is not for tiny models: "
             "take another one, such as 'compact'"
         )
     cut = pre_tokenizers.Split(Regex(template.token_pattern), behavior="isolated")

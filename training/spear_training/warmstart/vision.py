@@ -1,6 +1,6 @@
 """A tiny vision-language policy: Qwen2.5-VL's architecture at 0.3 M parameters, taught the form of a response.
 
-It is for trying the path of pictures on a CPU (processor, image tokens, vision tower, trainer), not for winning.
+It is for testing the path of pictures on a CPU (processor, image tokens, vision tower, trainer), not for winning.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ IGNORED = -100
 
 @dataclass(frozen=True, config=STRICT)
 class TinyVisionSettings(Record):
-    """Everything a tiny vision-language policy depends on: the ``spear.vision_start`` node.
+    """Settings of a tiny vision-language policy: the ``spear.vision_start`` node.
 
     Attributes:
         episodes: training tasks that the noisy expert plays; won ones give rows.
         steps: optimiser steps; about 100 teach the form of a response, 0 leaves the model random.
-        vocabulary: most tokens of the byte-level BPE.
+        vocabulary: maximum tokens of the byte-level BPE.
         hidden: width of the text model and of the vision tower.
     """
 
@@ -85,13 +85,13 @@ class TinyVisionSettings(Record):
 def make_tiny_vision_policy(
     settings: TinyVisionSettings, out: Path, observe: Callable[[int, int], None] = lambda done, total: None
 ) -> list[float]:
-    """Write the policy's Hugging Face folder, which transformers, verl and vLLM load; returns the losses of its steps.
+    """Write the policy's Hugging Face folder, for transformers, verl and vLLM; return the losses of its steps.
 
     Args:
-        observe: called after each optimiser step with how many are done and how many there are.
+        observe: called after each optimiser step with its number and the total.
 
     Raises:
-        SpearError: ``out`` exists; the environment shows no pictures, or the expert won nothing.
+        SpearError: ``out`` exists, the environment does not show pictures, or the expert won nothing.
     """
     if out.exists():
         raise SpearError(f"{out} exists: choose another folder")
@@ -106,7 +106,7 @@ def make_tiny_vision_policy(
         history=0,
     )
     if not all(row.pictures for row in rows):
-        raise SpearError(f"{settings.env_id} with {dict(settings.env_kwargs)} shows no pictures: give modality=image")
+        raise SpearError(f"{settings.env_id} with {dict(settings.env_kwargs)} shows no pictures: set modality=image")
     tokenizer = make_bpe_tokenizer(
         (text for row in rows for text in (*row.prompts, *row.responses)), settings.vocabulary
     )
@@ -122,7 +122,7 @@ def make_tiny_vision_policy(
 
 
 def make_bpe_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
-    """A byte-level BPE in Qwen2's form: transformers takes that class for every Qwen2.5-VL folder."""
+    """Make a byte-level BPE in Qwen2's form, the class that transformers uses for every Qwen2.5-VL folder."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -145,7 +145,7 @@ def make_bpe_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
 
 
 def make_vision_model(settings: TinyVisionSettings, tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
-    """A randomly initialised float32 model of Qwen2.5-VL's architecture; patches as the published models cut them."""
+    """Make a random float32 model of Qwen2.5-VL's architecture, with the patches of the published models."""
     heads = settings.hidden // 16
     ids = dict(zip(SPECIALS, tokenizer.convert_tokens_to_ids(list(SPECIALS)), strict=True))
     config = Qwen2_5_VLConfig(
@@ -207,7 +207,7 @@ def _fit(
     settings: TinyVisionSettings,
     observe: Callable[[int, int], None],
 ) -> list[float]:
-    """Supervised steps on the responses; returns the losses, nats a token."""
+    """Supervised steps on the responses; return the losses, in nats per token."""
     encoded = [encode_vision_row(tokenizer, reader, row) for row in rows]
     features = read_rows(reader, [row.pictures for row in rows])
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98))

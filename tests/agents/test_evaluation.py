@@ -172,7 +172,7 @@ def test_what_cannot_be_done_is_said(settings: EvalSettings, tmp_path: Path) -> 
         (replace(settings, temperature=-1), "temperature"),
     ]
     if importlib.util.find_spec("torch") is not None:
-        cases.append((replace(settings, engine=EngineKind.HF, model=str(tmp_path)), "holds no"))
+        cases.append((replace(settings, engine=EngineKind.HF, model=str(tmp_path)), "does not contain"))
     for wrong, words in cases:
         with pytest.raises(SpearError, match=words):
             run_evaluation(wrong)

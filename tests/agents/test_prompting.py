@@ -371,7 +371,7 @@ def test_variables_of_the_chat_template_reach_every_prompt(tiny_model: Path, lay
     [
         ({"tokenize": True}, "tokenize is not a variable of a chat template but an argument"),
         ({"enable_thinking": False, "add_generation_prompt": False}, "add_generation_prompt is not a variable"),
-        ({"enable_thinkin": False}, "the chat template of this tokenizer reads no variable 'enable_thinkin'"),
+        ({"enable_thinkin": False}, "the chat template of this tokenizer does not use 'enable_thinkin'"),
     ],
 )
 def test_keywords_that_a_chat_template_cannot_take(tiny_model: Path, keywords: Any, message: str) -> None:

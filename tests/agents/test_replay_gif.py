@@ -47,7 +47,7 @@ def test_an_episode_of_another_environment_is_noticed(episode: Trajectory, tmp_p
         render_episode_gif(ENV, KEYWORDS, replace(episode, won=False), tmp_path / "x.gif")
     with pytest.raises(SpearError, match="Unknown task"):
         render_episode_gif(ENV, {**KEYWORDS, "boxes": 2, "room": "7x7"}, episode, tmp_path / "x.gif")
-    with pytest.raises(SpearError, match="names no split"):
+    with pytest.raises(SpearError, match="does not name a split"):
         render_episode_gif(ENV, KEYWORDS, replace(episode, task_id="1"), tmp_path / "x.gif")
     (tmp_path / "file").write_text("")
     with pytest.raises(SpearError, match="cannot be written"):

@@ -215,7 +215,7 @@ def test_a_file_that_may_not_grow_is_one_clear_error_and_the_run_goes_on_later(r
 
 
 def test_two_processes_do_not_play_into_one_folder(settings: EvalSettings, tmp_path: Path) -> None:
-    with open_log(tmp_path / EPISODES), pytest.raises(SpearError, match="another process plays"):
+    with open_log(tmp_path / EPISODES), pytest.raises(SpearError, match="another process writes"):
         run_evaluation(settings, _with_settings(settings, tmp_path))
 
 
@@ -271,7 +271,7 @@ def test_settings_that_do_not_go_together_are_refused(corridor_id: str) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"engine": EngineKind.OPENAI, "model": "name"}, "--base-url"),
         ({"engine": EngineKind.OPENAI, "model": "other", "server": server}, "--model"),
-        ({"engine": EngineKind.EXPERT, "method": Method.IO}, "reads no prompt"),
+        ({"engine": EngineKind.EXPERT, "method": Method.IO}, "takes no prompt"),
         ({"engine": EngineKind.EXPERT, "trials": 3}, "reflexion"),
         ({"engine": EngineKind.EXPERT, "episodes_per_task": 0}, "episodes per task"),
     ]

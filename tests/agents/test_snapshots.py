@@ -165,7 +165,7 @@ def test_a_state_that_is_not_plain_is_refused(monkeypatch: pytest.MonkeyPatch, v
     env = CorridorEnv()
     env.reset(seed=0)
     monkeypatch.setattr(env, "get_state", lambda: {"np_random": {}, "world": value})
-    with pytest.raises(SpearError, match="have get_state\\(\\) give numbers, texts"):
+    with pytest.raises(SpearError, match="get_state\\(\\) may return numbers, texts"):
         Snapshot.take(env, ())
 
 

@@ -203,7 +203,7 @@ def test_commands_list_what_is_ones_own(own: Path) -> None:
     [
         ("# @package _global_\nspear: {clip: [\n", "mine.yaml is not YAML: while parsing"),
         ("# @package _global_\n- spear\n", "mine.yaml is not a mapping"),
-        (MINE.partition("\n")[2], "mine.yaml must begin with the line '# @package _global_'"),
+        (MINE.partition("\n")[2], "mine.yaml must start with the line '# @package _global_'"),
         (MINE.replace("- grpo", "- grppo"), "Could not load 'algorithm/grppo'"),
         (MINE.replace("high", "hihg"), "hihg"),
     ],
@@ -219,7 +219,7 @@ def test_names_are_not_taken_twice_and_a_missing_folder_is_told(own: Path, monke
     with pytest.raises(SpearError, match="did you mean mine"):
         check_choice("algorithm", "mne", own)
     (own / "algorithm" / "grpo.yaml").write_text(MINE)
-    with pytest.raises(SpearError, match=r"grpo\.yaml has the name of a choice that is there already"):
+    with pytest.raises(SpearError, match=r"grpo\.yaml has the name of an existing choice"):
         list_algorithms(own)
     monkeypatch.setenv("SPEAR_CONFIG_DIR", str(own / "none"))
     with pytest.raises(SpearError, match=r"there is no folder .*none"):

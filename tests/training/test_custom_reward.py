@@ -110,7 +110,7 @@ def test_an_error_of_the_function_names_its_place(tmp_path: Path, text: str, mes
         ("def compute_score(:", {}, "reward.py cannot be loaded: SyntaxError: invalid syntax (reward.py, line 1)"),
         ("x = 1", {}, "reward.py has no function 'compute_score': see reward.custom_reward_function.name"),
         ("x = 1", {"name": "x"}, "has no function 'x'"),
-        ("x = 1", {"nam": "x"}, "reward.custom_reward_function has no key 'nam'; there are path, name, reward_kwargs"),
+        ("x = 1", {"nam": "x"}, "unknown key reward.custom_reward_function.nam; known are path, name, reward_kwargs"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told_before_anything_starts(

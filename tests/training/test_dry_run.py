@@ -71,7 +71,7 @@ def test_what_is_cut_down_is_said(tmp_path: Path) -> None:
     with path.open("w") as file:
         show_cuts(overrides, Console(file=file, width=160))
     text = path.read_text()
-    assert "every other setting is the preset's" in text and "data.train_batch_size" in text
+    assert "all others are the preset's" in text and "data.train_batch_size" in text
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_episodes_go_on_across_pushes_dead_workers_and_kills(sokoban_policy: Pat
     assert 3 <= resumed_after < STEPS, "the run was over before it could be killed"
     text = " ".join(finish(start_training("demo", sokoban_policy, out, *OVERRIDES), out).split())
     assert f"after step {resumed_after}" in text
-    assert "begun up to 1 step ahead" in text and "weights of each token, cut at 2.0" in text
+    assert "start up to 1 step ahead" in text and "weights of each token, cut at 2.0" in text
     found = get_steps(out)
     assert sorted(found) == list(range(1, STEPS + 1))
     for metrics in found.values():

@@ -35,7 +35,7 @@ def test_vllm_plays_ahead_across_pushes_and_a_kill(sokoban_policy: Path, tmp_pat
     resumed_after = read_saved(out)
     assert 2 <= resumed_after < STEPS, "the run was over before it could be killed"
     text = " ".join(finish(start_training("demo", sokoban_policy, out, *OVERRIDES), out).split())
-    assert f"after step {resumed_after}" in text and "begun up to 1 step ahead" in text
+    assert f"after step {resumed_after}" in text and "start up to 1 step ahead" in text
     found = get_steps(out)
     assert sorted(found) == list(range(1, STEPS + 1))
     for metrics in found.values():

@@ -87,7 +87,7 @@ def run(out: Path, *overrides: str, address: str | None = None) -> dict[int, dic
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
     log = (out / "train.log").read_text(errors="replace")[-3000:] if (out / "train.log").exists() else ""
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
-    assert "Cut down; every other setting is the preset's" in done.stdout
+    assert "Dry run: reduced settings (all others are the preset's)" in done.stdout
     return check(get_steps(out))
 
 

@@ -71,7 +71,7 @@ def test_what_cannot_be_made_is_told(settings: EnvironmentSettings, split: str, 
 def test_an_environment_whose_states_cannot_be_kept_says_why() -> None:
     corridor = EnvironmentSettings("tests.spear_envs.corridor:tests/Corridor-v0", template="compact")
     assert inspect_environment(corridor, branches=True).obstacle is None
-    for name, expected in (("Far", "outside of this process"), ("Odd", "holds numpy.*snapshot keeps plain values")):
+    for name, expected in (("Far", "requests to other processes"), ("Odd", "holds numpy.*snapshot keeps plain values")):
         obstacle = inspect_environment(replace(corridor, id=f"{__name__}:tests/{name}-v0"), branches=True).obstacle
         assert obstacle is not None and re.search(expected, obstacle) and not obstacle.endswith(".")
 

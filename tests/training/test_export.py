@@ -42,7 +42,7 @@ def test_the_latest_the_best_or_a_given_step_is_exported(tmp_path: Path) -> None
 
 def test_what_cannot_be_exported_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
-    with pytest.raises(SpearError, match="no whole checkpoint"):
+    with pytest.raises(SpearError, match="a complete checkpoint yet"):
         export_policy(run, out)
     with pytest.raises(SpearError, match="no best checkpoint"):
         export_policy(run, out, best=True)

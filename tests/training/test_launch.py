@@ -151,7 +151,7 @@ def test_the_home_folder_may_be_abbreviated(
         ("trainer.total_training_steps.more=1", "did you mean trainer.total_training_steps?"),
         ("data.spear_env.id=x", "did you mean data.spear_env?"),
         ("total", "'total' is not an override: write key=value"),
-        ("--ouput=x", "has no key '--ouput'"),
+        ("--ouput=x", "'--ouput' is not a key"),
         ("=3", "`spear train --print-config` lists all keys"),
         ("trainer.logger=[console", "overrides do not fit the configuration"),
         ("trainer.logger=a,b", "overrides do not fit the configuration: Ambiguous value"),
@@ -192,7 +192,7 @@ def test_a_run_without_a_model_is_told_where_to_get_one() -> None:
 def test_a_model_folder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert fail(f"{MODEL}={tmp_path}/empty", check=True) == (
-        f"{tmp_path}/empty holds no config.json: name a Hugging Face model folder"
+        f"{tmp_path}/empty does not contain config.json: name a Hugging Face model folder"
     )
     assert "does not exist: make one with `spear warmstart`" in fail(f"{MODEL}={tmp_path}/none", check=True)
     assert "does not exist" in fail(f"{MODEL}=12", check=True)

@@ -101,7 +101,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert recorder.write(4, [make_episode(0)]) == 0
     (message,) = caplog.messages
-    assert "the episodes of step 4 are not recorded, the training goes on" in message and "No space left" in message
+    assert "the episodes of step 4 are not recorded, the training continues" in message and "No space left" in message
     path.unlink()
     assert recorder.write(5, [make_episode(0)]) == 1, "once there is room again"
 

@@ -223,7 +223,7 @@ def test_a_network_that_falls_silent_stops_an_upload_and_no_training(
             assert time.monotonic() - start < 60
             assert network.silent_calls >= store_module.OPTIONS["retry_config"]["max_retries"]
             (line,) = [record.getMessage() for record in caplog.records if "not in the store" in record.getMessage()]
-            assert "step 2 is saved" in line and "cannot be brought there" in line and "\n" not in line
+            assert "step 2 is saved" in line and "cannot be uploaded" in line and "\n" not in line
             assert list_whole(checkpoints) == [1, 2]  # nothing is lost here
 
             network.recover()
@@ -274,7 +274,7 @@ def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_ano
 
     assert launch() == (None, "")
     save_small_checkpoint(out, 3)
-    assert launch() == (3, f"brought the checkpoint of step 3 to {store.url}\n")
+    assert launch() == (3, f"uploaded the checkpoint of step 3 to {store.url}\n")
     assert launch() == (3, "") and store.list_whole() == [3]
 
     shutil.rmtree(out)
@@ -284,7 +284,7 @@ def test_a_launch_brings_up_what_is_missing_fetches_what_is_lost_and_refuses_ano
     # Nor may a run that is further on push out the checkpoints of another.
     (out / "config.yaml").parent.mkdir()
     save_small_checkpoint(out, 30)
-    with pytest.raises(SpearError, match=r"/store holds a run of another configuration: .* spear\.checkpoint_store"):
+    with pytest.raises(SpearError, match=r"/store is a run of another configuration: .* spear\.checkpoint_store"):
         launch("spear.seed=5")
     assert store.list_whole() == [3]
     shutil.rmtree(out)

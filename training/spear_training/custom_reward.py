@@ -140,7 +140,7 @@ def _load_function(path: Path, name: str) -> Callable[..., Any]:
         raise SpearError(f"{path}{where} cannot be loaded: {_describe(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise SpearError(f"{path} does not define a function {name!r}: see reward.custom_reward_function.name")
+        raise SpearError(f"{path} has no function {name!r}: see reward.custom_reward_function.name")
     return function
 
 

@@ -135,7 +135,7 @@ def load_program(name: str) -> Program:
         raise SpearError(f"agent {name}: {place} cannot be imported ({type(error).__name__}: {error})") from error
     program: Program | None = getattr(module, attribute, None)
     if not callable(program):
-        raise SpearError(f"agent {name}: {place} does not define a function {attribute!r}")
+        raise SpearError(f"agent {name}: {place} has no function {attribute!r}")
     return program
 
 

@@ -168,7 +168,7 @@ def test_weights_are_loaded_and_others_refused(tiny_model: Path, model: HFModel)
 
 def test_what_it_cannot_do_is_said(model: HFModel, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(SpearError, match=r"holds no config\.json"):
+        with pytest.raises(SpearError, match=r"does not contain config\.json"):
             HFModel(path)
         with pytest.raises(SpearError, match="tokenizer_config"):
             load_tokenizer(path)

@@ -290,7 +290,7 @@ def test_an_endless_answer_is_given_up(script: Script, monkeypatch: pytest.Monke
     ("changes", "words"),
     [
         ({"base_url": "localhost:8000"}, "not an address"),
-        ({"base_url": "http://me:secret@host/v1"}, "may hold no user"),
+        ({"base_url": "http://me:secret@host/v1"}, "may not have a user"),
         ({"limit": 0}, "at least 1"),
         ({"timeout_s": float("nan")}, "above 0"),
     ],

@@ -70,7 +70,7 @@ def test_without_vllm_the_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_folders_without_a_model_or_an_adapter_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: ModuleSpec(name, None))
-    with pytest.raises(SpearError, match=r"holds no config\.json"):
+    with pytest.raises(SpearError, match=r"does not contain config\.json"):
         VLLMEngine(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SpearError, match="no LoRA adapter"):
@@ -184,7 +184,7 @@ def test_what_changes_figures_makes_another_evaluation(tmp_path: Path) -> None:
     plain = replace(settings, engine=EngineKind.HF, vllm=None)
     assert replace(plain, dtype="bfloat16").identify("print") != plain.identify("print")
     for wrong in ({"dtype": "int8"}, {"engine": EngineKind.RANDOM, "dtype": "bfloat16"}):
-        with pytest.raises(SpearError, match="engine hf alone takes one"):
+        with pytest.raises(SpearError, match="only engine hf takes one"):
             replace(plain, **wrong)
     with_adapter = identify(lora=str(tmp_path / "adapter"))
     assert with_adapter != identify()

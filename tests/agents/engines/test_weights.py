@@ -57,7 +57,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpearError, match=r"model.norm.weight is \(3,\), there it is \(2,\)"):
         select_weights(tied, state(EMBEDDING) | {NORM: torch.ones(3)})
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SpearError, match=r"holds no \*\.safetensors: save the model with save_pretrained"):
+    with pytest.raises(SpearError, match=r"contains no \*\.safetensors: save the model with save_pretrained"):
         select_weights(tmp_path / "empty", {})
 
 

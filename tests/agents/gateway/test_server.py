@@ -163,14 +163,14 @@ def test_streams_of_both_sdks_say_the_same() -> None:
     [
         (b"{", 400, "JSON"),
         (b"[]", 400, "object"),
-        ({**ASK, "model": "gpt-x"}, 404, "it is called 'policy'"),
+        ({**ASK, "model": "gpt-x"}, 404, "is called 'policy', not 'gpt-x'"),
         ({**ASK, "messages": []}, 400, "messages"),
         ({**ASK, "messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
         ({**ASK, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "this address takes text"),
         ({**ASK, "n": 2}, 400, "n:"),
         ({**ASK, "frequency_penalty": 1}, 400, "frequency_penalty"),
         ({**ASK, "max_tokens": 0}, 400, "max_tokens"),
-        ({**ASK, "stop": [""]}, 400, "none of them empty"),
+        ({**ASK, "stop": [""]}, 400, "non-empty texts"),
         ({**ASK, "tool_choice": "required"}, 400, "tool_choice"),
     ],
 )

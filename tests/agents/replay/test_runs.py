@@ -135,9 +135,7 @@ def test_one_file_can_be_shown_alone(tmp_path: Path) -> None:
     write(tmp_path / "some.jsonl", make_trajectory())
     body = Run(tmp_path / "some.jsonl").read_episode(0)
     assert body["turns"][0]["prompt"] is None
-    assert body["notes"] == [
-        "No prompts and tokens: nothing says which tokenizer these tokens are of: give --tokenizer DIR"
-    ]
+    assert body["notes"] == ["No prompts and tokens: the tokenizer of these tokens is unknown: give --tokenizer DIR"]
 
 
 def test_metrics_become_columns_without_nan(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_moved_model_is_found_beside_the_run(tmp_path: Path) -> None:
 
 
 def test_what_is_no_tokenizer_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(SpearError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(SpearError, match=r"does not contain tokenizer\.json"):
         open_decoder({"model": str(tmp_path)}, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SpearError, match="is not a tokenizer"):
@@ -124,5 +124,5 @@ def test_a_server_s_own_tokens_are_coloured_and_its_messages_are_told_apart(tmp_
     assert "".join(text for text, _ in shown["tokens"]) == "over the hill"
     without = Run(tmp_path).read_episode(0)
     assert without["turns"][0]["prompt"] and without["turns"][0]["tokens"] is None
-    assert without["notes"][0].startswith("No token colours: name-at-the-server holds no tokenizer.json")
+    assert without["notes"][0].startswith("No token colours: name-at-the-server does not contain tokenizer.json")
     assert Run(tmp_path).read_episode(1)["notes"] == [], "no tokens were sent, so none are missed"

@@ -1,4 +1,4 @@
-"""A piece of advice, and the sizes of a run that settings depend on."""
+"""Advice, and the sizes of a run that settings depend on."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _find_petty_differences(history: History, settings: SpearSettings) -> Advice
 def _find_masks(history: History, settings: SpearSettings) -> Advice | None:
     mends = {
         "overlong": "raise data.max_response_length, or set spear.filter.overlong=false",
-        "void": "set spear.filter.void=off: only a malformed turn that stays in the loss pushes malformed turns down",
+        "void": "set spear.filter.void=off: only a malformed turn that stays in the loss makes such turns rarer",
         "repetition": "lower the temperature, or set spear.filter.repetition=false",
     }
     shares = {name: history.recent(f"mask/{name}") or 0.0 for name in mends}

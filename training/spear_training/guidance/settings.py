@@ -122,9 +122,9 @@ def _check_sequence_clip(settings: SpearSettings, shape: RunShape) -> Advice | N
         return None
     return Advice(
         "sequence clip",
-        f"gspo clips the ratio of a whole sequence, the mean of its tokens', which hardly ever leaves 1 by "
+        f"gspo clips the ratio of a sequence, the mean of its tokens', which hardly ever leaves 1 by "
         f"spear.clip.low={settings.clip.low:g}",
-        "set spear.clip.low=0.0003 spear.clip.high=0.0004, as its authors have it",
+        "set spear.clip.low=0.0003 spear.clip.high=0.0004, as its authors do",
     )
 
 

@@ -1,1 +1,1 @@
-"""Trainings of seconds: the trainer's own step over a small policy in this process, for comparisons of many seeds."""
+"""Trainings in seconds: the trainer's own step over a small policy in this process, for comparisons of many seeds."""

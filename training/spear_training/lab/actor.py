@@ -1,4 +1,4 @@
-"""The trainer's protocol of a policy, over a model in this process."""
+"""The trainer's policy protocol over a model in this process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from spear_training.step.loss import compute_loss, measure_loss
 from spear_training.step.update import Pass, Sums
 
 TOKENS = ("ids", "mask", "rollout_log_probs")
-"""Columns that stay here, as they stay in the trainer's queue: the step sees the rest."""
+"""Columns kept here, like those in the trainer's queue; the step gets the others."""
 
 
 class LabActor:
     """:class:`spear_training.step.update.Actor` with one rank.
 
-    Old log-probs are the rollout's own, which here are the policy's to the last bit (the trainer's
+    Old log-probs are the rollout's own, here exactly the policy's (the trainer's
     ``algorithm.rollout_correction.bypass_mode``).
 
     Args:
         settings: of the algorithm.
-        policy: what learns.
+        policy: to train.
         optimizer: of its parameters.
         epochs: passes over the mini-batches of a step.
-        clip: norm that gradients are cut to, as verl does.
+        clip: maximum norm of gradients, as in verl.
 
     Raises:
-        SettingsError: the algorithm needs a critic or a reference policy, which the lab has not.
+        SettingsError: the algorithm needs a critic or a reference policy, which the lab lacks.
     """
 
     ranks = 1
@@ -57,7 +57,7 @@ class LabActor:
         self._rows = 0
 
     def hold(self, rows: RowTable) -> RowTable:
-        """Keep the tokens of rows until the step ends; returns the rows without them."""
+        """Keep the tokens of rows until the step ends; return the rows without them."""
         self._places.update(zip(rows.key.tolist(), range(self._rows, self._rows + len(rows)), strict=True))
         kept = (*TOKENS[:2], "prompt_length", "response_length", *(name for name in TOKENS[2:] if name in rows))
         self._held.append(rows.select(kept))
@@ -65,7 +65,7 @@ class LabActor:
         return rows.drop(*TOKENS)
 
     def release(self) -> None:
-        """Forget all tokens: a step is over."""
+        """Drop all tokens at the end of a step."""
         self._places, self._held, self._rows = {}, [], 0
 
     def _find(self, rows: RowTable) -> RowTable:
@@ -76,7 +76,7 @@ class LabActor:
 
     # ---- the protocol ------------------------------------------------------------------------------------------------
     def collect(self, rows: RowTable, metrics: dict[str, Any]) -> RowTable:
-        """Add ``mask`` and the rollout's log-probs; estimate the entropy by them."""
+        """Add ``mask`` and the rollout's log-probs; estimate the entropy from them."""
         held = self._find(rows)
         metrics["entropy/token-mean"] = -float(held.rollout_log_probs[held.mask].mean())
         return rows.add(mask=held.mask, log_probs=held.rollout_log_probs)
@@ -86,19 +86,19 @@ class LabActor:
         return rows.add(ids=self._find(rows).ids)
 
     def write(self, rows: RowTable) -> RowTable:
-        """Give replayed rows a key, and hold their tokens."""
+        """Add keys to replayed rows, and hold their tokens."""
         rows = rows.add(key=[f"replay_{number}_0" for number in range(len(rows))])
         self.hold(rows)
         return rows
 
     def train(self, update: Pass) -> Sums:
-        """Make an optimiser step of each mini-batch; gradients of its pieces add up."""
+        """Make an optimiser step for each mini-batch, accumulating the gradients of its pieces."""
         start, rows, held = time.perf_counter(), update.rows, self._find(update.rows)
         inputs = self._policy.encode(held)
         columns = {"loss_mask": _pad(held.mask, rows), "old_log_probs": _pad(rows.log_probs, rows)}
         if "token_advantages" in rows:
             columns["advantages"] = _pad(rows.token_advantages.astype(np.float32), rows)
-        # Single precision, as the columns of the trainer's queue.
+        # Single precision, like the columns of the trainer's queue.
         stacked = np.stack([rows.advantage, rows.weight, rows.replayed, rows.seed], 1)
         steering = torch.from_numpy(stacked.astype(np.float32))
         found: list[dict[str, float]] = []
@@ -132,7 +132,7 @@ def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _pad(values: Array, rows: RowTable) -> Tensor:
-    """Entries of response tokens as a matrix [N, longest response], 0 behind the end."""
+    """Pad entries of response tokens with 0 to a matrix [N, longest response]."""
     lengths = rows.response_length
     matrix = np.zeros((len(rows), int(lengths.max())), dtype=values.dtype)
     matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = values

@@ -16,9 +16,9 @@ def lab() -> None:
     """Compare ways to train over many seeds, in minutes on a CPU.
 
     The step, its advantages, buffers and loss are the trainer's; the policy is a small network in this process that
-    plays rooms of Sokoban, a token a turn, and its success is computed, not sampled. What is compared stands in a YAML
-    file, which is registered before the first run: benchmarks/lab has those of docs/results.md. With `engine: trainer`
-    it is run by `spear train` with the demo's policy: minutes a run.
+    plays rooms of Sokoban, a token a turn, and its success is computed, not sampled. A comparison is a YAML file,
+    registered before the first run: benchmarks/lab has those of docs/results.md. With `engine: trainer` it is run by
+    `spear train` with the demo's policy, which takes minutes per run.
 
     \b
       spear lab run benchmarks/lab/fresh_03.yaml --out runs/lab/fresh_03
@@ -29,9 +29,9 @@ def lab() -> None:
 @lab.command("run")
 @FILE
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the runs.")
-@click.option("--jobs", type=click.IntRange(1), default=2, help="Runs at a time; the trainer's take turns.")
+@click.option("--jobs", type=click.IntRange(1), default=2, help="Runs at a time; always 1 for the trainer.")
 def run(file: Path, out: Path, jobs: int) -> None:
-    """Make the runs of FILE that are missing in --out; stopped anywhere, the same command resumes.
+    """Make the runs of FILE that are missing in --out; the same command resumes.
 
     \b
       spear lab run benchmarks/lab/fresh_03.yaml --out runs/fresh_03
@@ -56,9 +56,11 @@ def run(file: Path, out: Path, jobs: int) -> None:
 @click.argument("result", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--explore", multiple=True, metavar="ARM:BASE", help="A difference that is not in FILE.")
 @click.option("--figure", type=click.Path(path_type=Path), help="Picture of curves and differences.")
-@click.option("--page", type=click.Path(path_type=Path, exists=True), help="Page with a place for FILE's name.")
+@click.option(
+    "--page", type=click.Path(path_type=Path, exists=True), help="Page with a marked place for FILE's tables."
+)
 def report(file: Path, result: Path, explore: tuple[str, ...], figure: Path | None, page: Path | None) -> None:
-    """Print the tables of RESULT, which must have been made by FILE as it stands.
+    """Print the tables of RESULT, which must have been made by the present FILE.
 
     \b
       spear lab report benchmarks/lab/fresh_03.yaml runs/fresh_03/result.json

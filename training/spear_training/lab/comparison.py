@@ -1,4 +1,4 @@
-"""A comparison as a file, registered before it is run: what is in it is compared, and nothing else."""
+"""Comparisons as files, registered before they are run."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from spear_training.choices import check_choice, find_files, read_config
 from spear_training.lab.tree import ESTIMATOR, TreeSettings
 
 TUNING_SEED = 1000
-"""First seed of the runs that learning rates are chosen by; reported seeds begin at 0."""
+"""First seed of the runs that choose learning rates; reported seeds start at 0."""
 
 
 class Engine(str, Enum):
-    """Who trains, where it is not the lab."""
+    """Trainer of a comparison, other than the lab."""
 
     TRAINER = "trainer"
     """``spear train``, with the tiny policy of the demo."""
 
 
 class Panel(str, Enum):
-    """What success is measured on."""
+    """Levels on which success is measured."""
 
     TEST = "test"
-    """Levels of rooms that are in no training; rates are chosen on the split ``valid``."""
+    """Levels of unseen rooms; rates are chosen on the split ``valid``."""
     TRAIN = "train"
-    """The very levels that are trained on; rates are chosen on them too, by runs of other seeds."""
+    """The training levels; rates are chosen on them too, by runs of other seeds."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -59,22 +59,22 @@ class LevelSettings(Record):
 
     @property
     def recipe(self) -> Recipe:
-        """For :func:`spear_envs.sokoban.tasks.make_task_set`."""
+        """Recipe for :func:`spear_envs.sokoban.tasks.make_task_set`."""
         return Recipe(**asdict(self))
 
     def check(self) -> None:
-        self.recipe  # noqa: B018 - says what is wrong
+        self.recipe  # noqa: B018 - raises if invalid
 
 
 @dataclass(frozen=True, config=STRICT)
 class StartSettings(Record):
-    """The policy that all runs begin with: clones a noisy expert until it wins ``success`` of the levels of valid."""
+    """The policy that all runs start from: clones a noisy expert until it wins ``success`` of the valid levels."""
 
     PATH: ClassVar[str] = "start"
 
     success: float = number(0.03, above=0, below=1)
     levels: int = number(5000, at_least=1)
-    """The expert's, of 3 to 12 moves."""
+    """Levels of the expert, of 3 to 12 moves."""
     hidden: int = number(128, at_least=1)
 
 
@@ -85,7 +85,7 @@ class TrainingSettings(Record):
     PATH: ClassVar[str] = "training"
 
     levels: int = number(4000, at_least=1)
-    """Tasks to train on; a run of fresh tasks has more than it draws."""
+    """Number of training tasks; a run of fresh tasks has more than it draws."""
     tasks: int = number(16, at_least=1)
     """Groups of a step."""
     group: int = number(8, at_least=2)
@@ -93,14 +93,14 @@ class TrainingSettings(Record):
     minibatch: int = number(512, at_least=1)
     """Rows of an optimiser step."""
     budget: int = number(80_000, at_least=1)
-    """Tokens that a run generates, one a turn; it ends with the step that uses them up."""
+    """Tokens that a run generates, one per turn; it ends with the step that reaches them."""
     spear: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the settings of every arm's algorithm."""
+    """Settings shared by all arms."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Arm(Record):
-    """One way to train: a choice of ``spear algorithms``, and what it changes."""
+    """One way to train: a choice of ``spear algorithms``, and its changes."""
 
     PATH: ClassVar[str] = "arm"
 
@@ -111,21 +111,21 @@ class Arm(Record):
     """Passes over the mini-batches of a step (``ppo_epochs``)."""
     branch: BranchSettings = field(default_factory=BranchSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
-    # Left out where there is none, so that what was registered before there were trees keeps its digest.
+    # Omitted if None, so that earlier comparisons keep their digest.
     tree: TreeSettings | None = Field(default=None, exclude_if=lambda tree: tree is None)
 
     def check(self) -> None:
         if self.tree and self.branch.share:
-            raise SettingsError("arm.tree: trees begin at their task's own start; leave out branch, or tree")
+            raise SettingsError("arm.tree: trees start at the start of their task; leave out branch, or tree")
         for name in ("branch", "curriculum"):
             if name in self.spear:
-                raise SettingsError(f"arm.spear.{name}: {name} is a key of the arm itself, arm.{name}")
+                raise SettingsError(f"arm.spear.{name}: {name} is a key of the arm, arm.{name}")
 
     def compose(self, settings: TrainingSettings) -> SpearSettings:
-        """Settings of the algorithm: the trainer's defaults, the algorithm's file, what arms share, the arm's own.
+        """Settings of the algorithm: the trainer's defaults, the algorithm's file, those of all arms, the arm's own.
 
         Raises:
-            SpearError: there is no such algorithm, or a setting is wrong.
+            SpearError: an unknown algorithm or an invalid setting.
         """
         made = SpearSettings()
         for layer in (*read_algorithm(self.algorithm), settings.spear, self.spear):
@@ -149,11 +149,7 @@ class Arm(Record):
 
 
 def read_algorithm(name: str) -> list[Mapping[str, Any]]:
-    """The ``spear`` nodes of an algorithm's file and of those it is based on, the deepest first.
-
-    Raises:
-        SpearError: there is no such algorithm.
-    """
+    """The ``spear`` nodes of an algorithm's file and its bases, deepest first. Raises SpearError if it is unknown."""
     check_choice("algorithm", name)
 
     def read(file: Path) -> list[Mapping[str, Any]]:
@@ -166,15 +162,15 @@ def read_algorithm(name: str) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerStart(Record):
-    """The policy that all trainings begin with: the demo's warm start, shown so little that it hardly wins."""
+    """The policy that all trainings start from: the demo's warm start, trained so little that it hardly wins."""
 
     PATH: ClassVar[str] = "start"
 
     episodes: int = number(800, at_least=1)
-    """Of the expert, on levels of 3 to 12 moves."""
+    """Episodes of the expert, on levels of 3 to 12 moves."""
     epochs: int = number(2, at_least=1)
     most: float = number(0.03, above=0, below=1)
-    """Success on the panel above which the comparison is not run."""
+    """Maximum success on the panel for the comparison to run."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,7 @@ class RunPlan:
 
     @property
     def tuning(self) -> bool:
-        """Whether it is not reported."""
+        """Whether it only chooses the rate."""
         return self.seed >= TUNING_SEED
 
     @property
@@ -198,12 +194,12 @@ class RunPlan:
 
 @dataclass(frozen=True, config=STRICT)
 class Comparison(Record, ABC):
-    """What is compared, and how. The primary measure is the success on ``panel`` when the budget is used up.
+    """A comparison. The primary measure is the success on ``panel`` at the end of the budget.
 
     Attributes:
         arms: ways to train by name.
-        rates: learning rates; each arm takes the one that did best in the tuning runs. A single one is taken unseen.
-        tuning_seeds: runs of each rate of each arm that it is chosen by.
+        rates: learning rates; each arm uses its best in the tuning runs. A single one needs no tuning.
+        tuning_seeds: tuning runs of each rate of each arm.
         seeds: reported runs of each arm.
         compare: pairs ``[arm, base]`` whose difference is reported.
     """
@@ -232,43 +228,31 @@ class Comparison(Record, ABC):
 
     @abstractmethod
     def check_arm(self, name: str, arm: Arm) -> None:
-        """Do nothing if the arm can be run.
-
-        Raises:
-            SpearError: it cannot.
-        """
+        """Raise SpearError if the arm cannot be run."""
 
     @abstractmethod
     def describe_measure(self) -> str:
-        """How success is measured, for the report."""
+        """Describe the measure of success, for the report."""
 
     def check_pair(self, pair: tuple[str, str]) -> None:
-        """Do nothing if both are arms.
-
-        Raises:
-            SettingsError: one is none.
-        """
+        """Raise SettingsError unless both are arms."""
         for name in pair:
             if name not in self.arms:
-                raise SettingsError(f"there is no arm {name!r}: choose {', '.join(self.arms)}")
+                raise SettingsError(f"{name!r} is not an arm: choose {', '.join(self.arms)}")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings, defaults included; comments and the order of keys do not count."""
+        """SHA-256 of all settings with defaults, independent of comments and the order of keys."""
         return hashlib.sha256(json.dumps(self.to_mapping(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Comparison:
-        """The comparison that a mapping describes: one of the trainer where it names an engine, else one of the lab."""
+        """The comparison of a mapping: of the trainer if it names an engine, else of the lab."""
         return (TrainerComparison if "engine" in content else LabComparison).from_mapping(content)
 
     @classmethod
     def read(cls, path: Path) -> Comparison:
-        """The comparison of a YAML file.
-
-        Raises:
-            SpearError: the file cannot be read, is not YAML, or a setting in it is wrong.
-        """
+        """Read the comparison of a YAML file. Raises SpearError if it cannot be read or a setting is invalid."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeError) as error:
@@ -285,11 +269,11 @@ class Comparison(Record, ABC):
 
 @dataclass(frozen=True, config=STRICT)
 class LabComparison(Comparison):
-    """Over the lab's policy, whose success is computed.
+    """With the lab's policy, whose success is computed.
 
     Attributes:
-        looks: how often a run is examined on the panel.
-        start: where all runs begin.
+        looks: number of examinations of a run on the panel.
+        start: of all runs.
     """
 
     looks: int = number(8, at_least=1)
@@ -306,12 +290,12 @@ class LabComparison(Comparison):
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerComparison(Comparison):
-    """Over trainings of ``spear train``, whose success is sampled.
+    """With trainings of ``spear train``, whose success is sampled.
 
     Attributes:
-        engine: says that it is one.
+        engine: of the runs.
         samples: episodes of each level of the panel, at temperature 1.
-        start: where all trainings begin.
+        start: of all trainings.
     """
 
     engine: Engine = Engine.TRAINER
@@ -321,7 +305,7 @@ class TrainerComparison(Comparison):
     def check_arm(self, name: str, arm: Arm) -> None:
         arm.compose(self.training)
         if arm.tree:
-            raise SettingsError(f"arm {name}: the trainer plays no trees; leave out tree, or engine: trainer")
+            raise SettingsError(f"arm {name}: the trainer does not support trees; leave out tree, or engine: trainer")
         if self.training.minibatch % self.training.group:
             raise SettingsError(
                 "training.minibatch: the trainer counts it in groups; take a multiple of training.group"

@@ -1,4 +1,4 @@
-"""Controls of a comparison: as much more optimisation as a method brings along, and none of its idea."""
+"""Controls of a comparison: the additional optimisation of a method without its idea."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spear_training.algorithms.losses import PolicyLoss, policy_loss
 def weigh_positive(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor, *, factor: float = 1.5, **clip: Any
 ) -> PolicyLoss:
-    """The policy loss with positive advantages times ``factor``: what replaying wins does to their weight, unreplayed.
+    """The policy loss with positive advantages times ``factor``: the weight that replay gives to wins, without replay.
 
     For ``spear.loss.policy``. Arguments and result are those of :func:`~spear_training.algorithms.losses.policy_loss`.
     """

@@ -1,4 +1,4 @@
-"""Rollouts of the lab: all groups of a batch move by move, and their rows as the trainer tabulates them."""
+"""Rollouts of the lab: all groups of a batch move by move, and their rows in the trainer's form."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class LabRollouts:
     """:class:`spear_training.step.step.Rollouts` of global step ``t``.
 
     Attributes:
-        tokens: that were generated; a turn is one token and one step of the environment.
-        restored: groups that began in a snapshot.
-        wins, episodes: of groups that began at their task's own start; a tree is an episode that won as much as it
-            is expected to.
+        tokens: generated so far; a turn is one token and one step of the environment.
+        restored: groups that started in a snapshot.
+        wins, episodes: of groups that started at the start of their task; a tree counts as an episode with its
+            expected success.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LabRollouts:
         self.wins = 0.0
 
     def play(self, number: int) -> Rollout:
-        """Play a batch of tasks, and tell source and archive how it went."""
+        """Play a batch of tasks, and update curriculum and archive."""
         drawn = self._source.draw(self._groups, self._rng)
         branches = self._archive.draw(self._groups, self._rng)
         begun = Beginning.of(drawn, self._rooms.start[drawn], self._turns, branches)
@@ -86,15 +86,15 @@ class LabRollouts:
 
 
 class Played:
-    """Turns of E episodes, [N] each, episode by episode in order of time, and how these ended.
+    """Turns of E episodes, [N] each, episode by episode in order of time, and their ends.
 
-    In a tree, an episode has only the turns that it does not share with one before it.
+    In a tree, an episode only has the turns that it does not share with an earlier one.
 
     Attributes:
         episode, turn, state, action, moved, log_prob, paid: [N].
-        codes: [N, C], what the policy saw.
+        codes: [N, C], input of the policy.
         won: [E].
-        share: [E] of its tree: chance that a walk from the root ends in this episode, 0 where there is none.
+        share: [E] of its tree: probability that a walk from the root ends in this episode, 0 if it does not exist.
         turns, calls: [E] turns and moves from the root on.
     """
 
@@ -115,15 +115,15 @@ def play_groups(
     rng: np.random.Generator,
     tree: TreeSettings | None = None,
 ) -> Played:
-    """Play each beginning at temperature 1, all at once.
+    """Play all groups at temperature 1, in parallel.
 
     Args:
-        rooms: of the beginnings.
-        policy: that plays.
-        begun: where groups begin.
-        members: episodes of a group; of a tree, as many as it has leaves go into one.
+        rooms: of the levels.
+        policy: to play.
+        begun: states in which groups start.
+        members: episodes of a group; a tree takes as many as it has leaves.
         rng: of the moves.
-        tree: where episodes split; their parts take the places behind them, so that those of a subtree are neighbours.
+        tree: where episodes split; their parts follow them, so that those of a subtree are neighbours.
     """
     level, state, limit = (
         np.repeat(part, members).astype(np.int64) for part in (begun.levels, begun.states, begun.turns)
@@ -171,7 +171,7 @@ def play_groups(
 def tabulate_play(
     rooms: Rooms, begun: Beginning, played: Played, names: list[str], members: int
 ) -> tuple[tuple[EpisodeRecord, ...], RowTable]:
-    """Records and rows with their tokens, in the columns of :func:`spear_training.step.records.tabulate`."""
+    """Make records and rows with tokens, like :func:`spear_training.step.records.tabulate`."""
     owned = np.bincount(played.episode, minlength=len(played.won))
     groups = np.repeat(np.asarray(names, dtype=object), members)
     tasks = [rooms.tasks[level] for level in begun.levels.tolist()]

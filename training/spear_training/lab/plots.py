@@ -1,4 +1,4 @@
-"""A comparison as one picture."""
+"""Plot of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of the lab: what they must answer, and a small one that reads a board and writes one token, its move."""
+"""Policies of the lab: their protocol, and a small one that maps a board to one token, its move."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from spear_training.lab.rooms import CODES, FAR, MOVES, Rooms
 
 
 class Policy(Protocol):
-    """A model, as :class:`~spear_training.lab.actor.LabActor` sees it."""
+    """A model for :class:`~spear_training.lab.actor.LabActor`."""
 
     def parameters(self) -> Any:
-        """What the optimiser moves."""
+        """Parameters for the optimiser."""
 
     def encode(self, rows: RowTable) -> Tensor:
-        """What :meth:`score` needs of rows with ``ids``: [N, ...]."""
+        """Encode rows with ``ids`` for :meth:`score`: [N, ...]."""
 
     def score(self, inputs: Tensor) -> Tensor:
-        """Log-probs of the response tokens of encoded rows, [N, R]; whatever is behind the end of a response."""
+        """Log-probs of the response tokens of encoded rows, [N, R]; arbitrary after the end of a response."""
 
 
 class BoardPolicy(nn.Module):
     """Two hidden layers over the cells of a board, one of :data:`CODES` each; a response is one of four moves.
 
     Args:
-        cells: inside the border.
+        cells: number inside the border.
         hidden: width.
-        seed: of the first weights.
+        seed: of the initial weights.
     """
 
     def __init__(self, cells: int, hidden: int = 128, seed: int = 0) -> None:
@@ -43,7 +43,7 @@ class BoardPolicy(nn.Module):
         self.cells = cells
         generator = torch.Generator().manual_seed(seed)
         layers = (nn.Linear(cells * CODES, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, MOVES))
-        for layer in layers:  # as torch does it, from a stream of its own
+        for layer in layers:  # torch's initialisation, from a separate stream
             nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
             bound = 1 / math.sqrt(layer.in_features)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
@@ -55,7 +55,7 @@ class BoardPolicy(nn.Module):
 
     @torch.no_grad()
     def decide(self, codes: Array) -> Array:
-        """Log-probs of the moves [B, 4], float32, without a gradient."""
+        """Log-probs of the moves [B, 4], float32, without gradient."""
         return self(torch.from_numpy(codes.astype(np.int64))).numpy()
 
     def encode(self, rows: RowTable) -> Tensor:
@@ -63,7 +63,7 @@ class BoardPolicy(nn.Module):
         return torch.from_numpy(rows.ids.reshape(len(rows), self.cells + 1).astype(np.int64))
 
     def score(self, inputs: Tensor) -> Tensor:
-        """Log-probs of the moves that were made [N, 1]."""
+        """Log-probs of the played moves [N, 1]."""
         return self(inputs[:, :-1]).gather(1, inputs[:, -1:])
 
 
@@ -76,15 +76,15 @@ class Examiner:
         self._codes = rooms.observe(*self._places)
 
     def examine(self, policy: BoardPolicy) -> Array:
-        """Chance of winning each level [L]."""
+        """Probability of winning each level [L]."""
         chances = np.exp(policy.decide(self._codes).astype(np.float64))
         return self._rooms.solve(*self._places, chances, self._turns)
 
 
 BATCH, RATE, SURE = 64, 1e-3, 20
-"""Of the cloning: rows of a step, learning rate, steps between two looks at the success."""
+"""Cloning: rows of a step, learning rate, steps between two measurements of success."""
 NOISE = 0.5
-"""Share of the expert's moves that are drawn at random, so that its states are also those of a beginner."""
+"""Share of random moves of the expert, for states of a beginner."""
 
 
 def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int, hidden: int) -> BoardPolicy:
@@ -98,12 +98,12 @@ def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int
         hidden: width of the policy.
 
     Raises:
-        SpearError: the untrained policy is better already, or these levels do not teach as much.
+        SpearError: the untrained policy is already better, or these levels do not teach enough.
     """
     policy = BoardPolicy(rooms.cells, hidden)
     first = examiner.examine(policy).mean()
     if first >= success:
-        raise SpearError(f"an untrained policy wins {first:.2%} already: ask for start.success above it")
+        raise SpearError(f"an untrained policy already wins {first:.2%}: raise start.success above it")
     codes, moves = _show_expert(rooms, turns)
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE)
@@ -117,7 +117,7 @@ def clone_expert(rooms: Rooms, examiner: Examiner, success: float, *, turns: int
             number += 1
             if number % SURE == 0 and (found := examiner.examine(policy).mean()) >= success:
                 return policy
-    raise SpearError(f"imitation of the expert ends at {found:.2%}: ask for start.success below it, or more levels")
+    raise SpearError(f"imitation of the expert ends at {found:.2%}: lower start.success below it, or add levels")
 
 
 def _show_expert(rooms: Rooms, turns: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a comparison found: tables, how many seeds a difference needs, curves. All of it from its file of results."""
+"""Report of a comparison from its file of results: tables, curves, and the seeds that a difference needs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from spear_envs.core.errors import SpearError
 from spear_training.lab.comparison import Comparison
 
 POINTS = (1.0, 2.0, 5.0)
-"""Differences that the table of power names."""
+"""Differences in the table of power."""
 MOST = 1000
-"""Seeds beyond which it only says so."""
+"""Maximum number of seeds in the table of power."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Difference:
 
 
 class Findings:
-    """Results of a comparison, held against its file.
+    """Results of a comparison, checked against its file.
 
     Args:
-        comparison: as it is in its file.
-        path: what ``spear lab run`` gathered.
+        comparison: of the file.
+        path: results of ``spear lab run``.
 
     Raises:
-        SpearError: the results are of another comparison, or not all there.
+        SpearError: the results are of another comparison, or incomplete.
     """
 
     def __init__(self, comparison: Comparison, path: Path) -> None:
@@ -59,8 +59,8 @@ class Findings:
             raise SpearError(f"{path} is not a result of spear lab run: {error}") from None
         if digests != {comparison.digest}:
             raise SpearError(
-                f"{path} was not made by this file: it is registered as {comparison.digest[:12]}, the results say "
-                f"{', '.join(sorted(one[:12] for one in digests))}; report them with the file they were run by"
+                f"{path} is not of this file: it is registered as {comparison.digest[:12]}, the results as "
+                f"{', '.join(sorted(one[:12] for one in digests))}; report them with their own file"
             )
         self.comparison, self.content = comparison, content
         self._runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in comparison.arms}
@@ -68,7 +68,7 @@ class Findings:
             self._runs[run["arm"]].append(run)
         for arm, runs in self._runs.items():
             if sorted(run["seed"] for run in runs) != list(range(comparison.seeds)):
-                raise SpearError(f"{path} has not all {comparison.seeds} seeds of {arm}: let spear lab run finish")
+                raise SpearError(f"{path} lacks some of {comparison.seeds} seeds of {arm}: let spear lab run finish")
             runs.sort(key=lambda run: run["seed"])
 
     def runs(self, arm: str) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class Findings:
         return Difference(*pair, estimate_crossed(steps.tolist()), int((by_seed > 0).sum()), deviation)
 
     def write_tables(self, explored: Sequence[tuple[str, str]] = ()) -> str:
-        """All tables as Markdown; differences in ``explored`` that are not registered are marked."""
+        """Format all tables as Markdown; unregistered differences in ``explored`` are marked."""
         comparison = self.comparison
         settings = comparison.training
         unregistered = [pair for pair in explored if pair not in comparison.compare]
@@ -148,7 +148,7 @@ def _average_ends(runs: Sequence[dict[str, Any]], key: str) -> np.ndarray:
 
 
 def _count_seeds(deviation: float, points: float) -> str:
-    """Seeds that show a difference of ``points`` with 80 % power, as a word of the table."""
+    """Number of seeds that detect a difference of ``points`` with 80 % power, as text."""
     if not deviation:
         return "–"
     if deviation * 3 > points * np.sqrt(MOST):
@@ -163,11 +163,7 @@ def format_rows(rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(page: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- lab NAME -->`` and ``<!-- end -->`` on a page.
-
-    Raises:
-        SpearError: the page has no such place.
-    """
+    """Replace the text between ``<!-- lab NAME -->`` and ``<!-- end -->`` on a page. Raises SpearError without them."""
     place = re.compile(rf"(<!-- lab {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     written, found = place.subn(lambda match: match[1] + text + match[2], page.read_text(encoding="utf-8"))
     if not found:

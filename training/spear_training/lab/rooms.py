@@ -1,4 +1,4 @@
-"""Sokoban rooms of one box as tables: many episodes at once, and success without sampling."""
+"""Sokoban rooms of one box as tables: many parallel episodes, and success without sampling."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Rooms:
     C counts the cells inside the border wall.
 
     Attributes:
-        tasks: what the tables were made of.
-        start: [L] state that an episode begins in.
-        after: [L, S, 4] state after a move; a won state is left no more.
+        tasks: of the tables.
+        start: [L] initial state of an episode.
+        after: [L, S, 4] state after a move; won states are absorbing.
         moved: [L, S, 4] whether the move moved the player.
         won: [L, S].
         floor: [L, C] codes of the cells without player and box.
@@ -67,7 +67,7 @@ class Rooms:
         for move, step in enumerate((-width, width, -1, 1)):
             to = player + step
             push = to == box
-            # A box at the border has wall behind it; the clip only keeps the index inside the board.
+            # A box at the border is next to a wall; the clip only keeps the index inside the board.
             beyond = np.clip(box + step, 0, height * width - 1)
             free = ~wall[:, to] & ~(push & wall[:, beyond]) & ~won
             moved[..., move] = free
@@ -86,7 +86,7 @@ class Rooms:
         return self.floor.shape[1]
 
     def observe(self, levels: Array, states: Array) -> Array:
-        """Codes of the cells [B, C] of states that are not won."""
+        """Codes of the cells [B, C] of unfinished states."""
         codes, places = self.floor[levels], np.arange(len(levels))
         player, box = states // self.cells, states % self.cells
         codes[places, player] = np.where(codes[places, player] == TARGET, PLAYER_ON_TARGET, PLAYER)
@@ -94,11 +94,11 @@ class Rooms:
         return codes
 
     def pay(self, levels: Array, states: Array) -> Array:
-        """What the environment pays for a move that led to these states [B]: a move, and 1 more for a box in place."""
+        """Reward of a move that led to these states [B]: the cost of a move, and 1 for a box in place."""
         return MOVE_REWARD + np.where(self.won[levels, states], 1.0 + WIN_REWARD, 0.0)
 
     def measure_distances(self) -> Array:
-        """Moves from each state to the nearest won one [L, S]; :data:`FAR` where none can be reached."""
+        """Moves from each state to the nearest won one [L, S]; :data:`FAR` if none is reachable."""
         levels = np.arange(len(self))[:, None, None]
         distance = np.where(self.won, 0, FAR)
         while True:
@@ -108,7 +108,7 @@ class Rooms:
             distance = nearer
 
     def find_reachable(self, turns: int) -> tuple[Array, Array]:
-        """Levels and states [M] that an episode of ``turns`` may have to act in."""
+        """Levels and states [M] in which an episode of ``turns`` may have to act."""
         reached = np.zeros(self.won.shape, dtype=bool)
         reached[np.arange(len(self)), self.start] = True
         edge = reached
@@ -122,11 +122,11 @@ class Rooms:
         return levels, states
 
     def solve(self, levels: Array, states: Array, policy: Array, turns: int) -> Array:
-        """Chance of winning each level within ``turns`` [L], by dynamic programming; nothing is sampled.
+        """Exact probability of winning each level within ``turns`` [L], by dynamic programming.
 
         Args:
-            levels, states: [M] as :meth:`find_reachable` gives them.
-            policy: [M, 4] chance of each move there.
+            levels, states: [M] of :meth:`find_reachable`.
+            policy: [M, 4] probability of each move there.
             turns: of an episode.
         """
         value = self.won.astype(np.float64)

@@ -1,4 +1,4 @@
-"""All runs of a comparison: what they share is made once, then each is a file, so that a stopped comparison goes on."""
+"""All runs of a comparison: shared data is made once, and each result is a file, so that a comparison resumes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from spear_training.lab.training import Training, train
 
 DECIDING = ("actor", "controls", "playing", "policy", "rooms", "sources", "training", "tree")
 PARTS = ("algorithms/*", "step/*", *(f"lab/{name}" for name in DECIDING))
-"""Modules that decide what a run does."""
+"""Modules that affect runs."""
 REGISTERED, RESULT = "registered.json", "result.json"
 
 
 def digest_code() -> str:
-    """SHA-256 over the modules that decide what a run does."""
+    """SHA-256 over the modules that affect runs."""
     root = Path(__file__).parent.parent
     files = sorted(file for part in PARTS for file in root.glob(f"{part}.py"))
     return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
@@ -41,7 +41,7 @@ def digest_code() -> str:
 
 @lru_cache(maxsize=4)
 def load_rooms(recipe: Recipe, split: str, count: int, folder: Path) -> Rooms:
-    """The first ``count`` levels of a split; training levels are kept in ``folder``, since drawing them takes long."""
+    """Load the first ``count`` levels of a split; training levels are cached in ``folder``, since drawing is slow."""
     tasks = make_task_set(recipe, split)
     if split != "train":
         return Rooms.build([tasks[n] for n in range(min(count, len(tasks)))])
@@ -53,15 +53,15 @@ def load_rooms(recipe: Recipe, split: str, count: int, folder: Path) -> Rooms:
 
 
 class Bench:
-    """What the runs of a comparison share: levels, and the policy they begin with.
+    """Shared data of the runs of a comparison: levels and the initial policy.
 
     Args:
         comparison: registered.
-        folder: keeps levels and the first policy.
+        folder: cache of levels and the initial policy.
     """
 
     alone = False
-    """Runs may go on beside each other."""
+    """Runs may be concurrent."""
 
     def __init__(self, comparison: LabComparison, folder: Path) -> None:
         torch.set_num_threads(1)
@@ -92,7 +92,7 @@ class Bench:
         return float(self.examiner.examine(self.policy).mean())
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
-        """Make a run; returns its result as plain values."""
+        """Make a run; return its result as plain values."""
         start, comparison = time.process_time(), self.comparison
         policy = BoardPolicy(self.rooms.cells, comparison.start.hidden)
         policy.load_state_dict(self.policy.state_dict())
@@ -108,7 +108,7 @@ _BENCHES: dict[str, Bench] = {}
 
 
 def _run_here(written: str, folder: Path, plan: RunPlan) -> dict[str, Any]:
-    """A run in a process of the pool."""
+    """Make a run in a process of the pool."""
     if written not in _BENCHES:
         _BENCHES[written] = Bench(LabComparison.from_mapping(json.loads(written)), folder)
     return _BENCHES[written].run(plan)
@@ -129,7 +129,7 @@ class AnyBench(Protocol):
         """Success of the first policy on the panel."""
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
-        """Make a run; returns its result as plain values."""
+        """Make a run; return its result as plain values."""
 
 
 class Registry:
@@ -137,7 +137,7 @@ class Registry:
 
     Args:
         comparison: what is run.
-        out: the folder; another comparison must not have been begun in it.
+        out: the folder; it must not be of another comparison.
 
     Raises:
         SpearError: the folder belongs to another comparison.
@@ -151,12 +151,12 @@ class Registry:
             write_json(file, {"digest": comparison.digest, "comparison": comparison.to_mapping()})
         elif (found := json.loads(file.read_text(encoding="utf-8"))["digest"]) != comparison.digest:
             raise SpearError(
-                f"{out} was begun with another comparison ({found[:12]}, this file is {comparison.digest[:12]}): "
-                "what is registered is not changed; choose another --out"
+                f"{out} is of another comparison ({found[:12]}, this file is {comparison.digest[:12]}): "
+                "registered comparisons are fixed; choose another --out"
             )
 
     def read(self, plan: RunPlan) -> dict[str, Any] | None:
-        """Result of a run, if it was made."""
+        """Read the result of a run, or None."""
         file = self.out / "runs" / f"{plan.name}.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
@@ -166,12 +166,12 @@ class Registry:
             draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
     def list_tuning(self, arm: str) -> list[RunPlan]:
-        """Runs that the rate of an arm is chosen by; none where there is one rate."""
+        """Runs that choose the rate of an arm; none for a single rate."""
         rates, seeds = self.comparison.rates, range(self.comparison.tuning_seeds)
         return [RunPlan(arm, rate, TUNING_SEED + seed) for seed in seeds for rate in rates] if len(rates) > 1 else []
 
     def choose_rate(self, arm: str) -> float:
-        """The rate with the best mean success of the tuning runs; the lower one of two equal ones.
+        """The rate with the best mean success in the tuning runs, the lower in case of a tie.
 
         Raises:
             SpearError: a tuning run is missing.
@@ -187,17 +187,17 @@ class Registry:
         return max(sorted(found), key=lambda rate: float(np.mean(found[rate])))
 
     def list_reported(self, arm: str) -> list[RunPlan]:
-        """Runs that are reported."""
+        """List the reported runs of an arm."""
         rate = self.choose_rate(arm)
         return [RunPlan(arm, rate, seed) for seed in range(self.comparison.seeds)]
 
     def count(self) -> tuple[int, int]:
-        """Runs that were made, and runs of the whole comparison."""
+        """Number of finished runs, and of all runs."""
         made = len(list((self.out / "runs").glob("*.json")))
         return made, len(self.comparison.arms) * (len(self.list_tuning("")) + self.comparison.seeds)
 
     def gather(self, bench: AnyBench) -> None:
-        """Write :data:`RESULT`: all runs in one file, with what they were runs of."""
+        """Write :data:`RESULT`: all runs in one file, with their comparison."""
         runs = [self.read(plan) for arm in self.comparison.arms for plan in self.list_reported(arm)]
         tuned = [self.read(plan) for arm in self.comparison.arms for plan in self.list_tuning(arm)]
         content = {
@@ -212,7 +212,7 @@ class Registry:
             draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     def list_missing(self) -> Iterator[list[RunPlan]]:
-        """Runs that are still to be made: first those that rates are chosen by, then the others, seed by seed."""
+        """Missing runs: first those that choose rates, then the others, seed by seed."""
         arms = list(self.comparison.arms)
         yield [plan for arm in arms for plan in self.list_tuning(arm) if self.read(plan) is None]
         reported = [self.list_reported(arm) for arm in arms]
@@ -220,10 +220,10 @@ class Registry:
 
 
 def open_bench(registry: Registry, cache: Path) -> AnyBench:
-    """Who makes the runs of a comparison."""
+    """Open the bench of a comparison."""
     comparison = registry.comparison
     if isinstance(comparison, TrainerComparison):
-        from spear_training.lab.trainer_runs import TrainerBench  # brings transformers
+        from spear_training.lab.trainer_runs import TrainerBench  # imports transformers
 
         return TrainerBench(comparison, cache, registry.out)
     assert isinstance(comparison, LabComparison)
@@ -231,16 +231,16 @@ def open_bench(registry: Registry, cache: Path) -> AnyBench:
 
 
 def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
-    """Make all runs that are missing, then the file with all of them.
+    """Make all missing runs, then the file with all results.
 
     Args:
         registry: of the comparison.
-        jobs: processes; trainings of the trainer take turns.
+        jobs: processes; the trainer only uses one.
         on_run: called after each run.
     """
     cache = registry.out.parent / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    bench = open_bench(registry, cache)  # makes what all processes then read
+    bench = open_bench(registry, cache)  # makes the data that all processes read
     for plans in registry.list_missing():
         for plan, result in _make(bench, cache, plans, jobs):
             registry.keep(plan, result)
@@ -249,7 +249,7 @@ def run_all(registry: Registry, jobs: int, on_run: Callable[[], None]) -> None:
 
 
 def _make(bench: AnyBench, cache: Path, plans: list[RunPlan], jobs: int) -> Iterator[tuple[RunPlan, dict[str, Any]]]:
-    """Results of runs as they come, from this process or from several."""
+    """Yield results of runs as they finish, from this process or several."""
     if jobs == 1 or bench.alone:
         yield from ((plan, bench.run(plan)) for plan in plans)
         return

@@ -1,4 +1,4 @@
-"""In which states of the lab's rooms the groups of a step begin."""
+"""States of the lab's rooms in which the groups of a step start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from spear_training.algorithms.rows import Array
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the G groups of a batch begin.
+    """States in which the G groups of a batch start.
 
     Attributes:
         levels, states: [G].
         turns: [G] that are left, as after ``set_state`` of the environment.
-        began: [G] turns before the snapshot that a group begins in; -1 for the level's own start.
+        began: [G] turns before the snapshot of a group; -1 for the level's own start.
     """
 
     levels: Array
@@ -28,7 +28,7 @@ class Beginning:
 
     @classmethod
     def of(cls, levels: Array, starts: Array, turns: int, branches: Sequence[Branch[int, int]]) -> Beginning:
-        """Groups of these levels from their starts with ``turns`` turns; ``branches`` take the first ones' places."""
+        """Groups of these levels from their starts with ``turns`` turns; ``branches`` replace the first ones."""
         levels, states = levels.copy(), starts.copy()
         left, began = np.full(len(levels), turns), np.full(len(levels), -1)
         for place, branch in enumerate(branches):

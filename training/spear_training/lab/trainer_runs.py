@@ -1,4 +1,4 @@
-"""Runs of a comparison by the trainer itself: ``spear train`` until a budget of tokens is used, then the panel."""
+"""Runs of a comparison by ``spear train``, to the end of a budget of tokens, and their evaluation on the panel."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from spear_training.warmstart import choose_recipe, train_policy
 ENV_ID = "spear/Sokoban-v1"
 WRITTEN, ROWS = "tokens/written", "rows/total"
 MOST_STEPS = 10_000
-"""Of a run; its budget ends it long before."""
+"""Steps of a run, more than its budget allows."""
 KEPT_CHECKPOINTS = 8
-"""The last step's is still there when the training is told to stop some steps later."""
+"""Checkpoints to keep: the last step's must exist when the training is stopped some steps later."""
 LOOK_SECONDS = 0.1
-"""Between two looks at the metrics; the smallest steps take four times as long."""
+"""Seconds between two reads of the metrics; the shortest steps take four times as long."""
 HABITS = (
     "preset=demo",
     "trainer.logger=[file]",
@@ -43,31 +43,31 @@ HABITS = (
     "spear.record.episodes=0",
     "spear.keep_best=null",
     "algorithm.rollout_correction.bypass_mode=true",
-    # A schedule over steps would need to know how many there will be.
+    # A schedule over steps would need their number.
     "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=5",
 )
-"""Of all runs; what an arm or the file decides comes after them."""
+"""Overrides of all runs, before those of the arm and the file."""
 
 
 class _Spent(Exception):
-    """The budget is used: the training may stop."""
+    """The budget is used up: stop the training."""
 
 
 class TrainerBench:
-    """What the runs of a comparison share: levels, and the policy they begin with.
+    """Shared data of the runs of a comparison: levels and the initial policy.
 
     Args:
         comparison: registered.
-        cache: keeps the first policy.
+        cache: folder of the initial policy.
         out: folder of the runs.
 
     Raises:
-        SpearError: the first policy wins more than ``start.most``.
+        SpearError: the initial policy wins more than ``start.most``.
     """
 
     alone = True
-    """A training takes all cores, so that no two run at a time."""
+    """A training takes all cores, so only one runs at a time."""
 
     def __init__(self, comparison: TrainerComparison, cache: Path, out: Path) -> None:
         self.comparison, self._out = comparison, out
@@ -81,7 +81,7 @@ class TrainerBench:
         self._first: list[float] | None = None
         if self.start > first.most:
             raise SpearError(
-                f"the policy to begin with wins {self.start:.1%}, above start.most={first.most:.1%}: lower "
+                f"the initial policy wins {self.start:.1%}, above start.most={first.most:.1%}: lower "
                 "start.episodes or start.epochs"
             )
 
@@ -93,17 +93,17 @@ class TrainerBench:
         return sum(self._first) / len(self._first)
 
     def run(self, plan: RunPlan) -> dict[str, Any]:
-        """Make a run, or go on with one; returns its result as plain values."""
+        """Make or resume a run; return its result as plain values."""
         comparison, folder = self.comparison, self._out / "trainings" / plan.name
         budget = comparison.training.budget
         if find_policy(folder, budget) is None:
             if find_end(read_history(folder), budget) is not None:
-                shutil.rmtree(folder)  # stopped after its checkpoints had been thrown away: it is made anew
+                shutil.rmtree(folder)  # stopped after its checkpoints were removed: start again
             self._train(list_overrides(comparison, plan, self._policy), folder)
         history = [record for record in read_history(folder) if "training/global_step" in record]
         end, policy = find_end(history, budget), find_policy(folder, budget)
         if end is None or policy is None:
-            raise SpearError(f"{folder} ended before it had written {budget:,} tokens: look into its train.log")
+            raise SpearError(f"{folder} ended before {budget:,} tokens: see its train.log")
         won = self._examine(policy, folder / "panel", tuning=plan.tuning)
         lines, tokens = [], 0
         history = [record for record in history if record["step"] <= end]
@@ -156,7 +156,7 @@ class TrainerBench:
 
 
 def find_end(history: Sequence[dict[str, Any]], budget: int) -> int | None:
-    """The step that used up the tokens of a budget; None while some are left."""
+    """The step that used up a budget of tokens, or None."""
     tokens = 0.0
     for record in history:
         tokens += record.get(WRITTEN, 0.0)
@@ -166,7 +166,7 @@ def find_end(history: Sequence[dict[str, Any]], budget: int) -> int | None:
 
 
 def find_policy(folder: Path, budget: int) -> Path | None:
-    """The policy of the run in ``folder`` after the step that used up its tokens; None before that."""
+    """The policy of the run in ``folder`` after the step that used up its tokens, or None."""
     end = find_end(read_history(folder), budget)
     policy = folder / "checkpoints" / f"global_step_{end}" / "actor" / "huggingface"
     return policy if policy.is_dir() else None
@@ -179,7 +179,7 @@ def _describe_rooms(comparison: TrainerComparison) -> dict[str, Any]:
 
 
 def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -> tuple[str, ...]:
-    """Arguments of ``spear train`` for a run that begins with ``policy``, besides the run folder."""
+    """Arguments of ``spear train`` for a run from ``policy``, without the run folder."""
     arm, settings = comparison.arms[plan.arm], comparison.training
     rooms = [f"spear.env.kwargs.{name}={value}" for name, value in _describe_rooms(comparison).items()]
     return (
@@ -194,7 +194,7 @@ def list_overrides(comparison: TrainerComparison, plan: RunPlan, policy: Path) -
         f"actor_rollout_ref.actor.optim.lr={plan.rate}",
         f"actor_rollout_ref.model.path={quote_value(str(policy.resolve()))}",
         f"spear.seed={plan.seed}",
-        *_flatten("spear", arm.compose(settings).to_mapping()),  # all: the demo has some of its own
+        *_flatten("spear", arm.compose(settings).to_mapping()),  # all, to override the demo's
     )
 
 

@@ -1,4 +1,4 @@
-"""One training of the lab: the trainer's step, again and again, until a budget of tokens is used."""
+"""A training of the lab: the trainer's steps until a budget of tokens is used up."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from spear_training.step.step import SpearStep
 from spear_training.step.update import UpdateSizes
 
 WARMUP, LAST = 5, 0.05
-"""Of the learning rate: steps of its rise, and the share of it that a cosine over the budget ends at."""
+"""Learning rate: steps of its warm-up, and its final share after a cosine over the budget."""
 KEPT = ("success/all", "entropy/token-mean", "replay/drawn", "actor/grad_norm", "groups/equal")
-"""Metrics of a step that a result keeps."""
+"""Metrics of a step kept in a result."""
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """What is kept of a step: tokens so far, success of the groups from their tasks' own starts, :data:`KEPT`."""
+    """Record of a step: tokens so far, success of the groups from the start of their tasks, :data:`KEPT`."""
 
     tokens: int
     success: float
@@ -41,13 +41,13 @@ class StepLine:
 
 
 class Training:
-    """A policy that learns.
+    """A training.
 
     Args:
-        rooms: tasks to learn from.
-        policy: where it begins; it is changed.
-        arm: what is compared.
-        settings: what all arms share.
+        rooms: training tasks.
+        policy: trained in place.
+        arm: of the comparison.
+        settings: of all arms.
         rate: the learning rate.
         seed: of tasks, moves, mini-batches and replay.
     """
@@ -70,7 +70,7 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is used."""
+        """Whether the budget is used up."""
         return self.tokens >= self._settings.budget
 
     def step(self) -> StepLine:
@@ -92,7 +92,7 @@ class Training:
         return StepLine(self.tokens, rollouts.wins / max(1, rollouts.episodes), kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that another training of the same settings needs to go on as this one would."""
+        """State for another training of the same settings to continue exactly."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -104,7 +104,7 @@ class Training:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state."""
+        """Restore :meth:`state_dict`."""
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.state.load_state_dict(state["spear"])
@@ -115,12 +115,12 @@ class Training:
 
 
 def train(training: Training, examiner: Examiner, *, looks: int, budget: int) -> dict[str, Any]:
-    """Make all steps of a training; returns its result as plain values.
+    """Make all steps of a training; return its result as plain values.
 
     Args:
-        training: at its beginning.
+        training: at its start.
         examiner: of the panel.
-        looks: how often the panel is examined, at equal shares of the budget; the last look is the result.
+        looks: number of examinations at equal shares of the budget; the last one is the result.
         budget: tokens.
     """
     lines: list[StepLine] = []
@@ -143,8 +143,8 @@ def summarize_run(
 
     Args:
         lines: of its steps.
-        won: success on each level of the panel when the budget is used up.
-        curve: tokens and success on the panel, at its looks.
+        won: success on each level of the panel at the end.
+        curve: tokens and success on the panel, at its examinations.
     """
     tenths = np.array_split(np.arange(len(lines)), min(10, len(lines)))
     return {

@@ -1,4 +1,4 @@
-"""Tree rollouts: continuations of one state are each other's baseline, so that each turn has its own, and no critic."""
+"""Tree rollouts: continuations of one state are each other's baseline, without a critic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ESTIMATOR = f"{__name__}:estimate_tree"
 
 @dataclass(frozen=True, config=STRICT)
 class TreeSettings(Record):
-    """A group as trees: before each of ``turns``, every episode under way goes on ``width`` times from its state."""
+    """A group as trees: before each of ``turns``, every running episode splits into ``width`` continuations."""
 
     PATH: ClassVar[str] = "tree"
 
@@ -33,17 +33,17 @@ class TreeSettings(Record):
 
     @property
     def leaves(self) -> int:
-        """Episodes of a tree that nobody wins before its last split."""
+        """Episodes of a tree without an end before its last split."""
         return int(self.width ** len(self.turns))
 
 
 def estimate_tree(rows: RowTable, settings: SpearSettings) -> Array:
     """Advantage of each row [N]: return of its continuation minus the mean of those from the same state.
 
-    An episode of a group owns the turns that it does not share with the one before it. Its first one tells where it
-    left that one, so episodes in order are the trees of the group. The return of a continuation that splits
-    again is the mean of its parts, each counted once. With ``normalize_std`` it is divided by the deviation of the
-    siblings. A group without a split has GRPO's advantages.
+    An episode of a group has the turns that it does not share with the previous one, starting where it diverges, so
+    the order of episodes defines the trees of the group. The return of a continuation that splits again is the mean of
+    its parts, each counted once. With ``normalize_std`` it is divided by the deviation of the siblings. A group without
+    a split has GRPO's advantages.
     """
     names = {name: leaf for leaf, name in enumerate(dict.fromkeys(rows.trajectory.tolist()))}
     owner = np.asarray([names[name] for name in rows.trajectory.tolist()], dtype=np.int64)
@@ -75,9 +75,9 @@ def _split(
     rewards: Sequence[float],
     found: list[tuple[int, int, int, float]],
 ) -> float:
-    """Mean return of the continuations that begin at ``turn`` in the state that ``leaves`` share.
+    """Mean return of the continuations from ``turn`` in the state that ``leaves`` share.
 
-    Adds each of them to ``found``: number of the state, first episode, turn, return.
+    Appends each of them to ``found``: number of the state, first episode, turn, return.
     """
     heads = [0, *(place for place in range(1, len(leaves)) if begins[leaves[place]] == turn)]
     parts = [leaves[low:high] for low, high in zip(heads, [*heads[1:], len(leaves)], strict=True)]
@@ -87,6 +87,6 @@ def _split(
         else _split(part, min(begins[leaf] for leaf in part[1:]), begins, rewards, found)
         for part in parts
     ]
-    node = len(found)  # at least one was added since any other state took its number
+    node = len(found)  # unique, since each state adds at least one
     found += [(node, part[0], turn, value) for part, value in zip(parts, returns, strict=True)]
     return sum(returns) / len(returns)

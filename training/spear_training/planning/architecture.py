@@ -25,7 +25,7 @@ class Architecture:
     """Sizes of a decoder.
 
     Attributes:
-        parameters: of the model, a vision tower included.
+        parameters: of the model, including a vision tower.
         largest: parameters of the largest part that is gathered at once: a decoder layer or the embedding.
         vocabulary: rows of the embedding.
         hidden: width of the residual stream.
@@ -48,11 +48,7 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Build the model of a ``config.json`` and count.
-
-        Raises:
-            SpearError: transformers does not have this model, or it does not write text.
-        """
+        """Build the model of a ``config.json`` and count. Raises SpearError if it is not a causal language model."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -84,7 +80,7 @@ class Architecture:
                 layers=text.num_hidden_layers,
                 cache_values=2 * text.num_hidden_layers * kv_heads * head_size,
             )
-        except Exception as error:  # a configuration of somebody else may raise anything
+        except Exception as error:  # a third-party configuration may raise anything
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
             raise SpearError(
                 f"the sizes of a {kind} model cannot be computed ({line}): name a causal language model"
@@ -92,11 +88,7 @@ class Architecture:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Sizes of a model by its folder, its name in ``spear models``, or its name in ``models.yaml``.
-
-    Raises:
-        SpearError: it is none of these, or cannot be read.
-    """
+    """Sizes of a model by folder or name (``spear models``, ``models.yaml``). Raises SpearError if unknown."""
     folder = find_folder(name)
     if folder is not None:
         path = folder / "config.json"
@@ -109,7 +101,7 @@ def find_architecture(name: str) -> Architecture:
         return Architecture.from_config(config)
     known = read_known()
     if name not in known:
-        raise SpearError(f"the size of {name} is not known here: name its folder, or one of {', '.join(known)}")
+        raise SpearError(f"the size of {name} is unknown: name its folder, or one of {', '.join(known)}")
     return Architecture.from_config(known[name]["config"])
 
 

@@ -18,7 +18,7 @@ from spear_training.overrides import CONFIG_DIR_OPTION, OVERRIDE
 @click.option("--written-tokens", "written", type=click.FloatRange(1), help="Of these, written by the policy.")
 @click.option("--positive", type=click.FloatRange(0, 1), help="Share of rows of positive advantage, else 0.5.")
 @click.option(
-    "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics of a training's folder."
+    "--like", type=click.Path(path_type=Path, exists=True), help="Take these from the metrics in a training's folder."
 )
 @click.option(
     "--device-memory",
@@ -59,7 +59,7 @@ def plan(
     if like is not None:
         history = read_history(like)
         if not any("tokens/prompt" in record for record in history):
-            raise SpearError(f"{like} has no metrics of a training step: name a folder that `spear train --out` wrote")
+            raise SpearError(f"{like} lacks metrics of a training step: name a folder of `spear train --out`")
         measured = Texts.measure(history)
     config = compose_config(overrides, Path("plan"), check=False, config_dir=config_dir)
     known = {key: value for key, value in given.items() if value is not None}

@@ -16,14 +16,14 @@ LOGIT_BYTES = 16
 UPDATE_LOGIT_BYTES = 8
 """Bytes of a logit in an update: two of these at a time, forwards and backwards."""
 VLLM_PROCESSES = 3 * GIB
-"""Memory of vLLM's processes on a CPU besides weights and cache, measured with a model of 135 M parameters."""
+"""Memory of vLLM's processes on a CPU without weights and cache, measured with a model of 135 M parameters."""
 PROCESSES = 3 * GIB
 """Estimated memory of Ray, torch and the environments in all processes of a training on a CPU."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """Bytes that something takes on each device, and their formula."""
+    """Bytes on each device, and their formula."""
 
     name: str
     bytes: float
@@ -38,7 +38,7 @@ class DeviceMemory:
 
     Attributes:
         update: weights, gradients, optimiser, activations.
-        rollout: weights of the engine, the key-value cache, and what the trainer keeps on the device meanwhile.
+        rollout: weights of the engine, the key-value cache, and what the trainer keeps on the device.
         cache_tokens: tokens that the cache of one replica holds; None if the engine takes what it needs.
     """
 
@@ -59,7 +59,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What the memory of an update depends on, besides the tokens of a micro-batch.
+    """Parameters of the memory of an update, besides the tokens of a micro-batch.
 
     Attributes:
         model: shape of the policy.

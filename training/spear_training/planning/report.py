@@ -37,7 +37,7 @@ class Plan:
     memory: DeviceMemory | None
     device_bytes: float
     choice: str = ""
-    """What the launcher would choose so that an update fits, or why it would refuse."""
+    """The launcher's choice for an update to fit, or its error."""
     rewrites: bool | None = None
     """Whether the chat template makes a row of each turn of a conversation; None without a tokenizer."""
 
@@ -64,7 +64,7 @@ def make_plan(
         given: known values of :class:`Texts`, which replace measured ones; unknown lengths count as their maximum.
         measured: from another run.
         device_bytes: memory of a device.
-        overrides: that ``config`` was composed of; what they leave open is chosen as by the launcher.
+        overrides: of ``config``; keys not among them are chosen as by the launcher.
     """
     data, rollout = config.data, config.actor_rollout_ref.rollout
     settings = RunSettings.from_config(config)
@@ -93,11 +93,8 @@ def make_plan(
 
 
 def find_rewriting(config: DictConfig, settings: RunSettings, name: str) -> bool | None:
-    """Whether the chat template of model ``name`` changes earlier responses (Qwen3's drops thoughts).
-
-    None if its tokenizer is not on this machine.
-    """
-    from spear_agents.engines.hf import load_tokenizer  # late: it brings torch
+    """Whether the chat template of model ``name`` changes earlier responses; None if its tokenizer is not here."""
+    from spear_agents.engines.hf import load_tokenizer  # imports torch
 
     folder = find_folder(name)
     if folder is None or not (folder / "tokenizer_config.json").is_file():

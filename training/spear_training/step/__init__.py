@@ -1,1 +1,1 @@
-"""A training step of SPEAR as an object that knows nothing of verl: from records of episodes to optimiser steps."""
+"""A training step of SPEAR, independent of verl: from records of episodes to optimiser steps."""

@@ -1,4 +1,4 @@
-"""Asynchronous rollouts: batches of tasks that are played before the step that learns from them."""
+"""Asynchronous rollouts: batches of tasks played before the step that learns from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tasks = list[str]
 
 @checked(frozen=True, config=STRICT)
 class RolloutSettings(Record):
-    """The ``spear.rollout`` node: a step may learn from episodes of weights that are ``staleness`` versions old."""
+    """The ``spear.rollout`` node: a step may learn from episodes of weights ``staleness`` versions old."""
 
     PATH: ClassVar[str] = "spear.rollout"
 
@@ -28,21 +28,21 @@ class RolloutSettings(Record):
 
 @dataclass(frozen=True)
 class Batch(Generic[Playing]):
-    """The tasks of a step, and what stands for their episodes while they are played."""
+    """The tasks of a step, and a handle of their running episodes."""
 
     tasks: Tasks
     playing: Playing
 
 
 class BatchesAhead(Generic[Playing]):
-    """Begins batches before their steps: with lead N, those of the N steps that follow the one under way.
+    """Starts batches before their steps: with lead N, those of the N steps after the present one.
 
-    A batch is begun after at least N updates fewer than its own step sees, so no token is more than N versions old.
+    A batch starts at most N updates before its own step, so no token is more than N versions old.
 
     Args:
-        lead: N; with 0 a batch is begun by its own step.
-        draw: gives the tasks of the next batch.
-        begin: begins to play tasks as those of a step (from 1).
+        lead: N; with 0 a batch is started by its own step.
+        draw: returns the tasks of the next batch.
+        begin: starts to play tasks as those of a step (from 1).
     """
 
     def __init__(self, lead: int, draw: Callable[[], Tasks], begin: Callable[[int, Tasks], Playing]) -> None:
@@ -53,34 +53,34 @@ class BatchesAhead(Generic[Playing]):
         self._batches: deque[Batch[Playing]] = deque()
 
     def reach(self, step: int, last: int) -> None:
-        """Begin what is missing of the batches of ``step`` and of those that follow it, up to that of step ``last``."""
+        """Start the missing batches of ``step`` and the following ones, up to step ``last``."""
         while len(self._batches) <= min(self._lead, last - step):
             tasks = self._drawn.popleft() if self._drawn else self._draw()
             self._batches.append(Batch(tasks, self._begin(step + len(self._batches), tasks)))
 
     def take(self) -> Playing:
-        """The batch of the step under way; each is taken once, in the order of their steps."""
+        """Take the batch of the present step, in order of steps."""
         return self._batches.popleft().playing
 
     def list_drawn(self) -> list[Tasks]:
-        """Tasks of all batches that were drawn and not taken: a checkpoint keeps them, and they are played again."""
+        """Tasks of all batches drawn but not taken, which a checkpoint keeps and a resumed run plays again."""
         return [batch.tasks for batch in self._batches] + list(self._drawn)
 
     def restore(self, drawn: Iterable[Tasks]) -> None:
-        """Play what :meth:`list_drawn` gave before anything new is drawn."""
+        """Play the tasks of :meth:`list_drawn` before drawing new ones."""
         self._drawn = deque(drawn)
 
 
 def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
-    """How old the weights were that wrote a step's rows.
+    """Age of the weights that wrote a step's rows.
 
     Args:
         rollout: of the step.
-        version: of the weights that the step begins with, its number less one.
+        version: of the weights at the start of the step, its number less one.
 
     Returns:
-        mean and maximum over rows of the age of their oldest token, in versions, and the share of the episodes that
-        went on across a push of weights.
+        Mean and maximum over rows of the age of their oldest token, in versions, and the share of episodes with
+        several versions.
     """
     ages = version - rollout.rows.version[rollout.rows.version >= 0]
     if not len(ages):
@@ -94,7 +94,7 @@ def summarize_versions(rollout: Rollout, version: int) -> dict[str, float]:
 
 
 def summarize_ratios(log_probs: Any, rollout_log_probs: Any) -> dict[str, float]:
-    """Importance ratios of policy tokens [K] before anything is clipped: trainer's probability over the rollout's."""
+    """Unclipped importance ratios of policy tokens [K]: the trainer's probability over the rollout's."""
     ratios = np.exp(np.asarray(log_probs, dtype=np.float64) - np.asarray(rollout_log_probs, dtype=np.float64))
     return {
         "staleness/ratio_mean": float(ratios.mean()),

@@ -1,4 +1,4 @@
-"""Groups of a training's steps that begin in snapshots of its earlier episodes."""
+"""Groups that start in snapshots of earlier episodes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ OFF = "or set spear.branch.share=0"
 
 
 def check_branching(*, layout: Layout, program: str | None, staleness: int, obstacle: str | None) -> None:
-    """Do nothing if groups of a training can begin in snapshots.
+    """Raise SpearError, with the setting to change, if groups cannot start in snapshots.
 
     Args:
         layout: of the prompts.
         program: that plays instead of our own loop.
-        staleness: steps that batches are begun ahead of their own.
-        obstacle: what the environment has against it.
-
-    Raises:
-        SpearError: they cannot; says what to change.
+        staleness: number of steps that batches start ahead.
+        obstacle: of the environment, or None.
     """
     if program is not None:
-        raise SpearError(f"spear.branch cannot begin {program} in mid-episode: leave out spear.agent, {OFF}")
+        raise SpearError(f"spear.branch cannot start {program} in mid-episode: leave out spear.agent, {OFF}")
     if layout is not Layout.PER_TURN:
         raise SpearError(
             f"spear.branch builds prompts from a snapshot, and a {layout.value} needs the tokens of all its turns: set "
@@ -38,8 +35,8 @@ def check_branching(*, layout: Layout, program: str | None, staleness: int, obst
         )
     if staleness:
         raise SpearError(
-            f"spear.branch begins groups in episodes of the steps before, and with spear.rollout.staleness={staleness} "
-            f"they are begun ahead of those: set spear.rollout.staleness=0, {OFF}"
+            f"spear.branch starts groups in episodes of earlier steps, and with spear.rollout.staleness={staleness} "
+            f"they start ahead of those: set spear.rollout.staleness=0, {OFF}"
         )
     if obstacle is not None:
         raise SpearError(f"spear.branch cannot go back to states of this environment: {obstacle}. Change it, {OFF}")
@@ -48,7 +45,7 @@ def check_branching(*, layout: Layout, program: str | None, staleness: int, obst
 def list_walks(
     trajectories: Iterable[Trajectory], records: Iterable[EpisodeRecord], settings: BranchSettings
 ) -> dict[str, Walk]:
-    """What the archive may keep of a rollout, by the names of the episodes: those from the start of their task.
+    """Walks of a rollout for the archive, by episode: those from the start of their task.
 
     Args:
         trajectories: with a snapshot before each response.
@@ -65,7 +62,7 @@ def list_walks(
 
 
 class Branching:
-    """Decides which groups of a batch begin in snapshots, and learns from the episodes that were played.
+    """Chooses the groups of a batch that start in snapshots, and learns from their episodes.
 
     Args:
         settings: of the branching.
@@ -76,17 +73,17 @@ class Branching:
         self._archive: Archive[str, Snapshot] = Archive(settings)
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "branch")))
         self._begun: dict[str, int] = {}
-        """Remembered episode of each group that is under way in a snapshot of it."""
+        """Archived episode of each running group that started in it."""
 
     def begin(self, groups: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, Snapshot | None]]:
-        """Task of each group, and the snapshot that it begins in; those with one come first, in the tasks' places."""
+        """Task of each group, and its snapshot; groups with one come first, in the tasks' places."""
         branches = self._archive.draw(len(groups), self._rng)
         self._begun |= {group: branch.episode for group, branch in zip(groups, branches, strict=False)}
         taken: list[tuple[str, Snapshot | None]] = [(branch.task, branch.state) for branch in branches]
         return taken + [(task, None) for task in tasks[len(branches) :]]
 
     def tell(self, rollout: Rollout) -> None:
-        """Take in what was played; an episode with a fault says nothing."""
+        """Update the archive with episodes without a fault."""
         wins: dict[str, list[bool]] = {}
         for record in rollout.records:
             found = wins.setdefault(record.group, [])
@@ -101,7 +98,7 @@ class Branching:
                 self._archive.remember(record.task_id, walk.anchors, walk.snapshots, won=record.won)
 
     def summarize(self, records: Sequence[EpisodeRecord]) -> dict[str, float]:
-        """Metrics of a step: how much of it began in snapshots, and how that went."""
+        """Metrics of the groups of a step that started in snapshots."""
         branched = [record for record in records if record.began is not None]
         groups = len({record.group for record in records})
         metrics = {
@@ -116,18 +113,14 @@ class Branching:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to begin where this one would have begun."""
+        """State for a resumed run to make the same choices."""
         state = self._archive.state_dict()
         for past in state["episodes"]:
             past["states"] = _pack(past["states"])
         return {"archive": state, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            SpearError: nothing was saved, or it is damaged.
-        """
+        """Restore :meth:`state_dict`. Raises SpearError if it is missing or damaged."""
         if state is None:
             raise SpearError("the checkpoint was written without spear.branch: start a new run folder")
         try:
@@ -144,7 +137,7 @@ class Branching:
 
 
 def _pack(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Snapshots of an episode as a checkpoint has them, their states as one array."""
+    """Pack snapshots of an episode for a checkpoint, with their states as one array."""
     return {
         "turns": [one.turn for one in snapshots],
         "histories": [one.history for one in snapshots],

@@ -1,4 +1,4 @@
-"""The tasks of a training's steps, where a curriculum draws them."""
+"""Tasks drawn by a curriculum."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from spear_training.algorithms.rows import Array
 from spear_training.step.records import EpisodeRecord
 
 MOST_TASKS = 2**16
-"""Tasks that a curriculum keeps a posterior of at most."""
+"""Maximum number of tasks with a posterior."""
 
 
 def check_tasks(count: int, split: str) -> None:
-    """Do nothing if a curriculum can keep a posterior of ``count`` tasks.
-
-    Raises:
-        SpearError: there are too many.
-    """
+    """Raise SpearError if ``count`` tasks are too many for a curriculum."""
     if count > MOST_TASKS:
         raise SpearError(
             f"spear.curriculum keeps a posterior of every task, and the split {split} has {count:,}: set "
@@ -32,12 +28,12 @@ def check_tasks(count: int, split: str) -> None:
 
 
 def rate_difficulty(task: Task) -> Hashable:
-    """Moves of the shortest solution where the task states them, else its subtask: equal ones tell of each other."""
+    """Length of the shortest solution if the task states it, else its subtask; equal tasks share evidence."""
     return task.content.get("optimal", task.subtask)
 
 
 class Curriculum:
-    """Draws the tasks of a training's batches, and learns from the episodes that were played of them.
+    """Draws the tasks of batches, and learns from their episodes.
 
     Args:
         tasks: of the training.
@@ -53,11 +49,11 @@ class Curriculum:
         self._rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "curriculum")))
 
     def draw(self, count: int) -> list[str]:
-        """Ids of ``count`` different tasks; different as far as there are as many."""
+        """Draw ids of ``count`` tasks, different if there are enough."""
         return [self._ids[number] for number in self._source.draw(count, self._rng)]
 
     def tell(self, records: Iterable[EpisodeRecord]) -> None:
-        """Take in episodes of groups; those with a fault, or from a snapshot, say nothing of their task."""
+        """Update with episodes of groups, except those with a fault or from a snapshot."""
         groups: dict[str, list[EpisodeRecord]] = {}
         for record in records:
             if record.fault is None and record.began is None:
@@ -68,7 +64,7 @@ class Curriculum:
         self._source.tell(tasks, wins, [len(group) for group in found])
 
     def summarize(self) -> dict[str, float]:
-        """Metrics: what the curriculum thinks of its tasks, played or not."""
+        """Metrics of the curriculum's estimates of its tasks, played or not."""
         rate, differ = self._source.estimate()
         known: Array = self._source.known
         return {
@@ -78,15 +74,11 @@ class Curriculum:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to draw what this one would have drawn."""
+        """State for a resumed run to draw the same tasks."""
         return {"source": self._source.state_dict(), "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            SpearError: nothing was saved, or of other tasks.
-        """
+        """Restore :meth:`state_dict`. Raises SpearError if it is missing or of other tasks."""
         if state is None or len(state["source"]["wins"]) != len(self._ids):
             raise SpearError(
                 "the checkpoint was written without this curriculum or with other tasks: start a new run folder"

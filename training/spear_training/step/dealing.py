@@ -1,9 +1,8 @@
 """Rows dealt into mini-batches, and these to ranks.
 
-A mini-batch is one optimiser step. The driver decides which rows are in it, so that a row's weight in the loss is one
-number, and the loss does not depend on how a worker cuts a mini-batch into micro-batches or how many ranks share it.
-(The covariance clip does: its means and its budget are those of a micro-batch, which is a rank's whole share of the
-mini-batch where that fits the token limit.)
+A mini-batch is one optimiser step. The driver chooses its rows, so that a row's weight in the loss is one number and
+the loss does not depend on micro-batches or the number of ranks. (The covariance clip does: its means and its budget
+are those of a micro-batch, which is a rank's full share of the mini-batch if that fits the token limit.)
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Deal:
         return sum(row < 0 for part in self.minibatches for row in part)
 
     def order(self, ranks: int) -> list[int]:
-        """Row numbers in the order verl wants: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
+        """Row numbers in verl's order: rows of rank 0, mini-batch by mini-batch, then those of rank 1, ..."""
         share = self.size // ranks
         return [row for r in range(ranks) for part in self.minibatches for row in part[r * share : (r + 1) * share]]
 
@@ -63,7 +62,7 @@ class Deal:
 
 
 def count_minibatches(rows: float, rows_per_minibatch: int) -> int:
-    """Mini-batches that ``rows`` are dealt into: the nearest whole number, at least 1, or none for no rows."""
+    """Number of mini-batches for ``rows``: the nearest integer, at least 1, or 0 without rows."""
     return max(1, round(rows / rows_per_minibatch)) if rows else 0
 
 
@@ -83,9 +82,9 @@ def deal_rows(
             coupling are two groups, so that each mini-batch holds both).
         lengths: tokens of each row.
         count: mini-batches.
-        shares: into how many equal parts a mini-batch will be cut: for ranks, and on each for micro-batches.
-        rng: decides the shuffle.
-        balance: give each share about as many tokens as the others; else rows are dealt at random.
+        shares: number of equal parts of a mini-batch: for ranks, and on each for micro-batches.
+        rng: for the shuffle.
+        balance: give the shares about equally many tokens; else rows are dealt at random.
     """
     if not sum(len(group) for group in groups):
         return Deal((), 0)
@@ -106,8 +105,8 @@ def deal_rows(
 def _balance(rows: list[int], lengths: Array, shares: int) -> list[int]:
     """Reorder rows so that equal consecutive shares have about equally many tokens.
 
-    The longest rows go first, one to each share; of every further round the longest goes to the share with the fewest
-    tokens so far.
+    The longest rows go first, one to each share; in every further round the longest goes to the share with the fewest
+    tokens.
     """
     tokens = np.asarray([lengths[row] if row >= 0 else 0 for row in rows], dtype=np.int64)
     longest = np.argsort(-tokens, kind="stable")

@@ -1,4 +1,4 @@
-"""The loss of an update: :func:`~spear_training.algorithms.objective.spear_loss` as the settings have it."""
+"""The loss of an update: :func:`~spear_training.algorithms.objective.spear_loss` with the settings' options."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def compute_loss(
     gamma: float,
     bounds: tuple[float, float] | None,
 ) -> SpearLoss:
-    """Loss of rows of one micro-batch.
+    """Compute the loss of a micro-batch.
 
     Args:
         settings: of the algorithm.
         log_probs: [B, T].
         steering: [B, 4], of each row: advantage, weight in the mini-batch, 1 if it is replayed, seed of random choices.
-        columns: [B, T]: ``loss_mask``, ``old_log_probs``, and as far as there are such, ``advantages`` of tokens,
-            ``ref_log_probs`` and ``rollout_weights``.
+        columns: [B, T]: ``loss_mask``, ``old_log_probs``, and if present ``advantages`` of tokens, ``ref_log_probs``
+            and ``rollout_weights``.
         gamma: weight of replayed rows.
         bounds: of their covariance clip; None: those of this micro-batch.
     """
@@ -52,13 +52,13 @@ def compute_loss(
         ref_log_probs=columns.get("ref_log_probs"),
         kl_coefficient=settings.kl.coefficient,
         rollout_weights=columns.get("rollout_weights"),
-        # One generator a micro-batch, seeded by the rows in it: no global stream is touched, no two batches share one.
+        # One generator per micro-batch, seeded by its rows, without touching a global stream.
         generator=torch.Generator().manual_seed(int(steering[:, 3].double().sum().item()) % 2**62),
     )
 
 
 def measure_loss(result: SpearLoss) -> dict[str, float]:
-    """What a loss counted, as numbers that add up; covariance bounds are weighted by their tokens."""
+    """Counts of a loss as additive numbers; covariance bounds are weighted by their tokens."""
     names = ("on_policy", "self_imitation", "tokens", "replay_tokens", "clipped", "dual_clipped", "covariance_clipped")
     sums = {
         name: float(getattr(result, name)) for name in (*names, "kl", "kl_old", "replay_ratio", "replay_ratio_squared")

@@ -17,8 +17,8 @@ from spear_training.step.records import EpisodeRecord
 def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     """Success by subtask, score, turns, tool calls, stop reasons (shares) and faults (counts) of a set of episodes.
 
-    Success never includes bonus terms. Faulted episodes count in ``fault/*`` and ``stop/*`` alone, those from snapshots
-    in all but success, score and means of turns and tool calls.
+    Success never includes bonus terms. Episodes with a fault only count in ``fault/*`` and ``stop/*``, those from
+    snapshots in all but success, score and means of turns and tool calls.
     """
     valid = [record for record in records if record.fault is None]
     whole = [record for record in valid if record.began is None]
@@ -49,7 +49,7 @@ def summarize_episodes(records: Sequence[EpisodeRecord]) -> dict[str, float]:
 
 
 def summarize_rows(rows: RowTable) -> dict[str, float]:
-    """Tokens of the rows of all episodes without a fault, and the share of rows that ran into a limit of length."""
+    """Tokens of the rows of all episodes without a fault, and the share of rows cut by a length limit."""
     return {
         "tokens/prompt": float(rows.prompt_length.sum()),
         "tokens/response": float(rows.response_length.sum()),
@@ -72,7 +72,7 @@ def summarize_rewards(rewards: Sequence[EpisodeReward], records: Sequence[Episod
 
 
 def summarize_plan(plan: StepPlan) -> dict[str, float]:
-    """Share of rows each filter took out, and how many are left."""
+    """Share of rows removed by each filter, and the number left."""
     share = 1.0 / max(1, plan.total_rows)
     metrics = {f"mask/{name}": count * share for name, count in plan.masked.items()}
     metrics["groups/equal"] = plan.equal_groups
@@ -83,7 +83,7 @@ def summarize_plan(plan: StepPlan) -> dict[str, float]:
 
 
 def summarize_draw(draw: ReplayDraw, step: int) -> dict[str, float]:
-    """What was drawn from the replay buffer at global step ``step``, and what it is made of."""
+    """Number and composition of the rows drawn from the replay buffer at global step ``step``."""
     rows = draw.rows
     metrics = {
         "replay/considered": float(draw.considered),

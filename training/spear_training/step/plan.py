@@ -29,7 +29,7 @@ MALFORMED_PENALTY = -0.1
 
 @dataclass(frozen=True)
 class EpisodeReward:
-    """R of one episode and the terms it is made of (``eq:rewardtotal``); ``tool_call`` is before mu."""
+    """R of one episode and its terms (``eq:rewardtotal``); ``tool_call`` is before mu."""
 
     outcome: float
     tool_call: float
@@ -41,12 +41,12 @@ def reward_episode(record: EpisodeRecord, settings: RewardSettings, mu: float) -
     """Compose the reward of an episode from its raw terms, with the trainer's own mu and scales."""
     calls = record.tool_calls if settings.tool_count is ToolCount.VALID else record.turns
     if settings.format is FormatMode.BONUS:
-        form = record.terms.get("format", 0.0)  # an episode that could not begin has no terms
+        form = record.terms.get("format", 0.0)  # an episode that could not start lacks terms
     elif settings.format is FormatMode.PENALTY_PER_TURN:
         form = MALFORMED_PENALTY * (record.turns - record.well_formed_turns)
     else:
         form = 0.0
-    # Linear, so that an environment's graded outcome (from -1 to 1) stays graded at the trainer's own scale.
+    # Linear: an environment's graded outcome (from -1 to 1) stays graded at the trainer's scale.
     share = (record.terms.get("outcome", -1.0) + 1.0) / 2.0
     outcome = settings.failure + share * (settings.success - settings.failure)
     tool_call = tool_call_reward(calls, shape=settings.tool_shape.value, correct=record.won)
@@ -71,13 +71,13 @@ def find_differing_groups(records: Sequence[EpisodeRecord], settings: RewardSett
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the episodes of a step amount to.
+    """Rewards, rows and filters of a step.
 
     Attributes:
         rewards: one an episode, in the order of the records.
-        rows: all rows that count in their group, with ``reward`` and ``kept``: no filter took the row out.
+        rows: all rows that count in their group, with ``reward`` and ``kept`` (passed by all filters).
         baselines: mean reward of each kept group (extends D_R).
-        masked: number of rows each filter took out; a row that two filters hit counts in both.
+        masked: number of rows removed by each filter; a row removed by two counts in both.
         total_rows: rows of valid episodes before any filter.
         equal_groups: share of the groups in which all episodes earned the same.
         same_outcome: share of the groups in which all episodes had the same outcome, whatever else they earned.
@@ -100,9 +100,7 @@ def plan_rows(
     max_response_length: int,
     chosen: Sequence[str] | None = None,
 ) -> StepPlan:
-    """Rewards, loss masks and kept groups of a step.
-
-    An episode with a fault, or without a row, counts nowhere.
+    """Rewards, loss masks and kept groups of a step, without episodes with a fault or without rows.
 
     Args:
         rollout: all episodes of the step and their rows.
@@ -123,7 +121,7 @@ def plan_rows(
 
     counted = np.asarray([record.rows > 0 for record in records], dtype=bool)
     if settings.filter.exclude_from_baseline:
-        # An episode stays out where nothing of it is trained on; with some rows left it still says how the task went.
+        # An episode without rows in the loss is left out; with some rows left its reward still counts.
         counted &= np.isin(np.arange(len(records)), owner[~hit])
     groups, flags = [record.group for record in records], torch.from_numpy(counted)
     statistics = group_statistics(totals, groups, valid=flags)

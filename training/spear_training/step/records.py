@@ -1,4 +1,4 @@
-"""What a rollout leaves for the update: a record of each episode, and the table of their rows."""
+"""The result of a rollout: a record of each episode, and the table of their rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NOT_FINITE = "reward"
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One episode: which group it belongs to, how it ended, what it earned.
+    """One episode: its group, its end and its reward.
 
     ``terms`` are the raw reward terms, ``fault`` the kind of fault or None. ``rows`` counts its rows.
-    ``versions`` are the training steps of the weights that wrote it, in ascending order. ``began`` counts the turns
-    before the snapshot that it began in, which are none of ``turns``; None if it began at the start of its task.
+    ``versions`` are the training steps of the weights that wrote it, in ascending order. ``began`` is the number of
+    turns before its snapshot, not included in ``turns``; None if it started at the start of its task.
     """
 
     group: str
@@ -83,13 +83,13 @@ def tabulate(
     find_repetition: bool = False,
     pictures: bool = False,
 ) -> RowTable:
-    """Rows of all episodes without a fault, with their tokens; the key of a row is ``<group>_<sample>_<row>``.
+    """Tabulate the rows of all episodes without a fault, with tokens; the key of a row is ``<group>_<sample>_<row>``.
 
     Args:
         trajectories: episodes.
         records: of the same episodes.
-        find_repetition: look for responses that repeat themselves.
-        pictures: pack what the model saw.
+        find_repetition: detect repetitive responses.
+        pictures: include the model's pictures.
     """
     found = list(_walk_rows(trajectories, records))
     rows = [row for _, _, row, _ in found]
@@ -139,7 +139,7 @@ def _walk_rows(
 
 
 def _find_ends(turns: Sequence[Turn]) -> list[int]:
-    """Where the responses of a row's turns end, in tokens of its response: between them lie observations."""
+    """Ends of the responses of a row's turns, in tokens of its response, which includes observations."""
     ends, at = [], 0
     for number, turn in enumerate(turns):
         at += len(turn.response_ids) + (len(turn.prompt_ids) if number else 0)
@@ -158,7 +158,7 @@ def _join(parts: Sequence[Sequence[float]], kind: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Walk:
-    """States that an episode passed: their names, one before each turn, and snapshots where groups may begin there."""
+    """States of an episode before each turn: their names, and snapshots if groups may start there."""
 
     anchors: tuple[str, ...]
     snapshots: tuple[Snapshot, ...]
@@ -166,18 +166,18 @@ class Walk:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a step, or a validation, played.
+    """The episodes of a step or a validation.
 
     Attributes:
         records: one an episode.
-        rows: of episodes without a fault; their tokens may lie elsewhere.
-        generations: responses that engines were asked for, but for those of episodes that were played once more.
-        retried: episodes that were played once more since a fault had cut them short.
-        episodes: those that were to be recorded, for people to look at.
+        rows: of episodes without a fault; their tokens may be stored separately.
+        generations: number of responses, without those of retried episodes.
+        retried: number of episodes played again after a fault.
+        episodes: those to record.
         prompt_tokens: of all prompts.
-        cached_tokens: of these, those that were in the engine's cache of prefixes.
-        cacheable_tokens: of these, those that an engine with such a cache had seen before in the same conversation.
-        walks: of the episodes that groups of later steps may begin in, by :attr:`EpisodeRecord.trajectory`.
+        cached_tokens: prompt tokens found in the engine's prefix cache.
+        cacheable_tokens: prompt tokens that an engine with a cache had seen before in the same conversation.
+        walks: of the episodes in which later groups may start, by :attr:`EpisodeRecord.trajectory`.
     """
 
     records: tuple[EpisodeRecord, ...]
@@ -192,7 +192,7 @@ class Rollout:
 
     @classmethod
     def join(cls, parts: Sequence[Rollout]) -> Rollout:
-        """All parts as one, sorted by group and sample, so that who played what changes nothing."""
+        """Join parts, sorted by group and sample, independent of which worker played them."""
         records = sorted((r for part in parts for r in part.records), key=lambda record: (record.group, record.sample))
         rows = RowTable.join([part.rows for part in parts])
         place = {record.trajectory: number for number, record in enumerate(records)}

@@ -1,4 +1,4 @@
-"""What SPEAR keeps from step to step: both buffers, the covariance bounds, the random stream, the last metrics."""
+"""State of SPEAR between steps: both buffers, the covariance bounds, the random stream, the last metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from spear_training.algorithms import BaselineBuffer, BoundsMode, ReplayBuffer, 
 from spear_training.checkpoints import FORMAT, read_state, write_state
 
 REMEMBERED_ANCHORS = 2**18
-"""States whose names are remembered, the oldest forgotten first."""
+"""Maximum number of remembered state names; the oldest are dropped first."""
 TIMES = ("perf/", "timing_s/")
-"""Metrics that differ from run to run: no schedule sees them, and no checkpoint holds them."""
+"""Metrics that differ between runs, hidden from schedules and checkpoints."""
 
 
 class SpearState:
@@ -48,18 +48,18 @@ class SpearState:
             self.bounds = (float(cov.lower), float(cov.upper))  # type: ignore[arg-type]
         self._momentum = {BoundsMode.RUNNING: cov.momentum}.get(cov.bounds, 1.0)
         self.metrics: dict[str, float] = {}
-        """Those of the last step, for schedules."""
+        """Of the last step, for schedules."""
         self._anchors: dict[int, None] = {}
 
     def move_bounds(self, measured: tuple[float, float]) -> None:
-        """Take in the covariance bounds of a replay: the first ones stay, or begin a running mean."""
+        """Update the covariance bounds with those of a replay: the first ones stay, or start a running mean."""
         if self.bounds is None:
             self.bounds = measured
         keep = self._momentum
         self.bounds = tuple(keep * old + (1.0 - keep) * new for old, new in zip(self.bounds, measured, strict=True))  # type: ignore[assignment]
 
     def meet(self, anchors: Iterable[str]) -> float:
-        """Remember the states of a step; returns the share of them (each counted once) that were never met before."""
+        """Remember the states of a step; return the share of new ones (each counted once)."""
         met = {crc32(anchor.encode()) for anchor in anchors}
         new = met - self._anchors.keys()
         self._anchors.update(dict.fromkeys(sorted(new)))
@@ -72,7 +72,7 @@ class SpearState:
         self.metrics = {name: float(value) for name, value in metrics.items() if not name.startswith(TIMES)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to draw what this one would have drawn."""
+        """State for a resumed run to draw the same."""
         return {
             "baseline": self.baseline.state_dict() if self.baseline is not None else None,
             "replay": self.replay.state_dict(),
@@ -83,7 +83,7 @@ class SpearState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore :meth:`state_dict`."""
         if (state["baseline"] is None) != (self.baseline is None):
             raise SpearError("the checkpoint was written with another spear.baseline.capacity: start a new run folder")
         if self.baseline is not None:
@@ -95,11 +95,11 @@ class SpearState:
         self._anchors = dict.fromkeys(state["anchors"].tolist())
 
     def save(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Write the state into a checkpoint folder, with what else a resumed run should know."""
+        """Write the state and ``about`` into a checkpoint folder."""
         write_state(folder, {"format": FORMAT, **about, "state": self.state_dict()})
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Take over the state of a checkpoint folder; returns what it was saved with.
+        """Load the state of a checkpoint folder; return the ``about`` it was saved with.
 
         Raises:
             SpearError: it is missing, torn or of another format, or its buffers have another size.

@@ -26,23 +26,23 @@ from spear_training.step.update import Actor, Updater, UpdateSizes
 
 
 class Rollouts(Protocol):
-    """Who plays the episodes of a step."""
+    """Plays the episodes of a step."""
 
     def play(self, number: int) -> Rollout:
-        """Play a batch of tasks; ``number`` counts the batches of this step from 0, and no two share a group."""
+        """Play a batch of tasks; ``number`` counts the batches of this step from 0, whose groups differ."""
 
     def finish(self) -> None:
-        """No more is played in this step: a rollout engine that shares the device may give its memory back."""
+        """Called after the last batch: a rollout engine that shares the device may free its memory."""
 
 
 class Critic(Protocol):
-    """PPO's critic, as a step sees it."""
+    """PPO's critic."""
 
     def value(self, rows: RowTable) -> RowTable:
         """Add ``mask`` and ``values``."""
 
     def update(self, rows: RowTable, metrics: dict[str, Any]) -> None:
-        """Learn from ``values`` and ``returns`` of the rows."""
+        """Train on ``values`` and ``returns`` of the rows."""
 
 
 class Stopwatch:
@@ -61,12 +61,12 @@ class Stopwatch:
 
 
 DRIVER = "driver"
-"""What SPEAR's own bookkeeping costs, on the stopwatch."""
+"""SPEAR's own bookkeeping, on the stopwatch."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did: all that was played, its metrics, and seconds by phase."""
+    """Result of a step: its episodes, its metrics, and seconds by phase."""
 
     rollout: Rollout
     metrics: dict[str, Any]
@@ -74,13 +74,13 @@ class StepReport:
 
 
 class SpearStep:
-    """The step, over a policy and a critic that may be anywhere.
+    """A training step over any policy and critic.
 
     Args:
         settings: of the algorithm.
-        state: what is kept from step to step.
+        state: kept between steps.
         actor: the policy.
-        critic: where the estimator needs one.
+        critic: if the estimator needs one.
         max_response_length: tokens, for the over-long filter.
         sizes: of an update.
     """
@@ -103,7 +103,7 @@ class SpearStep:
         self._updater = Updater(settings, state, actor, sizes)
 
     def run(self, t: int, rollouts: Rollouts) -> StepReport:
-        """Make global step ``t``, which starts at 1."""
+        """Run global step ``t``, from 1."""
         settings, state, watch = self._settings, self._state, Stopwatch()
         metrics: dict[str, Any] = {}
         mu, gamma = settings.reward.weight(t, state.metrics), settings.sil.weight(t, state.metrics)
@@ -113,7 +113,7 @@ class SpearStep:
         with watch(DRIVER):  # 2.-5. rewards, faults, masks, group filter
             limit = self._max_response_length
             plan = plan_rows(rollout, settings, mu=mu, max_response_length=limit, chosen=chosen)
-            if state.baseline is not None:  # 8. (a step whose rows are all filtered still tells what rewards are usual)
+            if state.baseline is not None:  # 8. (also if all rows are filtered)
                 state.baseline.extend(plan.baselines)
         if plan.rows.kept.any():
             with watch("old_log_prob"):  # 6. old log-probs, by the actor unless bypassed
@@ -124,7 +124,7 @@ class SpearStep:
             if self._critic is None or t > settings.critic.warmup:
                 with watch("update_actor"):  # 10. on-policy and self-imitation updates
                     self._updater.update(fresh, drawn, gamma, metrics)
-            with watch(DRIVER):  # 11. this step's rows, so that what is replayed is always older
+            with watch(DRIVER):  # 11. this step's rows, after the replay
                 self._store(t, fresh, metrics)
         with watch(DRIVER):
             self._summarize(rollout, plan, metrics)
@@ -133,7 +133,7 @@ class SpearStep:
         return StepReport(rollout, metrics, watch.seconds)
 
     def _roll_out(self, rollouts: Rollouts, mu: float, metrics: dict[str, Any]) -> tuple[Rollout, Sequence[str] | None]:
-        """Play a batch of tasks, or with dynamic sampling more, until as many groups differ as a batch has."""
+        """Play a batch of tasks, or with dynamic sampling more, until a batch of groups differ in reward."""
         rollout, number, chosen = rollouts.play(0), 1, None
         if self._settings.sampling.enabled:
             wanted = len({record.group for record in rollout.records})
@@ -151,7 +151,7 @@ class SpearStep:
         """Advantages of the fresh rows, by the chosen estimator over all rows that count."""
         known = plan.rows
         if self._critic is not None:
-            # Rows that a filter took out of the loss are part of their episode all the same: values run through them.
+            # Rows removed from the loss are still part of their episode: values run through them.
             known = known.take(np.isin(known.trajectory, fresh.trajectory) & (known.loss_tokens > 0))
             with watch("values"):
                 known = self._critic.value(known)
@@ -197,7 +197,7 @@ class SpearStep:
         return self._actor.write(draw.rows.add(advantage=draw.advantages.numpy()))
 
     def _store(self, t: int, fresh: RowTable, metrics: dict[str, Any]) -> None:
-        """Put this step's rows that are worth it into the replay buffer; only their tokens are fetched."""
+        """Put eligible rows of this step into the replay buffer, fetching only their tokens."""
         settings, replay = self._settings.sil, self._state.replay
         if not settings.enabled or (metrics.get("replay/drawn") and not settings.always_add):
             return
@@ -229,12 +229,12 @@ class SpearStep:
         if rollout.cacheable_tokens:
             found = min(1.0, rollout.cached_tokens / rollout.cacheable_tokens)
             metrics["rollout/forgotten_share"] = 1.0 - found
-        # Every response asked for must have been played as a turn.
+        # Every response must have been played as a turn.
         metrics["rollout/wasted_generations"] = float(rollout.generations - sum(r.turns for r in rollout.records))
 
 
 def _describe_values(values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
-    """How the critic's values fit the returns; what they explain is 0 where all returns are equal."""
+    """Fit of the critic's values to the returns; the explained variance is 0 if all returns are equal."""
     spread = float(returns.var())
     return {
         "critic/value_mean": float(values.mean()),

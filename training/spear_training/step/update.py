@@ -1,4 +1,4 @@
-"""The optimiser steps of a training step: how fresh and replayed rows meet (``eq:grpo_sal``)."""
+"""The optimiser steps of a training step on fresh and replayed rows (``eq:grpo_sal``)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from spear_training.step.dealing import Deal, count_minibatches, deal_rows
 from spear_training.step.state import SpearState
 
 SEED_RANGE = 2**20
-"""Seeds of rows stay whole numbers in float32, also when thousands are added up in float64."""
+"""Seeds of rows are exact integers in float32, and thousands of them add up exactly in float64."""
 Sums = Mapping[str, float]
 """Fields of :class:`~spear_training.algorithms.objective.SpearLoss` by name, summed over the tokens of a mini-batch and
 averaged over mini-batches, where ``cov_lower`` and ``cov_upper`` are weighted by ``replay_tokens``; and ``grad_norm``,
-``lr`` (where the learning rate ticked), ``seconds``.
+``lr`` (if the learning rate changed), ``seconds``.
 """
 TRAINED = ("key", "prompt_length", "response_length", "loss_tokens", "advantage", "replayed", "log_probs")
 OPTIONAL = ("token_advantages", "ref_log_probs", "rollout_weights")
@@ -29,8 +29,8 @@ class Pass:
     """One pass over rows, in mini-batches.
 
     Attributes:
-        rows: with ``weight`` and ``seed``, and :data:`OPTIONAL` columns where there are any.
-        deal: which rows make a mini-batch.
+        rows: with ``weight`` and ``seed``, and :data:`OPTIONAL` columns if any.
+        deal: the rows of each mini-batch.
         pieces: micro-batches of each rank's share, so that none has more rows than a mini-batch without replay.
         gamma: weight of the replayed rows' loss.
         bounds: of their covariance clip; None: those of each micro-batch itself.
@@ -46,28 +46,28 @@ class Pass:
 
 
 class Actor(Protocol):
-    """The policy, as a step sees it. Tables that go in keep their rows and their order; columns are added."""
+    """The policy. Methods keep the rows of tables and their order, and add columns."""
 
     @property
     def ranks(self) -> int:
         """Data-parallel ranks, which share each mini-batch."""
 
     def collect(self, rows: RowTable, metrics: dict[str, Any]) -> RowTable:
-        """Add ``mask``, ``log_probs`` and, where there are such, ``ref_log_probs`` and ``rollout_weights``."""
+        """Add ``mask``, ``log_probs`` and, if any, ``ref_log_probs`` and ``rollout_weights``."""
 
     def read_tokens(self, rows: RowTable) -> RowTable:
         """Add ``ids`` and, with a vision tower, ``pictures``."""
 
     def write(self, rows: RowTable) -> RowTable:
-        """Bring replayed rows back: add ``key`` and, where there is a reference policy, ``ref_log_probs``."""
+        """Write replayed rows back: add ``key`` and, with a reference policy, ``ref_log_probs``."""
 
     def train(self, update: Pass) -> Sums:
-        """Make an optimiser step of each mini-batch."""
+        """Make an optimiser step for each mini-batch."""
 
 
 @dataclass(frozen=True)
 class UpdateSizes:
-    """Rows of an optimiser step, L of the -norm modes, epochs of a pass, and whether shares are evened out."""
+    """Rows of an optimiser step, L of the -norm modes, epochs of a pass, and whether shares are balanced."""
 
     rows_per_minibatch: int
     scale_factor: float
@@ -80,7 +80,7 @@ class Updater:
 
     Args:
         settings: of the algorithm.
-        state: holds covariance bounds and the dealer's stream.
+        state: with covariance bounds and the dealer's stream.
         actor: the policy.
         sizes: of an update.
     """
@@ -92,13 +92,13 @@ class Updater:
         self._sizes = sizes
 
     def update(self, fresh: RowTable, drawn: RowTable | None, gamma: float, metrics: dict[str, Any]) -> None:
-        """Learn from ``fresh`` rows and from those ``drawn`` from the replay buffer.
+        """Train on ``fresh`` rows and those ``drawn`` from the replay buffer.
 
         Args:
-            fresh: with ``advantage`` and what :meth:`Actor.collect` adds.
-            drawn: written back by the actor, with recalibrated advantages; None: nothing is replayed.
+            fresh: with ``advantage`` and the columns of :meth:`Actor.collect`.
+            drawn: written back by the actor, with recalibrated advantages; None without replay.
             gamma: weight of the replayed rows' loss.
-            metrics: takes what is measured.
+            metrics: to update.
         """
         fresh = fresh.select((*TRAINED, *OPTIONAL)).add(replayed=np.zeros(len(fresh), dtype=bool))
         count = count_minibatches(len(fresh), self._sizes.rows_per_minibatch)
@@ -106,7 +106,7 @@ class Updater:
             self._log(self._train(fresh, count, gamma), metrics)
             replay_steps = 0.0
         elif self._settings.sil.coupling is Coupling.JOINT:
-            # As many steps as without replay: under Adam every further one would move on-policy directions again.
+            # As many steps as without replay: under Adam, additional ones would repeat on-policy directions.
             self._log(self._train(RowTable.join([fresh, _match(drawn, fresh)]), count, gamma), metrics)
             replay_steps = len(drawn) / len(fresh)
         else:
@@ -172,7 +172,7 @@ class Updater:
 
 
 def _match(drawn: RowTable, fresh: RowTable) -> RowTable:
-    """Replayed rows with the columns of ``fresh``: one advantage for all tokens of a row, no rollout to correct for."""
+    """Add the columns of ``fresh`` to replayed rows: equal advantages of a row's tokens, no rollout correction."""
     columns: dict[str, Any] = {"replayed": np.ones(len(drawn), dtype=bool)}
     if "token_advantages" in fresh:
         columns["token_advantages"] = drawn.spread(drawn.advantage)
